@@ -1,0 +1,69 @@
+# Every target makes its own virtual environment: only Python 3.10+ (with venv) and make are needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# On Linux without a GPU, take torch's CPU build rather than gigabytes of CUDA.
+CPU_ONLY := $(if $(filter Linux,$(shell uname -s)),$(if $(shell command -v nvidia-smi 2>/dev/null),,yes))
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH ?= $(if $(CPU_ONLY),torch==2.13.0,torch)
+
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+BENCHMARKS ?= $(wildcard benchmarks/quickstart.py)
+SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
+
+.PHONY: help demo test lint format bench docs clean
+
+help:
+	@echo "Targets: demo, test, lint, format, bench, docs, clean"
+
+demo: $(VENV)/.report
+	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
+
+test: $(VENV)/.dev
+	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
+		$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: $(VENV)/.report
+	mkdir -p benchmarks/results
+	set -e; for script in $(BENCHMARKS); do \
+		$(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json; \
+	done
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -b html -c docs docs/source build/docs
+	@echo "Open build/docs/index.html"
+
+# Keeps the virtual environment and the outputs of runs.
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The package with one of its extras: again when pyproject.toml changes.
+$(VENV)/.report $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.torch
+	$(PIP) install -e ".[$*]"
+	@touch $@
+
+# --no-deps: one look-up, so that an index out of reach costs seconds; then whatever the default index has.
+$(VENV)/.torch: $(VENV)/.created
+	$(if $(CPU_ONLY),$(PIP) install --no-deps --retries 0 --timeout 5 --index-url $(CPU_INDEX) $(TORCH) ||) \
+		$(PIP) install $(TORCH)
+	@touch $@
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "error: Python 3.10 or newer is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "error: $(PYTHON) lacks venv or ensurepip (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

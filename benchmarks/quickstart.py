@@ -1,0 +1,126 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+The quickstart over several worlds: success before and after, environment steps, wall time.
+
+python benchmarks/quickstart.py --json benchmarks/results/quickstart.json
+
+Each cell (world, seed) is a run of examples/scripts/nlac_quickstart.py in a process of its own and keeps its own
+`results.json` under --runs, so that an interrupted benchmark goes on where it was.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "scripts" / "nlac_quickstart.py"
+T_95 = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.306,
+    10: 2.262,
+}  # by number of runs
+
+
+def run_cell(world: str, seed: int, runs: Path, threads: int, extra: list[str]) -> dict:
+    output_dir = runs / f"{world}_{seed}"
+    results = output_dir / "results.json"
+    if not results.exists():
+        command = [sys.executable, str(SCRIPT), "--world", world, "--world_seed", str(seed), "--seed", str(seed)]
+        command += ["--output_dir", str(output_dir), *extra]
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with open(output_dir / "log.txt", "w") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    return json.loads(results.read_text())
+
+
+def first_steps_to(evaluations: list[dict], success: float) -> int | None:
+    """Environment steps at the first evaluation with at least this success."""
+    reached = [e["eval_environment/steps"] for e in evaluations if e["eval_episode/success_rate"] >= success]
+    return reached[0] if reached else None
+
+
+def summarize(cells: list[dict]) -> dict:
+    rows = []
+    for cell in cells:
+        before, after = cell["before"], cell["after"]
+        row = {
+            "seed": cell["world_seed"],
+            "seconds": cell["seconds"],
+            "environment_steps": after["eval_environment/steps"],
+            "steps_to_0.8": first_steps_to(cell["evaluations"], 0.8),
+        }
+        for name in ("success_rate", "success_rate_low", "success_rate_high"):
+            row[name] = {"before": before[f"eval_episode/{name}"], "after": after[f"eval_episode/{name}"]}
+        for name in ("future_accuracy", "verdict_yes_rate", "verdict_no_rate", "refined_better_rate"):
+            row[name] = {"before": before[f"eval_oracle/{name}"], "after": after[f"eval_oracle/{name}"]}
+        row["curve"] = [
+            [e["eval_environment/steps"], round(e["eval_episode/success_rate"], 4)] for e in cell["evaluations"]
+        ]
+        rows.append(row)
+    gains = [row["success_rate"]["after"] - row["success_rate"]["before"] for row in rows]
+    margin = T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5
+    return {
+        "mean_improvement": mean(gains),
+        "mean_improvement_95": [mean(gains) - margin, mean(gains) + margin],
+        "num_at_least_0.8": sum(row["success_rate"]["after"] >= 0.8 for row in rows),
+        "num_seeds": len(rows),
+        "runs": rows,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/quickstart.json"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_quickstart"))
+    parser.add_argument("--worlds", nargs="+", default=["service_desk", "rooms"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args, extra = parser.parse_known_args()
+    cells = {
+        world: [run_cell(world, seed, args.runs, args.threads, extra) for seed in args.seeds] for world in args.worlds
+    }
+    report = {
+        "command": "python benchmarks/quickstart.py " + " ".join(extra),
+        "machine": {"cpu_count": os.cpu_count(), "threads_per_run": args.threads, "platform": platform.platform()},
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "datasets", "accelerate")},
+        "python": platform.python_version(),
+        "worlds": {world: summarize(results) for world, results in cells.items()},
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(report, indent=2) + "\n")
+    for world, summary in report["worlds"].items():
+        low, high = summary["mean_improvement_95"]
+        reached = f"{summary['num_at_least_0.8']} of {summary['num_seeds']} at 0.8 or more"
+        print(f"{world}: success improved by {summary['mean_improvement']:.2f} ({low:.2f} to {high:.2f}), {reached}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+# /// script
+# dependencies = ["trl-nlac"]
+# ///
+"""
+Build the embedded tiny chat model from scratch: a Llama of 0.8 million parameters with a byte-level BPE tokenizer of
+its own and a chat template, trained on *other* instances of the embedded tasks in all roles.
+
+Like a pretrained LLM it then knows how the roles speak, how to copy, how to follow advice, and has a mediocre policy.
+About an instance that a run will train on it knows nothing: half of the data are instances with fixed rules over names
+that no run uses, the other half have fresh random rules in every sample.
+
+python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 7000
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from trl_nlac.chat import ChatEncoder
+from trl_nlac.environments.dialogues import RoleDialogue
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, draw_dialogue
+from trl_nlac.environments.names import ALL_NAMES
+from trl_nlac.environments.rooms import DOORS, RoomsFamily
+from trl_nlac.environments.service_desk import VALUES, ServiceDeskFamily, follow, format_call, hints, parse_call
+
+
+ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "refine", "refine"]
+CHAT_TEMPLATE = """\
+{%- for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}\
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE in which every word of the tasks and roles is one token, and any other text is bytes."""
+    words = ["take", "trap", "treasure", "late", "win", "lose", "route", "refused", "needs", "unreadable", "closed"]
+    words += ["Future:", "Optimality:", "Yes", "No", "use", "avoid", "Critique?", "Scenario?", "Summary?", "Revise?"]
+    words += ["Score", "Thought:", "Action:", *DOORS, *[value for values in VALUES for value in values], *ALL_NAMES]
+    words += [str(digit) for digit in range(10)]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    special_tokens = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096,
+        min_frequency=1,
+        special_tokens=special_tokens,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*words, "\nOptimality:", "\nAction:"], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=special_tokens[2:],
+        chat_template=CHAT_TEMPLATE,
+        padding_side="left",
+        model_max_length=512,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,  # head dimension 32, the smallest that vLLM's CPU backend runs
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def encode(chat: ChatEncoder, dialogue: RoleDialogue, role: str) -> tuple[list[int], list[int]]:
+    messages, completion = dialogue.messages(role, COMPACT_PROMPTS)
+    return chat.start(messages), chat.completion(completion)
+
+
+def collate(samples: list[tuple[list[int], list[int]]], pad_token_id: int, prompt_weight: float):
+    length = max(len(prompt) + len(completion) for prompt, completion in samples)
+    input_ids = torch.full((len(samples), length), pad_token_id)
+    weights = torch.zeros(len(samples), length)
+    for i, (prompt, completion) in enumerate(samples):
+        end = len(prompt) + len(completion)
+        input_ids[i, :end] = torch.tensor(prompt + completion)
+        weights[i, 1 : len(prompt)] = prompt_weight
+        weights[i, len(prompt) : end] = 1
+    return input_ids, weights
+
+
+@torch.no_grad()
+def score(model, chat: ChatEncoder, family, number: int) -> dict[str, float]:
+    """Greedy skill of every role: exact backups, obeyed critiques, known dynamics, mended calls."""
+    rng = random.Random("score")
+
+    def answers(role, known):
+        dialogues = [family.dialogue(rng, role, known) for _ in range(number)]
+        samples = [encode(chat, dialogue, role) for dialogue in dialogues]
+        inputs = chat.tokenizer.pad({"input_ids": [prompt for prompt, _ in samples]}, return_tensors="pt")
+        output = model.generate(**inputs, max_new_tokens=48, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+        texts = [chat.decode(ids) for ids in output.tolist()]
+        return dialogues, texts, [chat.decode(completion) for _, completion in samples]
+
+    _, texts, right = answers("backup", False)
+    result = {"backup_exact": sum(map(str.__eq__, texts, right)) / number}
+    dialogues, texts, right = answers("refine", False)
+    if isinstance(family, RoomsFamily):  # any other door obeys "avoid"
+        obeyed = [
+            (text == dialogue.action) == dialogue.won and text.startswith("take")
+            for text, dialogue in zip(texts, dialogues, strict=True)
+        ]
+    else:
+        obeyed = list(map(str.__eq__, texts, right))
+    result["refine_obeys"] = sum(obeyed) / number
+    dialogues, texts, _ = answers("critique", True)
+    result["known_next_observation"] = (
+        sum(
+            text.startswith(f"Future: {dialogue.future[0][1]}")
+            for text, dialogue in zip(texts, dialogues, strict=True)
+        )
+        / number
+    )
+    if isinstance(family, ServiceDeskFamily):
+        dialogues, texts, _ = answers("policy", False)
+        refused = [
+            (text, dialogue.history[-1]) for text, dialogue in zip(texts, dialogues, strict=True) if dialogue.history
+        ]
+        mended = [text == format_call(follow(parse_call(call), hints(answer))) for text, (call, answer) in refused]
+        result["mends_refused_call"] = sum(mended) / max(1, len(mended))
+    return {name: round(value, 3) for name, value in result.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", default="tiny_model")
+    parser.add_argument("--max_steps", type=int, default=7000)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--prompt_weight", type=float, default=0.1, help="weight of the loss on prompt tokens")
+    parser.add_argument("--num_scored", type=int, default=128, help="number of samples of each role in a score")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    tokenizer = build_tokenizer()
+    chat, model = ChatEncoder(tokenizer), build_model(tokenizer, args.seed)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{len(tokenizer)} tokens, {num_parameters:,} parameters")
+    families = {"rooms": RoomsFamily(), "service_desk": ServiceDeskFamily()}
+    rng = random.Random(args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    start, batches = time.perf_counter(), []
+    for step in range(args.max_steps):
+        progress = step / args.max_steps
+        rate = args.learning_rate * min(1, (step + 1) / 100) * min(1, (1 - progress) / 0.7)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        if not batches:  # batches of similar lengths, in random order
+            roles = [rng.choice(ROLE_MIX) for _ in range(8 * args.batch_size)]
+            samples = [encode(chat, draw_dialogue(rng, list(families.values()), role), role) for role in roles]
+            samples.sort(key=lambda sample: len(sample[0]) + len(sample[1]))
+            batches = [samples[i : i + args.batch_size] for i in range(0, len(samples), args.batch_size)]
+            rng.shuffle(batches)
+        input_ids, weights = collate(batches.pop(), tokenizer.pad_token_id, args.prompt_weight)
+        logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten(), reduction="none")
+        loss = (loss * weights[:, 1:].flatten()).sum() / weights[:, 1:].sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 200 == 0:
+            print(f"step {step} loss {loss.item():.3f} {time.perf_counter() - start:.0f} s", flush=True)
+        if (step + 1) % 1000 == 0 or step + 1 == args.max_steps:
+            scores = {name: score(model, chat, family, args.num_scored) for name, family in families.items()}
+            print(json.dumps({"step": step + 1, "seconds": round(time.perf_counter() - start), **scores}), flush=True)
+            output_dir = Path(args.output_dir)
+            model.save_pretrained(output_dir)
+            tokenizer.save_pretrained(output_dir)
+            COMPACT_PROMPTS.save(output_dir / "nlac_prompts.json")
+    build = {
+        "command": f"python examples/scripts/build_tiny_model.py --max_steps {args.max_steps} --seed {args.seed}",
+        "parameters": num_parameters,
+        "samples": args.max_steps * args.batch_size,
+        "seconds": round(time.perf_counter() - start),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "scores": scores,
+    }
+    (Path(args.output_dir) / "build.json").write_text(json.dumps(build, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import itertools
+import random
+
+import pytest
+from testing_utils import make_roles
+
+from trl_nlac.environments import RoomsWorld, ServiceDesk
+from trl_nlac.environments.dialogues import ROLES
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment, make_rehearsal_dataset, make_tasks
+from trl_nlac.environments.names import (
+    REQUESTS_OF_KNOWN_DESKS,
+    REQUESTS_OF_NEW_DESKS,
+    ROOMS_OF_KNOWN_WORLDS,
+    ROOMS_OF_NEW_WORLDS,
+)
+from trl_nlac.environments.rooms import DOORS, RoomsFamily
+from trl_nlac.environments.service_desk import VALUES, ServiceDeskFamily, format_call, parse_call
+from trl_nlac.prompts import parse_critique
+from trl_nlac.rollout import replay_actions
+from trl_nlac.types import Transition
+
+
+def brute_force_value(world: RoomsWorld, room: str) -> float:
+    """The best share of wins of any fixed sequence of doors, which in a house without slips is the optimal value."""
+    best = 0.0
+    for doors in itertools.product(DOORS, repeat=world.horizon):
+        environment = make_environment(world)
+        environment.reset(start=room)
+        for door in doors:
+            result = environment.step(f"take {door}")
+            if result.terminated:
+                best = max(best, result.reward)
+                break
+    return best
+
+
+class TestRooms:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_values(self, seed):
+        world = RoomsWorld.from_seed(seed)
+        for room in world.rooms:
+            assert world.value(room, world.horizon) == brute_force_value(world, room) == 1
+
+    def test_random_agent_is_mediocre(self):
+        world, tasks = make_tasks("rooms", 0)
+        rng, environment, wins = random.Random(0), make_environment(world), 0
+        for _ in range(250):
+            for start in tasks["start"]:
+                environment.reset(start=start)
+                while not (result := environment.step(f"take {rng.choice(DOORS)}")).terminated:
+                    pass
+                wins += result.reward
+        expected = sum(world.uniform_value(room) for room in world.rooms) / len(world.rooms)
+        assert wins / 2000 == pytest.approx(expected, abs=0.03)
+
+    def test_slips(self):
+        world = RoomsWorld.from_seed(1)
+        world = RoomsWorld(world.doors, slip=0.3)
+        room, door = next(key for key, place in world.doors.items() if place not in ("trap", "treasure"))
+        successors = world.successors(room, 4, door)
+        assert sum(successors.values()) == pytest.approx(1)
+        assert successors[f"{world.doors[room, door]} 3"] == pytest.approx(0.7 + 0.3 / 7)
+        assert 0 < world.action_value(room, 4, door) < 1
+
+    def test_wasted_time(self):
+        environment = make_environment(RoomsWorld.from_seed(0))
+        room = environment.world.rooms[0]
+        assert environment.reset(start=room) == f"{room} 4"
+        assert environment.step("open the door").observation == f"{room} 3"
+        for _ in range(2):
+            environment.step("?")
+        result = environment.step("?")
+        assert (result.observation, result.terminated, result.reward) == ("late lose", True, 0.0)
+
+    def test_oracle(self):
+        world = RoomsWorld.from_seed(0)
+        environment, roles = make_environment(world), make_roles([])
+        room, door = next(key for key, place in world.doors.items() if place == "treasure")
+        other = next(other for other in DOORS if world.doors[room, other] not in ("trap", "treasure"))
+        transition = Transition(replay_actions(environment, {"start": room}, [f"take {door}"], roles), 0)
+        oracle = environment.oracle
+        assert oracle.quality(transition, f"take {door}") == 1
+        assert oracle.quality(transition, "take black") == 0
+        assert oracle.future_is_right(transition, f"take {door}", "treasure win")
+        assert not oracle.future_is_right(transition, f"take {door}", "trap lose")
+        next_room = world.doors[room, other]
+        assert not oracle.future_is_right(transition, f"take {other}", f"{next_room} 3")  # not to its end
+        assert not oracle.future_is_right(transition, f"take {other}", f"{next_room} 2 take red trap lose")
+        walk = f"{next_room} 3"
+        assert not oracle.future_is_right(transition, f"take {other}", walk + " take red late lose")
+
+    def test_probes_are_half_best(self):
+        world = RoomsWorld.from_seed(0)
+        environment, roles = make_environment(world), make_roles([])
+        qualities = []
+        for task, actions in environment.oracle.probes(40, seed=0):
+            episode = replay_actions(environment, task, actions, roles)
+            assert len(episode.turns) == len(actions)
+            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
+        assert qualities.count(1) == 20
+
+
+class TestServiceDesk:
+    def test_play(self):
+        desk = ServiceDesk({"baku": ("billing", "amber", "photo", "noon")})
+        environment = make_environment(desk)
+        assert environment.reset(request="baku") == "baku 2"
+        assert environment.step("route legal amber badge noon").observation == "refused needs billing 1"
+        result = environment.step("route billing amber badge noon")
+        assert (result.observation, result.terminated, result.reward) == ("refused needs photo lose", True, 0.0)
+        environment.reset(request="baku")
+        assert environment.step("close it").observation == "refused unreadable 1"
+        result = environment.step("route billing amber photo noon")
+        assert (result.observation, result.terminated, result.reward) == ("closed win", True, 1.0)
+
+    def test_thousands_of_actions(self):
+        assert len(list(itertools.product(*VALUES))) == 4096
+        for call in itertools.islice(itertools.product(*VALUES), 100):
+            assert parse_call(format_call(call)) == call
+        assert parse_call("route amber billing photo noon") is None
+
+    def test_oracle(self):
+        desk = ServiceDesk({"baku": ("billing", "amber", "photo", "noon")})
+        environment, roles = make_environment(desk), make_roles([])
+        oracle, right, wrong = environment.oracle, "route billing amber photo noon", "route billing ruby badge noon"
+        transition = Transition(replay_actions(environment, {"request": "baku"}, [wrong], roles), 0)
+        assert oracle.quality(transition, right) == 1
+        assert oracle.quality(transition, wrong) == 0.5
+        assert oracle.future_is_right(transition, right, "closed win")
+        assert oracle.future_is_right(
+            transition, wrong, "refused needs amber 1 route billing amber badge noon refused needs photo lose"
+        )
+        assert oracle.future_is_right(transition, wrong, f"refused needs amber 1 {right} closed win")
+        assert not oracle.future_is_right(transition, wrong, f"refused needs amber 1 {wrong} closed win")
+        assert not oracle.future_is_right(transition, wrong, "refused needs photo lose")
+        assert not oracle.future_is_right(transition, wrong, "refused needs amber 1")
+
+
+class TestFamilies:
+    def test_names_are_disjoint(self):
+        names = ROOMS_OF_KNOWN_WORLDS + ROOMS_OF_NEW_WORLDS + REQUESTS_OF_KNOWN_DESKS + REQUESTS_OF_NEW_DESKS
+        assert len(set(names)) == len(names) == 240
+        for seed in range(10):
+            assert set(RoomsWorld.from_seed(seed).rooms) <= set(ROOMS_OF_NEW_WORLDS)
+            assert set(ServiceDesk.from_seed(seed).rules) <= set(REQUESTS_OF_NEW_DESKS)
+
+    def test_instances_are_seeded(self):
+        assert RoomsWorld.from_seed(3) == RoomsWorld.from_seed(3)
+        assert RoomsWorld.from_seed(3) != RoomsWorld.from_seed(4)
+        assert ServiceDesk.from_seed(3) == ServiceDesk.from_seed(3)
+        assert ServiceDesk.from_seed(3) != ServiceDesk.from_seed(4)
+
+    @pytest.mark.parametrize("family", [RoomsFamily(), ServiceDeskFamily()])
+    @pytest.mark.parametrize("role", ROLES)
+    def test_dialogues_are_true(self, family, role):
+        rng = random.Random(0)
+        for _ in range(50):
+            dialogue = family.dialogue(rng, role, known=rng.random() < 0.5)
+            messages, completion = dialogue.messages(role, COMPACT_PROMPTS)
+            assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2) + ["user"]
+            if role in ("critique", "backup"):
+                critique = parse_critique(completion)
+                assert critique.future.startswith(dialogue.future[0][1])
+                assert critique.optimal == critique.future.endswith("win")
+            if role == "refine":
+                assert (completion == dialogue.action) == dialogue.won or isinstance(family, ServiceDeskFamily)
+
+    @pytest.mark.parametrize("world", ["rooms", "service_desk"])
+    def test_rehearsal_leaks_nothing(self, world):
+        new_names = {"rooms": ROOMS_OF_NEW_WORLDS, "service_desk": REQUESTS_OF_NEW_DESKS}[world]
+        rows = make_rehearsal_dataset(world, size=300)
+        for row in rows:
+            if row["prompt"][0]["content"].split()[0] in new_names:
+                assert row["prompt"][-1]["content"].endswith(("Summary?", "Revise?"))

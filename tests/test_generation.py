@@ -1,0 +1,90 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_nlac.chat import ChatEncoder
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation import Sampling, TransformersGenerator
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+def make_generator(tokenizer, batch_size=128):
+    return TransformersGenerator(Accelerator(cpu=True), tokenizer, [tokenizer.eos_token_id], batch_size)
+
+
+def make_prompts(tokenizer):
+    chat = ChatEncoder(tokenizer)
+    histories = ["baku 2", "lube 4 take red dozi 3", "zode 1", "route billing amber photo noon refused needs coral 1"]
+    return [chat.start([{"role": "user", "content": history}]) for history in histories]
+
+
+class TestTransformersGenerator:
+    @pytest.mark.parametrize("batch_size", [2, 128])
+    def test_batches_equal_a_plain_loop(self, model, tokenizer, batch_size):
+        prompts = make_prompts(tokenizer)
+        generator = make_generator(tokenizer, batch_size)
+        with generator.session(model):
+            completions = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0))
+        for prompt, completion in zip(prompts, completions, strict=True):
+            token_ids = list(prompt)
+            for _ in range(24):  # no cache, no padding
+                token_ids.append(int(model(torch.tensor([token_ids])).logits[0, -1].argmax()))
+                if token_ids[-1] == tokenizer.eos_token_id:
+                    break
+            assert completion.token_ids == token_ids[len(prompt) :]
+
+    def test_cut_off_completions_are_told(self, model, tokenizer):
+        generator = make_generator(tokenizer)
+        with generator.session(model):
+            short, long = (
+                generator.generate(make_prompts(tokenizer)[:1], Sampling(max_tokens=number, temperature=0.0))[0]
+                for number in (2, 24)
+            )
+        assert not short.finished and len(short.token_ids) == 2
+        assert long.finished and long.token_ids[-1] == tokenizer.eos_token_id
+
+    def test_sampling_follows_the_model(self, model, tokenizer):
+        prompt = make_prompts(tokenizer)[2]
+        generator = make_generator(tokenizer, batch_size=4000)
+        torch.manual_seed(0)
+        for temperature in (0.5, 1.0):
+            with generator.session(model):
+                completions = generator.generate([prompt] * 4000, Sampling(max_tokens=2, temperature=temperature))
+            first = torch.bincount(torch.tensor([completion.token_ids[1] for completion in completions]))
+            with torch.no_grad():
+                token_ids = [*prompt, completions[0].token_ids[0]]
+                expected = (model(torch.tensor([token_ids])).logits[0, -1] / temperature).softmax(-1)
+            observed = torch.zeros_like(expected)
+            observed[: len(first)] = first / first.sum()
+            assert (observed - expected).abs().sum() < 0.06
+
+    def test_session_leaves_the_mode_of_the_model(self, model, tokenizer):
+        model.train()
+        with make_generator(tokenizer).session(model):
+            assert not model.training
+        assert model.training
+        model.eval()

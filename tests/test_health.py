@@ -1,0 +1,77 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import logging
+
+import pytest
+from testing_utils import make_episode
+
+from trl_nlac.health import HealthMonitor, backup_fidelity, refine_compliance
+from trl_nlac.metrics import SuccessRate
+from trl_nlac.prompts import Critique
+from trl_nlac.refinement import Refinement
+from trl_nlac.sampler import IterationSampler
+from trl_nlac.types import Answer, Transition
+
+
+class TestHealth:
+    def test_backup_fidelity(self):
+        transition = Transition(make_episode(text="the door is"), 0)  # next observation: the door is 0
+        assert backup_fidelity(transition, Critique("The door is 0 and then it opens", True)) == 1
+        assert backup_fidelity(transition, Critique("the window is 7", True)) == 0.5
+
+    @pytest.mark.parametrize(
+        ("optimal", "refined", "compliance"), [(True, "a", 1), (True, "b", 0), (False, "a", 0), (False, "b", 1)]
+    )
+    def test_refine_compliance(self, optimal, refined, compliance):
+        answers = [Answer(None, (), text, text) for text in ("a", refined)]
+        assert refine_compliance(Refinement(answers[0], Critique("", optimal), answers[1])) == compliance
+
+    def test_warns_once_by_name(self, caplog):
+        monitor = HealthMonitor(warning_ratio=0.7)
+        healthy, ill = {"health/backup_fidelity": 0.95}, {"health/backup_fidelity": 0.3}
+        with caplog.at_level(logging.WARNING):
+            assert not any(monitor.update(healthy) for _ in range(20))
+            assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
+            assert "role of the backup" in caplog.text and "rehearsal_ratio" in caplog.text
+            for _ in range(30):
+                monitor.update(healthy)
+            assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
+
+
+class TestSuccessRate:
+    def test_wilson_interval(self):
+        result = SuccessRate().compute(successes=[1] * 8 + [0] * 2)
+        assert result["success_rate"] == 0.8
+        assert result["success_rate_low"] == pytest.approx(0.490, abs=1e-3)
+        assert result["success_rate_high"] == pytest.approx(0.943, abs=1e-3)
+        assert SuccessRate().compute(successes=[0] * 10)["success_rate_high"] == pytest.approx(0.278, abs=1e-3)
+
+
+class TestIterationSampler:
+    def test_rounds_are_repeated_and_filled_up(self):
+        sampler = IterationSampler(range(5), 3, 2, shuffle=False, seed=0)
+        assert list(sampler) == [0, 1, 2, 0, 1, 2, 3, 4, 0, 3, 4, 0]
+        assert len(sampler) == 12
+
+    def test_fewer_tasks_than_episodes(self):
+        assert list(IterationSampler(range(2), 5, 1, shuffle=False, seed=0)) == [0, 1, 0, 1, 0]
+
+    def test_epochs_differ_and_repeat(self):
+        sampler = IterationSampler(range(50), 10, 1, shuffle=True, seed=0)
+        first = list(sampler)
+        sampler.set_epoch(1)
+        assert sorted(sampler) == sorted(first) and list(sampler) != first
+        sampler.set_epoch(0)
+        assert list(sampler) == first

@@ -1,0 +1,72 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import ast
+from pathlib import Path
+
+import trl_nlac
+
+
+PACKAGE = Path(trl_nlac.__file__).parent
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the package that a module imports, as dotted names below the package."""
+    found = set()
+    package = ["trl_nlac", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            found.add(".".join([*base[1:], *(node.module or "").split(".")]).strip("."))
+    return found
+
+
+def test_imports_go_one_way():
+    allowed = {
+        "types": set(),
+        "losses": set(),
+        "target_weights": set(),
+        "generation": set(),
+        "prompts": set(),
+        "chat": set(),
+        "metrics": {"types"},
+        "sampler": set(),
+        "environments.base": {"types"},
+        "collator": {"types"},
+        "replay": {"types"},
+        "rehearsal": {"chat", "types"},
+        "checkpoint": {"replay", "target_weights", "types"},
+        "roles": {"chat", "generation", "prompts", "types"},
+        "critic": {"prompts", "roles", "types"},
+        "refinement": {"critic", "prompts", "roles", "types"},
+        "rewards": {"environments.base"},
+        "logs": {"roles", "types"},
+        "environments.trl_env": {"environments.base"},
+        "environments.pool": {"environments.base", "environments.trl_env"},
+        "rollout": {"environments.base", "environments.pool", "generation", "prompts", "rewards", "roles", "types"},
+        "health": {"prompts", "refinement", "types"},
+    }
+    for name, modules in allowed.items():
+        assert imports(PACKAGE / f"{name.replace('.', '/')}.py") <= modules, name
+
+
+def test_nobody_but_the_package_knows_the_trainer():
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "__init__.py":
+            assert "nlac_trainer" not in imports(path), path
+
+
+def test_files_are_small():
+    for path in PACKAGE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 500, path

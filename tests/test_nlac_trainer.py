@@ -1,0 +1,396 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from testing_utils import make_config
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
+
+from trl_nlac import NLACPrompts, NLACTrainer
+from trl_nlac.environments import StepResult, TextEnvironment
+from trl_nlac.environments.embedded import (
+    COMPACT_PROMPTS,
+    TINY_MODEL,
+    make_environment,
+    make_rehearsal_dataset,
+    make_tasks,
+)
+from trl_nlac.environments.trl_env import ToolEnvironment
+
+
+DESK, TASKS = make_tasks("service_desk", 0)
+
+
+def make_trainer(output_dir, config=None, **kwargs) -> NLACTrainer:
+    arguments = dict(
+        model=TINY_MODEL,
+        args=make_config(output_dir, **(config or {})),
+        train_dataset=TASKS,
+        environment_factory=lambda: make_environment(DESK),
+        prompts=COMPACT_PROMPTS,
+    )
+    return NLACTrainer(**{**arguments, **kwargs})
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+class Countdown(TextEnvironment):
+    """Counts down whatever the agent says; fails where it is told to."""
+
+    def reset(self, start, fails_at=None):
+        if fails_at == "reset":
+            raise ConnectionError("no line")
+        self.left, self.fails_at = start, fails_at
+        return f"{start}"
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == self.fails_at:
+            raise TimeoutError("too slow")
+        return StepResult(f"{self.left}", reward=float(self.left == 0), terminated=self.left == 0)
+
+
+class TestTraining:
+    def test_trains(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"logging_steps": 1, "samples_per_iteration": 8, "max_steps": 4})
+        before = weights(trainer.model)
+        trainer.train()
+        after = weights(trainer.model)
+        assert all(not torch.equal(before[name], after[name]) for name in before)
+        log = trainer.state.log_history[0]
+        expected = """critic/loss policy/loss critic/format_rate critic/optimal_rate refine/changed_rate replay/size
+            replay/priority_mean episode/return episode/length episode/success_rate environment/failure_rate
+            time/rollout time/target time/refine time/train target/distance health/backup_fidelity
+            health/refine_compliance oracle/future_accuracy oracle/verdict_no_rate environment/steps""".split()
+        assert not set(expected) - set(log)
+        assert trainer.num_environment_steps == len(trainer.replay) == 16  # 2 iterations, 4 episodes of 2 steps
+
+    def test_target_weights_follow_after_each_step(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"target_update_rate": 0.25, "max_steps": 3})
+        expected = weights(trainer.model)
+
+        class Average(TrainerCallback):
+            def on_step_end(self, args, state, control, model=None, **kwargs):
+                for name, parameter in model.named_parameters():
+                    expected[name] = 0.25 * parameter.detach() + 0.75 * expected[name]
+
+        trainer.add_callback(Average())
+        trainer.train()
+        torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
+
+    def test_who_speaks_with_which_weights(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"max_steps": 6, "target_update_rate": 0.1, "learning_rate": 1e-2})
+        ask, spoken = trainer.roles.ask, []
+
+        def spy(role, *args, **kwargs):
+            weight = trainer.model.model.norm.weight.detach()
+            average = trainer.target_weights.state_dict()["model.norm.weight"]
+            spoken.append((trainer.state.global_step, role, torch.equal(weight, average)))
+            return ask(role, *args, **kwargs)
+
+        trainer.roles.ask = spy
+        trainer.train()
+        later = [(role, with_target) for step, role, with_target in spoken if step > 0]
+        assert {role for role, with_target in later if with_target} == {"successor", "backup"}
+        assert {role for role, with_target in later if not with_target} == {"policy", "critique", "refine"}
+
+    def test_gradient_accumulation_is_one_big_batch(self, tmp_path):
+        gradients = []
+        for batch_size in (8, 2):
+            config = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size}
+            trainer = make_trainer(
+                tmp_path,
+                {**config, "max_steps": 1, "episodes_per_iteration": 4, "temperature": 0.0, "max_grad_norm": 0.0},
+            )
+
+            class Gradients(TrainerCallback):
+                def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+                    gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+
+            trainer.add_callback(Gradients())
+            trainer.train()
+        torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
+
+    def test_priorities_are_the_critic_losses(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 32})
+        trainer.train()
+        trained = trainer.replay._priorities[: len(trainer.replay)]
+        trained = trained[trained != 1.0]
+        assert len(trained) > 4
+        loss = trainer.state.log_history[0]["critic/loss"]
+        assert trained.min() < loss < trained.max()
+
+    def test_rehearsal(self, tmp_path):
+        trainer = make_trainer(
+            tmp_path,
+            {"rehearsal_ratio": 0.5, "logging_steps": 1},
+            rehearsal_dataset=make_rehearsal_dataset("service_desk", size=50),
+        )
+        batches = []
+        collate = trainer._collate
+        trainer._collate = lambda examples: batches.append(examples) or collate(examples)
+        trainer.train()
+        assert [sum(example.loss == "rehearsal" for example in batch) for batch in batches] == [2, 2]
+        assert trainer.state.log_history[0]["rehearsal/loss"] > 0
+
+    def test_learning_starts(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"learning_starts": 30, "max_steps": 1})
+        trainer.train()
+        assert 30 <= len(trainer.replay) < 40
+
+    def test_environments_by_name(self, tmp_path):
+        tasks = Dataset.from_list(
+            [{"environment": "desk", "request": request, "start": None} for request in TASKS["request"]]
+            + [{"environment": "count", "request": None, "start": 2}] * 4
+        )
+
+        class Desk(type(make_environment(DESK))):
+            def __init__(self):
+                super().__init__(DESK)
+
+        class Count(Countdown):
+            def reset(self, start, **task):
+                assert "environment" not in task
+                return super().reset(start)
+
+        trainer = make_trainer(
+            tmp_path,
+            {"episodes_per_iteration": 8},
+            train_dataset=tasks,
+            environment_factory={"desk": Desk, "count": Count},
+        )
+        trainer.train()
+        names = [episode.task["environment"] for episode in trainer.replay.episodes[:8]]
+        assert sorted(names) == ["count"] * 4 + ["desk"] * 4
+
+    def test_failed_environments_truncate(self, tmp_path):
+        tasks = Dataset.from_dict({"start": [3, 3, 3], "fails_at": [None, 1, 2]})
+        trainer = make_trainer(
+            tmp_path,
+            {"episodes_per_iteration": 3, "max_steps": 1, "logging_steps": 1},
+            train_dataset=tasks,
+            environment_factory=Countdown,
+        )
+        trainer.train()
+        kept = {episode.task["fails_at"]: episode for episode in trainer.replay.episodes}
+        assert set(kept) == {None, 1}  # the third failed before its first turn was answered
+        assert kept[None].terminated and len(kept[None].turns) == 3
+        assert kept[1].truncated and not kept[1].terminated and len(kept[1].turns) == 1
+        assert "TimeoutError: too slow" in kept[1].failure
+        assert trainer.state.log_history[0]["environment/failure_rate"] == pytest.approx(2 / 3)
+
+    def test_nothing_to_train_on(self, tmp_path):
+        tasks = Dataset.from_dict({"start": [3], "fails_at": ["reset"]})
+        trainer = make_trainer(tmp_path, train_dataset=tasks, environment_factory=Countdown)
+        with pytest.raises(RuntimeError, match="nothing to train on.*ConnectionError: no line"):
+            trainer.train()
+
+    def test_max_turns_truncates(self, tmp_path):
+        tasks = Dataset.from_dict({"start": [9]})
+        trainer = make_trainer(tmp_path, {"max_turns": 3}, train_dataset=tasks, environment_factory=Countdown)
+        trainer.train()
+        assert all(episode.truncated and len(episode.turns) == 3 for episode in trainer.replay.episodes)
+
+    def test_react_with_default_prompts(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"action_format": "react", "logging_steps": 1}, prompts=NLACPrompts())
+        trainer.train()
+        # The tiny model cannot write this format: its answers are told so, and none of them is trained on.
+        assert trainer.state.log_history[0]["policy/format_rate"] == 0
+        assert "not in the required form" in trainer.replay.episodes[0].turns[0].next_observation
+        assert "policy/loss" not in trainer.state.log_history[0]
+
+    def test_tool_environment_with_reward_function(self, tmp_path):
+        class Ticket:
+            """Written for GRPOTrainer."""
+
+            def reset(self, request):
+                self.closed = False
+                return f"{request} 2"
+
+            def close(self, number: int) -> str:
+                """
+                Close a ticket.
+
+                Args:
+                    number: Which.
+                """
+                self.closed = True
+                return "closed"
+
+        def words(completions, request, environments, **kwargs):
+            assert all(isinstance(environment, ToolEnvironment) for environment in environments)
+            return [float(len(messages[0]["content"].split())) for messages in completions]
+
+        with pytest.raises(ValueError, match="Nothing pays"):
+            make_trainer(tmp_path, environment_factory=Ticket)
+        trainer = make_trainer(tmp_path, {"logging_steps": 1}, environment_factory=Ticket, reward_funcs=words)
+        trainer.train()
+        # The tiny model calls no tool: what it says is its final answer.
+        assert all(episode.terminated and episode.score == 5 for episode in trainer.replay.episodes)
+
+    def test_logged_conversations(self, tmp_path):
+        messages = [{"role": "user", "content": "baku 2"}, {"role": "assistant", "content": "route legal"}]
+        logs = Dataset.from_list([{"messages": messages, "reward": 0.5}] * 3)
+        trainer = make_trainer(tmp_path, replay_dataset=logs)
+        assert len(trainer.replay) == 3
+        trainer.train()
+        assert len(trainer.replay) > 3
+
+
+class TestEvaluation:
+    def test_evaluate(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"num_eval_episodes": 5, "num_oracle_probes": 8}, eval_dataset=TASKS)
+        state = torch.get_rng_state()
+        metrics = trainer.evaluate()
+        assert torch.equal(torch.get_rng_state(), state)
+        assert len(trainer.replay) == 0
+        assert metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]
+        assert metrics["eval_episode/length"] == pytest.approx(2, abs=0.2)
+        assert metrics["eval_oracle/readable_rate"] == 1
+        assert 0 <= metrics["eval_oracle/verdict_no_rate"] <= 1
+        assert trainer.evaluate() == {
+            **metrics,
+            **{k: v for k, v in trainer.state.log_history[-1].items() if "runtime" in k or "per_second" in k},
+        }
+
+    def test_several_datasets(self, tmp_path):
+        trainer = make_trainer(tmp_path, eval_dataset={"train": TASKS, "held_out": TASKS})
+        metrics = trainer.evaluate()
+        assert {"eval_train_episode/return", "eval_held_out_episode/return"} <= set(metrics)
+
+
+class TestSaving:
+    def test_saved_model_is_complete(self, tmp_path):
+        trainer = make_trainer(tmp_path)
+        trainer.train()
+        trainer.save_model()
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert_same(weights(loaded), weights(trainer.model))
+        assert AutoTokenizer.from_pretrained(tmp_path).chat_template == trainer.processing_class.chat_template
+        assert NLACPrompts.from_file(tmp_path / "nlac_prompts.json") == COMPACT_PROMPTS
+
+    @pytest.mark.parametrize("save_steps", [4, 3])
+    def test_resumed_run_is_the_same_run(self, tmp_path, save_steps):
+        """Bit for bit, from between two iterations and from within one."""
+        config = {
+            "max_steps": 8,
+            "samples_per_iteration": 8,
+            "save_strategy": "steps",
+            "save_steps": save_steps,
+            "rehearsal_ratio": 0.5,
+        }
+        data = {"rehearsal_dataset": make_rehearsal_dataset("service_desk", size=50)}
+        whole = make_trainer(tmp_path / "whole", config, **data)
+        whole.train()
+        torch.manual_seed(123)
+        resumed = make_trainer(tmp_path / "resumed", config, **data)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{save_steps}"))
+        assert_same(weights(whole.model), weights(resumed.model))
+        assert_same(whole.target_weights.state_dict(), resumed.target_weights.state_dict())
+        assert (whole.replay._priorities == resumed.replay._priorities).all()
+        assert whole.num_environment_steps == resumed.num_environment_steps
+
+    def test_checkpoint_holds_no_code(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"save_strategy": "steps", "save_steps": 2})
+        trainer.train()
+        folder = tmp_path / "checkpoint-2" / "nlac" / "rank_00000"
+        assert {path.suffix for path in folder.iterdir()} == {".parquet", ".json"}
+        assert json.loads((folder / "state.json").read_text())["environment_steps"] == 16
+        assert (tmp_path / "checkpoint-2" / "README.md").exists() or (tmp_path / "README.md").exists()
+
+    def test_save_only_model_cannot_be_resumed(self, tmp_path):
+        config = {"save_strategy": "steps", "save_steps": 1, "save_only_model": True}
+        make_trainer(tmp_path, config).train()
+        assert not (tmp_path / "checkpoint-1" / "nlac").exists()
+        with pytest.raises(FileNotFoundError, match="holds no replay buffer.*save_only_model"):
+            make_trainer(tmp_path, config).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+    def test_lora(self, tmp_path):
+        peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        trainer = make_trainer(tmp_path, {"max_steps": 3}, peft_config=peft_config)
+        before = weights(trainer.model)
+        trainer.train()
+        changed = {name for name, value in weights(trainer.model).items() if not torch.equal(value, before[name])}
+        assert changed and all("lora_" in name for name in changed)
+        assert all("lora_" in name for name in trainer.target_weights.state_dict())
+        trainer.save_model()
+        base = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+        loaded = PeftModel.from_pretrained(base, tmp_path)
+        own, read = weights(trainer.model), weights(loaded)
+        for name in changed:
+            torch.testing.assert_close(read[name], own[name])
+
+
+class TestBadInput:
+    def test_empty_dataset(self, tmp_path):
+        with pytest.raises(ValueError, match="`train_dataset` is empty"):
+            make_trainer(tmp_path, train_dataset=TASKS.select([]))
+
+    def test_environment_without_reset(self, tmp_path):
+        class Broken:
+            def step(self, action):
+                return StepResult("")
+
+        with pytest.raises(TypeError, match="`environment_factory` returned a Broken, which has no `reset`"):
+            make_trainer(tmp_path, environment_factory=Broken)
+
+    @pytest.mark.parametrize("factory", [None, make_environment(DESK)])
+    def test_factory_that_is_none(self, tmp_path, factory):
+        with pytest.raises(TypeError, match="`environment_factory` must be a callable"):
+            make_trainer(tmp_path, environment_factory=factory)
+
+    def test_tokenizer_without_chat_template(self, tmp_path):
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        tokenizer.chat_template = None
+        with pytest.raises(ValueError, match="`processing_class`.*no chat template"):
+            make_trainer(tmp_path, processing_class=tokenizer)
+
+    def test_tokenizer_without_padding(self, tmp_path):
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        bare = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.backend_tokenizer, chat_template=tokenizer.chat_template
+        )
+        with pytest.raises(ValueError, match="`processing_class`.*neither a `pad_token` nor an `eos_token`"):
+            make_trainer(tmp_path, processing_class=bare)
+
+    def test_missing_padding_token_is_the_end_token(self, tmp_path):
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        tokenizer.pad_token = None
+        trainer = make_trainer(tmp_path, processing_class=tokenizer)
+        assert trainer.model.config.pad_token_id == tokenizer.eos_token_id
+        trainer.train()
+
+    def test_rehearsal_without_data(self, tmp_path):
+        with pytest.raises(ValueError, match="`rehearsal_ratio=0.5` needs a `rehearsal_dataset`"):
+            make_trainer(tmp_path, {"rehearsal_ratio": 0.5})
+        with pytest.raises(ValueError, match="`rehearsal_dataset` has no column `completion`"):
+            make_trainer(tmp_path, {"rehearsal_ratio": 0.5}, rehearsal_dataset=Dataset.from_dict({"prompt": ["a"]}))
+
+    def test_unknown_environment(self, tmp_path):
+        tasks = Dataset.from_dict({"environment": ["house"], "start": [3]})
+        trainer = make_trainer(tmp_path, train_dataset=tasks, environment_factory={"count": Countdown})
+        with pytest.raises(ValueError, match="`environment` of a task is 'house'"):
+            trainer.train()

@@ -1,0 +1,84 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+import yaml
+
+from trl_nlac import NLACPrompts
+from trl_nlac.prompts import Critique, parse_critique, parse_react, render
+
+
+class TestParsing:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Future: The door opens.\nOptimality: No, try the key.",
+            "Future:\nThe door opens.\n\nOptimality:\nNo. try the key.",
+            "**Future:** The door opens.\n**Optimality:** No - try the key.",
+            "future: The door opens. optimality: no try the key.",
+        ],
+    )
+    def test_tolerant_reader(self, text):
+        critique = parse_critique(text)
+        assert critique.future.rstrip(".") == "The door opens"
+        assert not critique.optimal
+        assert critique.advice == "try the key."
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "Optimality: Yes",
+            "Future: all is well",
+            "Future: all is well\nOptimality: Perhaps",
+            "Future: all is well\nOptimality: Yesterday",
+            "Future:\nOptimality: Yes",
+            "Future: a\nOptimality: No b\nOptimality: Yes",
+        ],
+    )
+    def test_broken_critiques(self, text):
+        assert parse_critique(text) is None
+
+    def test_written_critiques_are_read_back(self):
+        for critique in (Critique("it works", True), Critique("it fails", False, "wait")):
+            assert parse_critique(critique.text) == critique
+
+    def test_react(self):
+        assert parse_react('Thought: hm\nAction: {"name": "go", "arguments": {}}') == '{"name": "go", "arguments": {}}'
+        assert parse_react("Action: go") is None
+        assert parse_react("Thought: hm") is None
+        assert parse_react("Thought: hm\nAction: go\nAction: stay") is None
+
+
+class TestNLACPrompts:
+    def test_lacking_field_is_named(self):
+        with pytest.raises(ValueError, match="`successor` lacks the field `{next_observation}`"):
+            NLACPrompts(successor="What comes next?")
+        with pytest.raises(ValueError, match="`backup_terminated` lacks the field `{score}`"):
+            NLACPrompts(backup_terminated="{next_observation} Judge.")
+
+    def test_braces_in_templates_and_values_stay(self):
+        template = '{next_observation} {"json": 1} {score}'
+        assert render(template, next_observation="{score}", score="1") == '{score} {"json": 1} 1'
+
+    def test_files(self, tmp_path):
+        (tmp_path / "prompts.yaml").write_text(yaml.safe_dump({"critique": "How good was that?"}))
+        prompts = NLACPrompts.from_file(tmp_path / "prompts.yaml")
+        assert prompts.critique == "How good was that?"
+        assert prompts.refine == NLACPrompts().refine
+        prompts.save(tmp_path / "prompts.json")
+        assert NLACPrompts.from_file(tmp_path / "prompts.json") == prompts
+        (tmp_path / "wrong.yaml").write_text("critic: How good?")
+        with pytest.raises(ValueError, match="names the prompt `critic`, which does not exist"):
+            NLACPrompts.from_file(tmp_path / "wrong.yaml")

@@ -1,0 +1,224 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from testing_utils import make_roles
+
+from trl_nlac import NLACPrompts
+from trl_nlac.environments import ServiceDesk, StepResult
+from trl_nlac.environments.embedded import make_environment
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.environments.trl_env import ToolEnvironment, parse_tool_call
+from trl_nlac.logs import episodes_from_logs
+from trl_nlac.rewards import EpisodeRewards
+from trl_nlac.rollout import play_episodes
+from trl_nlac.types import Transition
+
+
+DESK = ServiceDesk({"baku": ("billing", "amber", "photo", "noon")})
+
+
+class Counter:
+    """A TRL environment."""
+
+    def reset(self, start, **row):
+        self.count = start
+        return f" Count is {start}."
+
+    def add(self, number: int) -> int:
+        """
+        Add to the count.
+
+        Args:
+            number: What to add.
+        """
+        self.count += number
+        return self.count
+
+    async def double(self) -> int:
+        """Double the count."""
+        self.count *= 2
+        return self.count
+
+    def _secret(self):
+        raise AssertionError
+
+    def get_reward(self):
+        return float(self.count == 10)
+
+
+class TestPlayEpisodes:
+    def test_tokens_are_those_that_were_sampled(self):
+        roles = make_roles(["route legal ruby photo noon", "route billing amber photo noon"])
+        pool = EnvironmentPool(lambda: make_environment(DESK))
+        (episode,) = play_episodes(pool, [{"request": "baku"}], roles, max_turns=5)
+        assert episode.terminated and episode.score == 1
+        text = roles.chat.tokenizer.decode(episode.token_ids)
+        assert text == (
+            "<|user|> baku 2<|end|><|assistant|> route legal ruby photo noon<|end|><|user|> refused needs billing 1"
+            "<|end|><|assistant|> route billing amber photo noon<|end|>"
+        )
+        assert roles.generator.prompts[1] == Transition(episode, 1).state.ids
+        assert [turn.reward for turn in episode.turns] == [0, 1]
+
+    def test_all_living_episodes_are_one_batch(self):
+        wrong = "route legal ruby photo noon"
+        roles = make_roles([wrong, "route billing amber photo noon", wrong])
+        sizes = []
+        generate = roles.generator.generate
+        roles.generator.generate = lambda prompts, sampling: sizes.append(len(prompts)) or generate(prompts, sampling)
+        pool = EnvironmentPool(lambda: make_environment(DESK))
+        episodes = play_episodes(pool, [{"request": "baku"}] * 2, roles, max_turns=5)
+        assert sizes == [2, 1]
+        assert [episode.score for episode in episodes] == [0, 1]
+        play_episodes(pool, [{"request": "baku"}], make_roles([wrong, wrong]), max_turns=5)
+        assert len(pool._instances[""]) == 2  # instances are reused
+
+    def test_long_episodes_are_truncated(self):
+        roles = make_roles(["route legal ruby photo noon"])
+        pool = EnvironmentPool(lambda: make_environment(DESK))
+        (episode,) = play_episodes(pool, [{"request": "baku"}], roles, max_turns=5, max_prompt_length=15)
+        assert episode.truncated and not episode.terminated and len(episode.turns) == 1
+
+    @pytest.mark.parametrize("result", [StepResult(7), StepResult("fine", reward=float("nan")), None])
+    def test_malformed_results_truncate(self, result, caplog):
+        class Malformed:
+            def reset(self):
+                return "begin"
+
+            def step(self, action):
+                return StepResult("go on") if action == "one" else result
+
+        with caplog.at_level(logging.WARNING):
+            (episode,) = play_episodes(EnvironmentPool(Malformed), [{}], make_roles(["one", "two"]), max_turns=5)
+        assert episode.truncated and len(episode.turns) == 1 and episode.failure.startswith("step: ")
+        assert "truncated" in caplog.text
+
+    def test_messages_may_open_an_episode(self):
+        class Chat:
+            def reset(self):
+                return [{"role": "system", "content": "take red"}, {"role": "user", "content": "trap"}]
+
+            def step(self, action):
+                return StepResult("late", terminated=True)
+
+        roles = make_roles(["win"])
+        (episode,) = play_episodes(EnvironmentPool(Chat), [{}], roles, max_turns=5)
+        assert roles.chat.tokenizer.decode(episode.token_ids) == (
+            "<|system|> take red<|end|><|user|> trap<|end|><|assistant|> win<|end|>"
+        )
+
+    def test_reward_functions(self):
+        seen = {}
+
+        async def length(completions, request, **kwargs):
+            seen.update(kwargs, completions=completions, request=request)
+            return [len(messages) / 2 for messages in completions]
+
+        def nothing(prompts, **kwargs):
+            return [None] * len(prompts)
+
+        roles = make_roles(["route legal ruby photo noon", "route billing amber photo noon"])
+        (episode,) = play_episodes(
+            EnvironmentPool(lambda: make_environment(DESK)),
+            [{"request": "baku"}],
+            roles,
+            max_turns=5,
+            rewards=EpisodeRewards([length, nothing], [0.5, 1.0]),
+        )
+        assert episode.score == 1 + 0.5 * 2
+        assert seen["request"] == ["baku"]
+        assert seen["completions"][0][0] == {"role": "assistant", "content": "route legal ruby photo noon"}
+        assert roles.chat.decode(seen["completion_ids"][0]).count("route") == 2
+
+    def test_reward_function_errors(self):
+        with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):
+            EpisodeRewards([len], [1.0, 2.0])
+        rewards = EpisodeRewards([lambda **kwargs: [1.0]])
+        with pytest.raises(ValueError, match="returned 1 rewards for 2 episodes"):
+            rewards([[], []], [[], []], [[], []], [None, None], [{}, {}])
+
+
+class TestToolEnvironment:
+    def test_contract(self):
+        environment = ToolEnvironment(Counter())
+        assert list(environment.tools) == ["add", "double"]
+        assert environment.tool_schemas[0]["function"]["name"] == "add"
+        prompt = [{"role": "user", "content": "Make it ten."}]
+        assert environment.reset(start=4, prompt=prompt)[-1]["content"] == "Make it ten. Count is 4."
+        assert environment.step('{"name": "add", "arguments": {"number": 1}}') == StepResult("5")
+        assert environment.step('{"name": "double"}') == StepResult("10")
+        assert "error" in json.loads(environment.step('{"name": "add", "arguments": {"n": 1}}').observation)
+        assert "There is no tool 'get_reward'" in environment.step('{"name": "get_reward"}').observation
+        assert environment.step("I am done.") == StepResult("", reward=1.0, terminated=True)
+
+    def test_parse_tool_call(self):
+        assert parse_tool_call('{"name": "a", "arguments": {"b": 1}}') == ("a", {"b": 1})
+        for action in ("hello", "[1]", '{"arguments": {}}', '{"name": 3}', '{"name": "a", "arguments": [1]}'):
+            assert parse_tool_call(action) is None
+
+    def test_tools_are_told_to_the_policy(self):
+        roles = make_roles(['{"name": "add", "arguments": {"number": 6}}', "ten"], prompts=NLACPrompts())
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles, max_turns=5)
+        system = roles.chat.tokenizer.decode(roles.generator.prompts[0]).partition("<|user|>")[0]
+        assert "Add to the count." in system
+        assert episode.score == 1 and len(episode.turns) == 2
+
+    def test_standalone_tools(self):
+        def search(query: str) -> str:
+            """
+            Look something up.
+
+            Args:
+                query: What.
+            """
+            return f"nothing on {query}"
+
+        pool = EnvironmentPool(None, tools=[search])
+        assert not pool.pays
+        roles = make_roles(['{"name": "search", "arguments": {"query": "it"}}', "done"])
+        (episode,) = play_episodes(pool, [{"prompt": [{"role": "user", "content": "find it"}]}], roles, max_turns=5)
+        assert episode.turns[0].next_observation == "nothing on it"
+        with pytest.raises(ValueError, match="`tools` go with"):
+            EnvironmentPool(lambda: make_environment(DESK), tools=[search])
+
+
+class TestLogs:
+    def test_logs_are_as_if_played(self):
+        answers = ["route legal ruby photo noon", "route billing amber photo noon"]
+        roles = make_roles(answers)
+        pool = EnvironmentPool(lambda: make_environment(DESK))
+        (played,) = play_episodes(pool, [{"request": "baku"}], roles, max_turns=5)
+        contents = ["baku 2", answers[0], "refused needs billing 1", answers[1], "closed win"]
+        messages = [{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(contents)]
+        (logged,) = episodes_from_logs(Dataset.from_list([{"messages": messages, "reward": 1.0}]), roles)
+        np.testing.assert_array_equal(logged.token_ids, played.token_ids)
+        assert logged.turns == played.turns and logged.terminated
+
+    def test_malformed_rows_are_named(self):
+        user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+        rows = [
+            {"messages": [user, assistant], "reward": 1.0},
+            {"messages": [user, user], "reward": 1.0},
+            {"messages": [user, assistant], "reward": None},
+        ]
+        with pytest.raises(ValueError, match=r"2 of 3 rows.*row 1: the roles.*row 2: the reward is None"):
+            episodes_from_logs(Dataset.from_list(rows), make_roles([]))
+        with pytest.raises(ValueError, match="`replay_dataset` has no column `reward`"):
+            episodes_from_logs(Dataset.from_list([{"messages": [user]}]), make_roles([]))

@@ -1,0 +1,83 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Small pieces that several tests share."""
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from trl_nlac import NLACConfig, NLACPrompts
+from trl_nlac.chat import ChatEncoder
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.generation import Completion, Sampling
+from trl_nlac.roles import Roles
+from trl_nlac.types import Episode, Turn
+
+
+SAMPLING = Sampling(max_tokens=48, temperature=0.0)
+
+
+def make_config(output_dir, **kwargs) -> NLACConfig:
+    """A configuration in which the embedded model runs quickly on a CPU."""
+    settings = dict(
+        output_dir=str(output_dir),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=1e-3,
+        per_device_train_batch_size=4,
+        max_steps=2,
+        action_format="text",
+        max_completion_length=32,
+        max_turns=4,
+    )
+    return NLACConfig(**{**settings, **kwargs})
+
+
+def make_episode(num_turns: int = 2, terminated: bool = True, score: float = 1.0, text: str = "seen") -> Episode:
+    """An episode of `num_turns` turns of two prompt tokens and two action tokens each."""
+    turns = tuple(
+        Turn(4 * i + 2, 2, f"act {i}", f"{text} {i}", score if i == num_turns - 1 else 0.0) for i in range(num_turns)
+    )
+    return Episode(
+        task={"name": text},
+        first_observation="begin",
+        token_ids=np.arange(4 * num_turns, dtype=np.int32),
+        turns=turns,
+        terminated=terminated,
+        truncated=not terminated,
+    )
+
+
+class ScriptedGenerator:
+    """Says what it is told to, and remembers what it was asked: for tests of who is asked what."""
+
+    def __init__(self, chat: ChatEncoder, answers: list[str]):
+        self.chat = chat
+        self.answers = list(answers)
+        self.prompts: list[list[int]] = []
+
+    def generate(self, prompts, sampling) -> list[Completion]:
+        self.prompts += prompts
+        return [Completion(self.chat.completion(self.answers.pop(0)), True) for _ in prompts]
+
+
+def make_roles(answers: list[str], prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:
+    """Roles of the tiny tokenizer whose answers are scripted."""
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
+    samplings = dict.fromkeys(["policy", "successor", "backup", "critique", "refine"], Sampling(max_tokens=48))
+    return Roles(ScriptedGenerator(chat, answers), chat, prompts, samplings, action_format="text", **kwargs)

@@ -1,0 +1,120 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What a checkpoint holds beyond TRL's: replay buffer, target weights, and the place within an iteration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.torch import load_file, save_file
+
+from .replay import PrioritizedReplay
+from .target_weights import TargetWeights
+from .types import Prompt, TrainingExample
+
+
+_EXAMPLE = pa.schema(
+    {
+        "batch": pa.int32(),
+        "loss": pa.string(),
+        "prompt_ids": pa.list_(pa.int32()),
+        "completion_ids": pa.list_(pa.int32()),
+        "weight": pa.float64(),
+        "transition_id": pa.int64(),
+    }
+)
+
+
+def save_state(
+    directory: Path,
+    rank: int,
+    replay: PrioritizedReplay,
+    target_weights: TargetWeights,
+    batches: list[list[TrainingExample]],
+    state: dict[str, Any],
+) -> None:
+    """
+    Write the state of one process, as parquet, JSON and safetensors, into `directory`.
+
+    Args:
+        directory (`Path`):
+            Folder of a checkpoint.
+        rank (`int`):
+            Which process. Rank 0 writes the target weights.
+        replay ([`PrioritizedReplay`]):
+            Its buffer.
+        target_weights ([`TargetWeights`]):
+            Theta_bar.
+        batches (`list[list[TrainingExample]]`):
+            Micro-batches of the current iteration that are still to be trained on.
+        state (`dict[str, Any]`):
+            Anything else that JSON can hold.
+    """
+    folder = _folder(directory, rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    replay.save(folder)
+    rows = [
+        {
+            "batch": i,
+            "loss": example.loss,
+            "prompt_ids": example.prompt.ids,
+            "completion_ids": list(example.completion_ids),
+            "weight": example.weight,
+            "transition_id": example.transition_id,
+        }
+        for i, batch in enumerate(batches)
+        for example in batch
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_EXAMPLE), folder / "batches.parquet")
+    (folder / "state.json").write_text(json.dumps(state))
+    if rank == 0:
+        save_file(target_weights.state_dict(), directory / "target_weights.safetensors")
+
+
+def load_state(
+    directory: Path, rank: int, replay: PrioritizedReplay, target_weights: TargetWeights
+) -> tuple[list[list[TrainingExample]], dict[str, Any]]:
+    """
+    Read what [`save_state`] wrote.
+
+    Returns:
+        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches and the state.
+
+    Raises:
+        FileNotFoundError: If the checkpoint has no state of this process.
+    """
+    folder = _folder(directory, rank)
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"The checkpoint {directory} holds no replay buffer of process {rank}. It was saved with "
+            "`save_only_model=True`, or with fewer processes; resume with the same number of processes."
+        )
+    replay.load(folder)
+    target_weights.load_state_dict(load_file(directory / "target_weights.safetensors"))
+    batches: list[list[TrainingExample]] = []
+    for row in pq.read_table(folder / "batches.parquet").to_pylist():
+        if row["batch"] == len(batches):
+            batches.append([])
+        prompt = Prompt(np.array(row["prompt_ids"], dtype=np.int32), len(row["prompt_ids"]))
+        completion_ids = tuple(row["completion_ids"])
+        batches[-1].append(TrainingExample(row["loss"], prompt, completion_ids, row["weight"], row["transition_id"]))
+    return batches, json.loads((folder / "state.json").read_text())
+
+
+def _folder(directory: Path, rank: int) -> Path:
+    return directory / "nlac" / f"rank_{rank:05d}"

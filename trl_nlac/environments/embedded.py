@@ -1,0 +1,101 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The embedded tasks and the tiny chat model that was built for them."""
+
+import random
+from pathlib import Path
+
+from datasets import Dataset
+
+from ..prompts import NLACPrompts
+from .dialogues import ROLES, RoleDialogue
+from .rooms import RoomsEnvironment, RoomsFamily, RoomsWorld
+from .service_desk import ServiceDesk, ServiceDeskEnvironment, ServiceDeskFamily
+
+
+TINY_MODEL = str(Path(__file__).parent.parent / "tiny_model")
+
+# One word per role: the tiny model was built on these, and CPU runs stay short.
+COMPACT_PROMPTS = NLACPrompts(
+    policy="",
+    critique="Critique?",
+    successor="{next_observation} Scenario?",
+    backup="Summary?",
+    backup_terminated="{next_observation} Score {score} Summary?",
+    refine="Revise?",
+)
+
+
+def make_tasks(world: str, seed: int) -> tuple[RoomsWorld | ServiceDesk, Dataset]:
+    """
+    An instance of an embedded task that the tiny model has never seen, and a dataset with one row for each start.
+
+    Args:
+        world (`str`):
+            `"rooms"` or `"service_desk"`.
+        seed (`int`):
+            Which instance.
+    """
+    if world == "rooms":
+        instance = RoomsWorld.from_seed(seed)
+        return instance, Dataset.from_dict({"start": instance.rooms})
+    if world == "service_desk":
+        instance = ServiceDesk.from_seed(seed)
+        return instance, Dataset.from_dict({"request": list(instance.rules)})
+    raise ValueError(f"`world` must be 'rooms' or 'service_desk', got {world!r}.")
+
+
+def make_environment(instance: RoomsWorld | ServiceDesk) -> RoomsEnvironment | ServiceDeskEnvironment:
+    """An environment that plays `instance`."""
+    return RoomsEnvironment(instance) if isinstance(instance, RoomsWorld) else ServiceDeskEnvironment(instance)
+
+
+def draw_dialogue(
+    rng: random.Random, families: list[RoomsFamily | ServiceDeskFamily], role: str, known: bool | None = None
+) -> RoleDialogue:
+    """A dialogue of one of the families; from known instances half of the time if `known` is not given."""
+    return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
+
+
+def make_rehearsal_dataset(world: str, size: int = 4096, seed: int = 0) -> Dataset:
+    """
+    Supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
+
+    Backup and refinement samples may use the names of the instance to be learned, with random rules: they teach to
+    copy and to follow advice, and leak nothing. The other roles keep to known instances, about which they are true.
+
+    Args:
+        world (`str`):
+            `"rooms"` or `"service_desk"`.
+        size (`int`, *optional*, defaults to `4096`):
+            Number of samples.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the samples.
+
+    Returns:
+        [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`.
+    """
+    rng = random.Random(f"rehearsal {world} {seed}")
+    family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world]()
+    rows = {"prompt": [], "completion": []}
+    while len(rows["prompt"]) < size:
+        role = rng.choice(["policy", *ROLES, *ROLES[1:2], *ROLES[3:]])
+        known = rng.random() < 0.5
+        if not known and role not in ("backup", "refine"):
+            continue
+        messages, completion = family.dialogue(rng, role, known).messages(role, COMPACT_PROMPTS)
+        rows["prompt"].append(messages)
+        rows["completion"].append([{"role": "assistant", "content": completion}])
+    return Dataset.from_dict(rows)

@@ -1,0 +1,104 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""TRL's environments, unchanged: a class whose public methods are tools."""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from transformers.utils import get_json_schema
+
+from .base import Message, StepResult, TextEnvironment
+
+
+class ToolEnvironment(TextEnvironment):
+    """
+    Plays an environment written for [`~trl.GRPOTrainer`]: `reset(**row)`, public methods as tools, and optionally
+    `get_reward()`. Tools may be asynchronous.
+
+    An action that is a tool call, `{"name": ..., "arguments": {...}}`, calls the tool; whatever goes wrong in it becomes
+    an observation. Any other action is the agent's final answer and ends the episode, as in TRL.
+
+    Args:
+        environment (`Any`, *optional*):
+            The TRL environment. If `None`, there are only the standalone tools.
+        tools (`list[Callable]`, *optional*):
+            Standalone tools.
+    """
+
+    def __init__(self, environment: Any | None = None, tools: list[Callable] | None = None):
+        self.environment = environment
+        members = [] if environment is None else inspect.getmembers(type(environment), inspect.isfunction)
+        names = [name for name, _ in members if name not in ("reset", "get_reward") and not name.startswith("_")]
+        functions = [getattr(environment, name) for name in names] + list(tools or [])
+        self.tools: dict[str, Callable] = {function.__name__: function for function in functions}
+        self.pays = "get_reward" in [name for name, _ in members]
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """JSON schemas of the tools, from their signatures and docstrings."""
+        return [get_json_schema(tool) for tool in self.tools.values()]
+
+    def reset(self, prompt: str | list[Message] | None = None, **task) -> list[Message]:
+        messages = [{"role": "user", "content": prompt or ""}] if not isinstance(prompt, list) else list(prompt)
+        row = task if prompt is None else {"prompt": prompt, **task}
+        observation = None if self.environment is None else self.environment.reset(**row)
+        last = messages[-1]
+        messages[-1] = {**last, "content": f"{last['content']}{_as_text(observation)}"}
+        return messages
+
+    def step(self, action: str) -> StepResult:
+        call = parse_tool_call(action)
+        if call is None:
+            return StepResult("", reward=self._reward(), terminated=True)
+        name, arguments = call
+        if name not in self.tools:
+            return StepResult(json.dumps({"error": f"There is no tool {name!r}. Tools are: {list(self.tools)}."}))
+        try:
+            result = _finish(self.tools[name](**arguments))
+        except Exception as error:  # as in TRL: the model reads what went wrong
+            return StepResult(json.dumps({"error": str(error)}))
+        return StepResult(_as_text(result))
+
+    def _reward(self) -> float:
+        reward = _finish(self.environment.get_reward()) if self.pays else 0.0
+        return 0.0 if reward is None else float(reward)
+
+
+def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
+    """Name and arguments of a tool call in JSON; `None` if `action` is none."""
+    try:
+        call = json.loads(action)
+    except json.JSONDecodeError:
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", {})
+    return (call["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def _finish(result: Any) -> Any:
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+def _as_text(observation: Any) -> str:
+    """`None` is no text; content blocks are joined."""
+    if observation is None:
+        return ""
+    if isinstance(observation, list):
+        return "\n".join(block["text"] for block in observation if block.get("type") == "text")
+    return str(observation)

@@ -1,0 +1,155 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""One small interface for sampling tokens, and the transformers backend behind it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from trl.models.utils import unwrap_model_for_generation
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """
+    How one role samples.
+
+    Args:
+        max_tokens (`int`):
+            Longest completion.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            `0` is greedy.
+        top_p, top_k, min_p, repetition_penalty:
+            As in [`~transformers.GenerationConfig`].
+        generation_kwargs (`dict[str, Any]`, *optional*):
+            Anything else that [`~transformers.GenerationConfig`] takes.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    generation_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class Completion(NamedTuple):
+    """Sampled tokens, end-of-turn token included, and whether they ended by themselves."""
+
+    token_ids: list[int]
+    finished: bool
+
+
+class Generator(Protocol):
+    """What the roles speak through."""
+
+    def session(self, model: nn.Module) -> "contextmanager[None]":
+        """Within it, `generate` uses the weights that `model` has at its start."""
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+        """One completion for each prompt, in their order."""
+
+
+class TransformersGenerator:
+    """
+    Samples with [`~transformers.GenerationMixin.generate`]: batches of similar length, left padding, key/value cache.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`]):
+            Knows how the model is wrapped.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            For the padding token.
+        eos_token_ids (`list[int]`):
+            Tokens that end a completion.
+        batch_size (`int`):
+            Largest number of sequences in one call.
+        ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
+            Whether to gather ZeRO-3 weights once for a whole session.
+        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
+            With what to switch gradient checkpointing on again after a session.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: list[int],
+        batch_size: int,
+        ds3_gather_for_generation: bool = True,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+    ):
+        self.accelerator = accelerator
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.batch_size = batch_size
+        self.ds3_gather_for_generation = ds3_gather_for_generation
+        self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
+        self._model: nn.Module | None = None
+
+    @contextmanager
+    def session(self, model: nn.Module) -> Iterator[None]:
+        training = model.training
+        with unwrap_model_for_generation(
+            model,
+            self.accelerator,
+            gather_deepspeed3_params=self.ds3_gather_for_generation,
+            gradient_checkpointing_kwargs=self.gradient_checkpointing_kwargs,
+        ) as self._model:
+            self._model.eval()
+            try:
+                yield
+            finally:
+                self._model.train(training)
+                self._model = None
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(order), self.batch_size):
+            chunk = order[start : start + self.batch_size]
+            completions.update(zip(chunk, self._generate([prompts[i] for i in chunk], sampling), strict=True))
+        return [completions[i] for i in range(len(prompts))]
+
+    @torch.no_grad()
+    def _generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+        inputs = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+        generation_config = GenerationConfig(
+            max_new_tokens=sampling.max_tokens,
+            do_sample=sampling.temperature > 0,
+            temperature=sampling.temperature if sampling.temperature > 0 else None,
+            top_p=sampling.top_p if sampling.temperature > 0 else None,
+            top_k=sampling.top_k if sampling.temperature > 0 else None,
+            min_p=sampling.min_p if sampling.temperature > 0 else None,
+            repetition_penalty=sampling.repetition_penalty,
+            pad_token_id=self.tokenizer.pad_token_id,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.eos_token_ids,
+            disable_compile=True,
+            **sampling.generation_kwargs,
+        )
+        output = self._model.generate(**inputs.to(self._model.device), generation_config=generation_config)
+        return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
+
+    def _cut(self, token_ids: list[int]) -> Completion:
+        for i, token_id in enumerate(token_ids):
+            if token_id in self.eos_token_ids:
+                return Completion(token_ids[: i + 1], True)
+        return Completion(token_ids, False)

@@ -1,0 +1,126 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Watching the roles: one set of weights plays all of them, and can forget some."""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .prompts import Critique
+from .refinement import Refinement
+from .types import Answer, Transition
+
+
+logger = logging.getLogger(__name__)
+
+
+def backup_fidelity(transition: Transition, target: Critique) -> float:
+    """Share of the words of the observed next observation that the target's future repeats."""
+    observed = Counter(transition.turn.next_observation.lower().split())
+    told = Counter(target.future.lower().split())
+    return sum((observed & told).values()) / max(1, sum(observed.values()))
+
+
+def refine_compliance(refinement: Refinement) -> float:
+    """Whether the action was kept where the verdict is "Yes", and changed where it is "No"."""
+    changed = refinement.refined_action.parsed != refinement.action.parsed
+    return float(changed != refinement.critique.optimal)
+
+
+def health_metrics(
+    transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
+) -> dict[str, float]:
+    """What the trained samples tell about the roles, as means."""
+    values: dict[str, list[float]] = {
+        "health/backup_fidelity": [
+            backup_fidelity(transition, target.parsed)
+            for transition, target in zip(transitions, targets, strict=True)
+            if target.parsed is not None
+        ],
+        "critic/optimal_rate": [float(target.parsed.optimal) for target in targets if target.parsed is not None],
+        "health/refine_compliance": [refine_compliance(r) for r in refinements if r is not None],
+        "refine/changed_rate": [
+            float(r.refined_action.parsed != r.action.parsed) for r in refinements if r is not None
+        ],
+        "refine/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
+    }
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
+
+
+_WATCHED = {
+    "critic/format_rate": "backup",
+    "critique/format_rate": "critic",
+    "refine/format_rate": "refinement policy",
+    "policy/format_rate": "policy",
+    "health/backup_fidelity": "backup",
+    "health/refine_compliance": "refinement policy",
+}
+
+
+@dataclass
+class HealthMonitor:
+    """
+    Warns by name when a role decays.
+
+    Args:
+        warning_ratio (`float`):
+            A role is reported once its smoothed metric is below this share of the best that it has been.
+        smoothing (`float`, *optional*, defaults to `0.2`):
+            Weight of the newest value.
+        warm_up (`int`, *optional*, defaults to `5`):
+            Number of values before the first warning.
+    """
+
+    warning_ratio: float
+    smoothing: float = 0.2
+    warm_up: int = 5
+    _count: Counter = field(default_factory=Counter)
+    _level: dict[str, float] = field(default_factory=dict)
+    _best: dict[str, float] = field(default_factory=dict)
+    _warned: set[str] = field(default_factory=set)
+
+    def update(self, metrics: dict[str, float]) -> list[str]:
+        """
+        Take the newest metrics.
+
+        Returns:
+            `list[str]`: names of the metrics that were reported now. Each is reported again only after it recovered.
+        """
+        reported = []
+        for name, role in _WATCHED.items():
+            if name not in metrics:
+                continue
+            level = self._level.get(name, metrics[name])
+            level += self.smoothing * (metrics[name] - level)
+            self._level[name] = level
+            self._count[name] += 1
+            if self._count[name] < self.warm_up:
+                continue
+            self._best[name] = max(self._best.get(name, level), level)
+            if level >= self.warning_ratio * self._best[name]:
+                self._warned.discard(name)
+            elif name not in self._warned:
+                self._warned.add(name)
+                reported.append(name)
+                logger.warning(
+                    "The model is forgetting the role of the %s: `%s` fell from %.2f to %.2f. One set of weights plays "
+                    "all roles. Lower `learning_rate`, or pass a `rehearsal_dataset` of this role and set "
+                    "`rehearsal_ratio`.",
+                    role,
+                    name,
+                    self._best[name],
+                    level,
+                )
+        return reported

@@ -1,0 +1,101 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""From what a user passes to a model and a tokenizer that agree with each other."""
+
+from typing import TYPE_CHECKING
+
+from accelerate.logging import get_logger
+from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from trl.trainer.utils import create_model_from_path, disable_dropout_in_model, get_config_model_id
+
+from .nlac_config import NLACConfig
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import BitsAndBytesConfig
+
+logger = get_logger(__name__)
+
+
+def load_model(
+    model: "str | PreTrainedModel",
+    args: NLACConfig,
+    peft_config: "PeftConfig | None" = None,
+    quantization_config: "BitsAndBytesConfig | None" = None,
+) -> PreTrainedModel:
+    """The model to train: loaded if it is named, wrapped in an adapter if there is a `peft_config`."""
+    if isinstance(model, str):
+        model_init_kwargs = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+        if quantization_config is not None:
+            if "quantization_config" in model_init_kwargs:
+                raise ValueError(
+                    "`quantization_config` is given both to the trainer and in `model_init_kwargs`. Give it only once."
+                )
+            model_init_kwargs["quantization_config"] = quantization_config
+        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+            model_init_kwargs["device_map"] = None  # "auto" does not work with distributed training
+        model = create_model_from_path(model, **model_init_kwargs)
+    elif args.model_init_kwargs is not None or quantization_config is not None:
+        logger.warning(
+            "`model_init_kwargs` and `quantization_config` are ignored, because `model` is already instantiated."
+        )
+    if peft_config is not None:
+        from trl.experimental.utils import prepare_peft_model
+
+        model = prepare_peft_model(model, peft_config, args)
+    if args.disable_dropout:
+        disable_dropout_in_model(model)
+    return model
+
+
+def load_tokenizer(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None, model: PreTrainedModel, args: NLACConfig
+) -> PreTrainedTokenizerBase:
+    """
+    The tokenizer, with a padding token that the model knows of.
+
+    Raises:
+        ValueError: If it has neither a padding nor an end-of-sequence token.
+        TypeError: If `processing_class` is neither a tokenizer nor a processor.
+    """
+    if processing_class is None:
+        processing_class = AutoProcessor.from_pretrained(
+            get_config_model_id(model.config),
+            revision=(args.model_init_kwargs or {}).get("revision"),
+            trust_remote_code=args.trust_remote_code,
+        )
+    if isinstance(processing_class, ProcessorMixin):
+        processing_class = processing_class.tokenizer
+    if not isinstance(processing_class, PreTrainedTokenizerBase):
+        raise TypeError(f"`processing_class` must be a tokenizer or a processor, got {processing_class!r}.")
+    if processing_class.pad_token is None:
+        if processing_class.eos_token is None:
+            raise ValueError(
+                "The tokenizer (`processing_class`) has neither a `pad_token` nor an `eos_token`. Set "
+                "`tokenizer.pad_token`."
+            )
+        processing_class.pad_token = processing_class.eos_token
+    model.config.get_text_config().pad_token_id = processing_class.pad_token_id
+    model.generation_config.pad_token_id = processing_class.pad_token_id
+    return processing_class
+
+
+def ending_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, end_of_turn_id: int) -> list[int]:
+    """Every token that ends a completion: of the template, of the tokenizer, and all that the model declares."""
+    declared = model.generation_config.eos_token_id
+    declared = declared if isinstance(declared, list) else [declared]
+    token_ids = [end_of_turn_id, tokenizer.eos_token_id, *declared]
+    return [token_id for token_id in dict.fromkeys(token_ids) if token_id is not None]

@@ -1,0 +1,41 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The losses, as pure functions of tensors."""
+
+import torch
+from trl.trainer.utils import selective_log_softmax
+
+
+def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+    """
+    Negative log-likelihood of each completion, averaged over its tokens, in nats.
+
+    Both losses of the method are of this form: L1 on the sampled Bellman target (the cross-entropy part of equation 5)
+    and L2 on the refined action (equation 6).
+
+    Args:
+        logits (`torch.Tensor` of shape `(B, T, V)`):
+            Output of the model for `input_ids`.
+        input_ids (`torch.Tensor` of shape `(B, T)`):
+            Prompts and completions.
+        completion_mask (`torch.Tensor` of shape `(B, T)`):
+            1 on the tokens of the completions.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)` and dtype `float32`.
+    """
+    logps = selective_log_softmax(logits[:, :-1].float(), input_ids[:, 1:])  # (B, T - 1)
+    mask = completion_mask[:, 1:].float()
+    return -(logps * mask).sum(1) / mask.sum(1)

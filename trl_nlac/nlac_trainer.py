@@ -1,0 +1,494 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Natural Language Actor-Critic."""
+
+import math
+import textwrap
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.logging import get_logger
+from accelerate.utils import set_seed
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+from trl.trainer.base_trainer import _BaseTrainer
+from trl.trainer.utils import get_config_model_id, identity
+
+from .chat import ChatEncoder
+from .checkpoint import load_state, save_state
+from .collator import LOSSES, NLACCollator
+from .critic import bellman_targets, critic_prompt
+from .environments.pool import EnvironmentFactory, EnvironmentPool
+from .generation import TransformersGenerator
+from .health import HealthMonitor, health_metrics
+from .loading import ending_token_ids, load_model, load_tokenizer
+from .logs import episodes_from_logs
+from .losses import sequence_nll
+from .metrics import SuccessRate, episode_metrics
+from .nlac_config import NLACConfig
+from .oracle import examine_critic, judge_refinements
+from .prompts import NLACPrompts
+from .refinement import Refinement, refine_actions
+from .rehearsal import Rehearsal
+from .replay import PrioritizedReplay
+from .rewards import EpisodeRewards, RewardFunc
+from .roles import Roles
+from .rollout import play_episodes
+from .sampler import IterationSampler
+from .target_weights import TargetWeights
+from .types import Answer, Episode, Sample, TrainingExample
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import BitsAndBytesConfig
+
+logger = get_logger(__name__)
+
+
+class NLACTrainer(_BaseTrainer):
+    """
+    Trainer for Natural Language Actor-Critic (NLAC): off-policy actor-critic in language space. One model acts,
+    criticises actions, writes the critic's Bellman targets with slowly moving weights, and refines its actions.
+
+    Algorithm 1 of the paper, line by line:
+
+    | line | what | where |
+    |---|---|---|
+    | 3-6 | act, store | [`~rollout.play_episodes`], [`PrioritizedReplay.add`] |
+    | 7 | draw training samples | [`PrioritizedReplay.sample`] |
+    | 8 | critic loss on Bellman targets | [`~critic.bellman_targets`], `compute_loss` |
+    | 9 | policy loss on refined actions | [`~refinement.refine_actions`], `compute_loss` |
+    | 10 | target weights | [`TargetWeights.update`] |
+
+    Example:
+
+    ```python
+    from datasets import Dataset
+    from trl_nlac import NLACConfig, NLACTrainer
+    from trl_nlac.environments import StepResult
+
+
+    class GuessTheNumber:
+        def reset(self, number):
+            self.number = number
+            return "Guess a number from 1 to 100."
+
+        def step(self, action):
+            guess = int(action)
+            if guess == self.number:
+                return StepResult("Right!", reward=1.0, terminated=True)
+            return StepResult("Higher." if guess < self.number else "Lower.")
+
+
+    trainer = NLACTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        args=NLACConfig(output_dir="guess", action_format="text"),
+        train_dataset=Dataset.from_dict({"number": list(range(1, 101))}),
+        environment_factory=GuessTheNumber,
+    )
+    trainer.train()
+    ```
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to train: a model id or path, or an instance.
+        args ([`NLACConfig`], *optional*):
+            Configuration. If `None`, the defaults.
+        train_dataset ([`~datasets.Dataset`]):
+            Tasks. Each row is one task; its columns are the keywords of the environment's `reset`.
+        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
+            Tasks for evaluation.
+        environment_factory (`Callable` or `dict[str, Callable]`):
+            Called without arguments, returns an environment: a text environment with `reset` and `step`, see
+            [`~environments.TextEnvironment`], or one written for [`~trl.GRPOTrainer`], whose public methods are tools.
+            With a dict, the column `environment` of the dataset names the factory of each task.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            Tokenizer with a chat template. If `None`, that of the model.
+        reward_funcs (`Callable` or `list[Callable]`, *optional*):
+            Functions that score an episode at its end, in TRL's form, see [`~rewards.EpisodeRewards`]. They add to what
+            the environment pays.
+        tools (`list[Callable]`, *optional*):
+            Standalone tools, besides those of a TRL environment or without any environment.
+        prompts ([`NLACPrompts`], *optional*):
+            Words of the roles. If `None`, the defaults.
+        replay_dataset ([`~datasets.Dataset`], *optional*):
+            Logged conversations that fill the replay buffer before training, with the columns `messages` and `reward`,
+            see [`~logs.episodes_from_logs`].
+        rehearsal_dataset ([`~datasets.Dataset`], *optional*):
+            Supervised samples of the roles, with the conversational columns `prompt` and `completion`, mixed into the
+            batches by `rehearsal_ratio`. Keeps roles alive that the model would forget. Not in the paper.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks.
+        optimizers (`tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None]`, *optional*):
+            Optimizer and learning rate scheduler.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train in place of the whole model.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            How to quantize a model that is loaded by name.
+
+    Raises:
+        ValueError, TypeError: If anything does not fit, before training starts; the message names the option.
+    """
+
+    _tag_names = ["trl", "nlac"]
+    _name = "NLAC"
+    _paper = {
+        "title": "Natural Language Actor-Critic: Policy Iteration in Natural Language Space",
+        # docstyle-ignore
+        "citation": textwrap.dedent("""\
+            @misc{nlac,
+                title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
+                author = {Anonymous},
+                note   = {Under double-blind review}
+            }"""),
+    }
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        model: "str | PreTrainedModel | PeftModel",
+        args: NLACConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        environment_factory: EnvironmentFactory | dict[str, EnvironmentFactory] | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_funcs: RewardFunc | list[RewardFunc] | None = None,
+        tools: list[Callable] | None = None,
+        prompts: NLACPrompts | None = None,
+        replay_dataset: Dataset | None = None,
+        rehearsal_dataset: Dataset | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        peft_config: "PeftConfig | None" = None,
+        quantization_config: "BitsAndBytesConfig | None" = None,
+    ):
+        if args is None:
+            model_name = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
+        if train_dataset is not None and len(train_dataset) == 0:
+            raise ValueError("`train_dataset` is empty. Give it one row for each task.")
+        self.environments = EnvironmentPool(environment_factory, tools)
+        if callable(reward_funcs):
+            reward_funcs = [reward_funcs]
+        if not reward_funcs and not self.environments.pays:
+            raise ValueError(
+                "Nothing pays: the environment defines neither `step` nor `get_reward`, and there are no "
+                "`reward_funcs`. Give one of them."
+            )
+        self.rewards = EpisodeRewards(reward_funcs, args.reward_weights) if reward_funcs else None
+        set_seed(args.seed)  # adapters are initialised randomly
+        model = load_model(model, args, peft_config, quantization_config)
+        tokenizer = load_tokenizer(processing_class, model, args)
+        chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
+        self.rehearsal = Rehearsal(rehearsal_dataset, args.rehearsal_ratio, chat, seed=args.seed + args.process_index)
+
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=identity,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class or tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.model.add_model_tags(self._tag_names)
+        if self.is_fsdp_enabled or (args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3):
+            raise NotImplementedError(
+                "The target weights do not support sharded parameters (DeepSpeed ZeRO-3, FSDP) yet. Use one process, "
+                "DDP or ZeRO-1/2."
+            )
+        generator = TransformersGenerator(
+            self.accelerator,
+            tokenizer,
+            eos_token_ids=ending_token_ids(model, tokenizer, chat.end_of_turn_id),
+            batch_size=args.max_generation_batch_size,
+            ds3_gather_for_generation=args.ds3_gather_for_generation,
+            gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
+        )
+        prompts = NLACPrompts() if prompts is None else prompts
+        self.roles = Roles(generator, chat, prompts, args.samplings, args.action_format, args.max_format_retries)
+        self.replay = PrioritizedReplay(
+            args.replay_buffer_size,
+            priority_exponent=args.priority_exponent,
+            importance_sampling_exponent=args.importance_sampling_exponent,
+            seed=args.seed + args.process_index,
+        )
+        if replay_dataset is not None:
+            self.replay.add(episodes_from_logs(replay_dataset, self.roles))
+        self.target_weights = TargetWeights(self.model, args.target_update_rate)
+        self.add_callback(_TargetUpdate(self.target_weights, args.target_sync_steps))
+        self.health = HealthMonitor(args.health_warning_ratio)
+        self.num_environment_steps = 0
+        self._collate = NLACCollator(tokenizer.pad_token_id)
+        self._batches: deque[list[TrainingExample]] = deque()
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+
+    # Algorithm 1
+
+    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        if not self._batches:
+            self._batches.extend(self._iteration(tasks))
+        return super()._prepare_inputs(self._collate(self._batches.popleft()))
+
+    def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
+        """One iteration of algorithm 1 up to its gradient steps: the micro-batches to take them on."""
+        with self._phase("rollout"):
+            episodes = self._play(tasks)
+            self.replay.add(episodes)
+        samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
+        transitions = [sample.transition for sample in samples]
+        with self.target_weights.swapped_into(self.model), self._phase("target"):
+            targets = bellman_targets(self.roles, transitions)
+        with self._phase("refine"):
+            refinements = refine_actions(self.roles, transitions, self.args.num_refinements)
+        self._record_iteration(episodes, samples, targets, refinements)
+        return self._batch(samples, targets, refinements)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if return_outputs:
+            raise ValueError("The NLACTrainer does not support returning outputs")
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False
+        ).logits  # (B, T, V)
+        nll = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])  # (B,)
+        has_priority = inputs["transition_ids"] >= 0
+        self.replay.update_priorities(
+            inputs["transition_ids"][has_priority].tolist(), nll.detach()[has_priority].tolist()
+        )
+        for i, name in enumerate(LOSSES):
+            chosen = (inputs["loss_ids"] == i) & (inputs["weights"] > 0)
+            self._metrics[f"{name}/loss"].append(self._mean(nll.detach()[chosen].mean().item()))
+        coefficients = nll.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
+        # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
+        # split over processes give the gradient of the whole batch.
+        weights = coefficients[inputs["loss_ids"]] * inputs["weights"]  # (B,)
+        return (weights * nll).sum() / self.args.per_device_train_batch_size
+
+    # Parts of an iteration
+
+    def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
+        """Episodes of the tasks, again and again until training may start."""
+        episodes: list[Episode] = []
+        while True:
+            played = play_episodes(
+                self.environments,
+                tasks,
+                self.roles,
+                self.args.max_turns,
+                self.args.max_prompt_length,
+                rewards=self.rewards,
+            )
+            episodes += played
+            num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
+            if num_transitions and num_transitions >= self.args.learning_starts:
+                return episodes
+            if not any(episode.turns for episode in played):
+                raise RuntimeError(
+                    f"None of {len(played)} episodes had a single turn, so there is nothing to train on. The first "
+                    f"ended with: {played[0].failure}."
+                )
+
+    def _batch(
+        self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
+    ) -> list[list[TrainingExample]]:
+        """Micro-batches of examples. A target or action that broke its format is not trained on."""
+        size = self.args.per_device_train_batch_size
+        batches: list[list[TrainingExample]] = []
+        for i, (sample, target, refinement) in enumerate(zip(samples, targets, refinements, strict=True)):
+            if i % size == 0:
+                batches.append(self.rehearsal.draw(size))
+            transition = sample.transition
+            if target.parsed is not None:
+                prompt = critic_prompt(self.roles, transition.state_action)
+                batches[-1].append(
+                    TrainingExample("critic", prompt, target.token_ids, sample.weight, sample.transition_id)
+                )
+            if refinement is not None:
+                token_ids = refinement.refined_action.token_ids
+                batches[-1].append(TrainingExample("policy", transition.state, token_ids, sample.weight))
+        for batch, sample in zip(batches, samples[::size], strict=True):
+            if not batch:  # every process must run the model, even with nothing to learn
+                turn, state = sample.transition.turn, sample.transition.state
+                token_ids = sample.transition.state_action.ids[turn.prompt_length :]
+                batch.append(TrainingExample("policy", state, tuple(token_ids), weight=0.0))
+        return batches
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Lets the roles speak with the weights that the model has now, and takes the time."""
+        start = time.perf_counter()
+        with self.roles.generator.session(self.model_wrapped):
+            yield
+        self._metrics[f"time/{name}"].append(time.perf_counter() - start)
+
+    # Records
+
+    def _record_iteration(
+        self,
+        episodes: list[Episode],
+        samples: list[Sample],
+        targets: list[Answer],
+        refinements: list[Refinement | None],
+    ) -> None:
+        transitions = [sample.transition for sample in samples]
+        metrics = {**self.roles.take_metrics(), **health_metrics(transitions, targets, refinements)}
+        if self.environments.oracle is not None:
+            metrics.update(judge_refinements(self.environments.oracle, transitions, refinements))
+        metrics.update(episode_metrics(episodes, self.args.success_threshold))
+        metrics["replay/size"] = float(len(self.replay))
+        metrics["replay/priority_mean"] = self.replay.priority_mean
+        metrics["target/distance"] = self.target_weights.distance(self.model)
+        means = {name: self._mean(value) for name, value in sorted(metrics.items())}
+        steps = torch.tensor(sum(len(episode.turns) for episode in episodes), device=self.accelerator.device)
+        self.num_environment_steps += int(self.accelerator.gather(steps).sum())
+        self.health.update(means)
+        for name, value in means.items():
+            self._metrics[name].append(value)
+
+    def _mean(self, value: float) -> float:
+        """Mean over the processes that have a value."""
+        return self.accelerator.gather(torch.tensor(value, device=self.accelerator.device)).nanmean().item()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:  # the log of training steps; those of evaluation and of the end bring their own
+            for name, values in self._metrics.items():
+                valid = [value for value in values if not math.isnan(value)]
+                if valid:
+                    logs[name] = sum(valid) / len(valid)
+            logs["environment/steps"] = self.num_environment_steps
+            self._metrics.clear()
+        super().log(logs, start_time)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        start = time.perf_counter()
+        generation = sum(sum(self._metrics[f"time/{name}"]) for name in ("rollout", "target", "refine"))
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        generated = sum(sum(self._metrics[f"time/{name}"]) for name in ("rollout", "target", "refine")) - generation
+        self._metrics["time/train"].append(time.perf_counter() - start - generated)
+        return loss
+
+    # Evaluation
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Play `num_eval_episodes` of each task. The replay buffer and the course of training are not touched."""
+        device = self.accelerator.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.args.seed + self.args.process_index)
+            tasks = [task for batch in dataloader for task in batch] * self.args.num_eval_episodes
+            with self.roles.generator.session(self.model_wrapped):
+                episodes = play_episodes(
+                    self.environments,
+                    tasks,
+                    self.roles,
+                    self.args.max_turns,
+                    self.args.max_prompt_length,
+                    sampling=self.roles.samplings["evaluation"],
+                    rewards=self.rewards,
+                )
+                metrics = episode_metrics(episodes, self.args.success_threshold)
+                if self.environments.oracle is not None and self.args.num_oracle_probes:
+                    metrics.update(
+                        examine_critic(self.environments, self.roles, self.args.num_oracle_probes, self.args.seed)
+                    )
+        self.roles.take_metrics()
+        metrics = {name: self._mean(value) for name, value in metrics.items()}
+        successes = torch.tensor(
+            [float(e.score >= self.args.success_threshold) for e in episodes if e.turns and e.failure is None],
+            device=device,
+        )
+        successes = self.accelerator.gather_for_metrics(successes, use_gather_object=True)
+        if len(successes):
+            rates = SuccessRate().compute(successes=[float(success) for success in successes])
+            metrics.update({f"episode/{name}": rate for name, rate in rates.items()})
+        metrics["environment/steps"] = self.num_environment_steps
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(episodes))
+
+    # Data, checkpoints
+
+    def get_train_dataloader(self) -> DataLoader:
+        if self.train_dataset is None:
+            raise ValueError("Training requires a `train_dataset`.")
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self.args.episodes_per_iteration // self.args.world_size,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> IterationSampler:
+        return IterationSampler(
+            self.train_dataset if dataset is None else dataset,
+            self.args.episodes_per_iteration,
+            self.args.steps_per_iteration,
+            shuffle=self.args.shuffle_dataset,
+            seed=self.args.seed,
+        )
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        super()._save(output_dir, state_dict)
+        self.roles.prompts.save(Path(output_dir or self.args.output_dir) / "nlac_prompts.json")
+
+    def _save_checkpoint(self, model, trial) -> None:
+        name = self.args.hub_model_id or self.args.output_dir
+        self.create_model_card(model_name=Path(name).name)
+        super()._save_checkpoint(model, trial)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        state = {
+            "environment_steps": self.num_environment_steps,
+            "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
+        }
+        rank = self.args.process_index
+        save_state(Path(output_dir), rank, self.replay, self.target_weights, list(self._batches), state)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            rank = self.args.process_index
+            batches, state = load_state(Path(checkpoint), rank, self.replay, self.target_weights)
+            self._batches = deque(batches)
+            self.num_environment_steps = state["environment_steps"]
+            self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
+
+
+class _TargetUpdate(TrainerCallback):
+    """theta_bar <- tau theta + (1 - tau) theta_bar after optimizer steps (algorithm 1, line 10)."""
+
+    def __init__(self, target_weights: TargetWeights, sync_steps: int):
+        self.target_weights = target_weights
+        self.sync_steps = sync_steps
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step % self.sync_steps == 0:
+            self.target_weights.update(model)

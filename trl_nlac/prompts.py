@@ -1,0 +1,225 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The words of every role, as data, and what is read from the model's answers."""
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import yaml
+
+
+POLICY = """\
+You act in an environment, one action per turn, until the task is done. Answer every observation in exactly this form:
+{action_format}"""
+
+FORMAT_REACT = """\
+Thought: <one line on what you know, what is missing and why the action helps>
+Action: <the action, as the task asks for it; a tool call is written {"name": <tool>, "arguments": <JSON object>}>"""
+
+FORMAT_TEXT = """\
+<the action and nothing else>"""
+
+TOOLS = """\
+You can call these tools, one in each action:
+{tools}"""
+
+CRITIQUE = """\
+Judge the action you just took. First foresee one way in which things may go on from it, until the task has succeeded \
+or failed. Then say whether the action was the best choice. Answer in exactly this form:
+Future:
+<what will happen next and how it ends, in a few short sentences>
+Optimality:
+<"Yes", or "No" and one sentence on how to do better, argued from the future above>
+Take no action now, and write nothing after the judgement."""
+
+SUCCESSOR = """\
+Your action was answered as follows:
+{next_observation}
+
+Foresee one way in which things may go on from here, until the task has succeeded or failed. Use a few short sentences \
+and take no action now."""
+
+BACKUP = """\
+Now judge the action before that answer. Answer in exactly this form:
+Future:
+<the answer that you received, joined with the course of events you foresaw after it, up to success or failure; what \
+comes first matters most>
+Optimality:
+<"Yes", or "No" and one sentence on how to do better, argued from the future above>
+If the action was the best choice, write only "Yes" after "Optimality:". Write nothing after the judgement."""
+
+BACKUP_TERMINATED = """\
+Your action was answered as follows, and with that the task ended:
+{next_observation}
+
+The final score is {score}.
+
+Now judge the action. Answer in exactly this form:
+Future:
+<the answer that you received and how the task ended>
+Optimality:
+<"Yes", or "No" and one sentence on how to do better, argued from the future above>
+If the action was the best choice, write only "Yes" after "Optimality:". Write nothing after the judgement."""
+
+REFINE = """\
+Take your last action back, and use its judgement to choose an action in its place: repair what the judgement found \
+wrong, or repeat the action if it was the best choice. Answer in exactly this form:
+{action_format}
+The new action replaces the last one, it does not come after it. Mention neither the last action nor its judgement."""
+
+_FIELD = re.compile(r"\{(action_format|next_observation|score|tools)\}")
+_REQUIRED_FIELDS = {
+    "tools": {"tools"},
+    "successor": {"next_observation"},
+    "backup_terminated": {"next_observation", "score"},
+}
+
+
+def render(template: str, **values: str) -> str:
+    """Fill the fields of a template. Other braces, and braces in the values, stay as they are."""
+    return _FIELD.sub(lambda match: values[match.group(1)], template)
+
+
+@dataclass(frozen=True)
+class NLACPrompts:
+    """
+    Every prompt of the method, in this project's own words (paper, section 5.1 and appendix A). Replace any of them
+    to fit a task; `{field}` marks where the trainer fills in a value.
+
+    Args:
+        policy (`str`, *optional*):
+            System message of the acting model, p_react. `{action_format}` is optional. Empty for none.
+        tools (`str`, *optional*):
+            Follows the system message where the environment has tools. Shows their JSON schemas, `{tools}`.
+        format_react (`str`, *optional*):
+            How an action is written with `action_format="react"`.
+        format_text (`str`, *optional*):
+            How an action is written with `action_format="text"`.
+        critique (`str`, *optional*):
+            Asks for future and verdict of the last action, p_pred and p_eval in one (k = 1).
+        successor (`str`, *optional*):
+            Shows `{next_observation}` and asks for the future from there: the first half of the Bellman backup.
+        backup (`str`, *optional*):
+            Asks for the judgement that joins observation and foreseen future, p_tpred.
+        backup_terminated (`str`, *optional*):
+            The same where the task ended: shows `{next_observation}` and the final `{score}`.
+        refine (`str`, *optional*):
+            Asks for an action in place of the criticised one, p_refine. `{action_format}` is optional.
+
+    Raises:
+        ValueError: If a prompt lacks a field without which its role cannot be played.
+    """
+
+    policy: str = POLICY
+    tools: str = TOOLS
+    format_react: str = FORMAT_REACT
+    format_text: str = FORMAT_TEXT
+    critique: str = CRITIQUE
+    successor: str = SUCCESSOR
+    backup: str = BACKUP
+    backup_terminated: str = BACKUP_TERMINATED
+    refine: str = REFINE
+
+    def __post_init__(self):
+        for name, required in _REQUIRED_FIELDS.items():
+            missing = required - set(_FIELD.findall(self.__dict__[name]))
+            if missing:
+                raise ValueError(
+                    f"The prompt `{name}` lacks the field `{{{min(missing)}}}`. Add it to: {self.__dict__[name]!r}"
+                )
+
+    def action_format(self, name: str) -> str:
+        """The description of the action format `name` (`"react"` or `"text"`)."""
+        return {"react": self.format_react, "text": self.format_text}[name]
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "NLACPrompts":
+        """
+        Read prompts from a YAML or JSON file; prompts that it does not name keep their defaults.
+
+        Raises:
+            ValueError: If the file names a prompt that does not exist, or one that lacks a required field.
+        """
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(values) - set(names))
+        if unknown:
+            raise ValueError(f"{path} names the prompt `{unknown[0]}`, which does not exist. Prompts are: {names}.")
+        return cls(**values)
+
+    def save(self, path: str | Path) -> None:
+        """Write all prompts to a JSON file that [`NLACPrompts.from_file`] reads."""
+        Path(path).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Critique:
+    """
+    A natural language value Q_L(s, a): a possible future of an action and a verdict on it.
+
+    Args:
+        future (`str`):
+            What will happen.
+        optimal (`bool`):
+            The verdict.
+        advice (`str`):
+            How to do better; empty where the verdict is "Yes".
+    """
+
+    future: str
+    optimal: bool
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        verdict = "Yes" if self.optimal else f"No {self.advice}".strip()
+        return f"Future: {self.future}\nOptimality: {verdict}"
+
+
+_CRITIQUE = re.compile(
+    r"\s*\W{0,3}Future\W{0,3}:\W{0,3}\s*(?P<future>.*?\S)\s*\W{0,3}Optimality\W{0,3}:\W{0,3}\s*"
+    r"(?P<verdict>Yes|No)\b[\s.,:;*\"-]*(?P<advice>.*?)\s*",
+    re.DOTALL | re.IGNORECASE,
+)
+_REACT = re.compile(
+    r"\s*\W{0,3}Thought\W{0,3}:\s*(?P<thought>.*?)\s*\W{0,3}Action\W{0,3}:\s*(?P<action>.*?\S)\s*",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+def parse_critique(text: str) -> Critique | None:
+    """Read a critique, tolerant of case, space and emphasis; `None` if it breaks the format."""
+    match = _CRITIQUE.fullmatch(text)
+    if match is None or len(re.findall(r"Optimality\W{0,3}:", text, re.IGNORECASE)) != 1:
+        return None
+    return Critique(match["future"], match["verdict"].lower() == "yes", match["advice"])
+
+
+def parse_text(text: str) -> str | None:
+    """Free text; `None` if there is none."""
+    return text.strip() or None
+
+
+def parse_react(text: str) -> str | None:
+    """The action of `Thought: ... Action: ...`; `None` if it breaks the format."""
+    match = _REACT.fullmatch(text)
+    if match is None or len(re.findall(r"^\W{0,3}Action\W{0,3}:", text, re.IGNORECASE | re.MULTILINE)) != 1:
+        return None
+    return match["action"]
+
+
+ACTION_PARSERS = {"react": parse_react, "text": parse_text}

@@ -1,0 +1,89 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Reward functions in TRL's form, for environments that do not pay by themselves."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .environments.base import Message
+
+
+RewardFunc = Callable[..., list[float | None]]
+
+
+class EpisodeRewards:
+    """
+    Scores finished episodes with functions written for [`~trl.GRPOTrainer`]: they are called with the lists `prompts`,
+    `completions`, `completion_ids` and `environments`, and with the columns of the dataset, and return one reward per
+    episode. `None` leaves a function out for an episode. Functions may be asynchronous.
+
+    Args:
+        reward_funcs (`list[Callable]`):
+            The functions.
+        reward_weights (`list[float]`, *optional*):
+            Their weights. If `None`, 1 each.
+
+    Raises:
+        ValueError: If there are not as many weights as functions.
+    """
+
+    def __init__(self, reward_funcs: list[RewardFunc], reward_weights: list[float] | None = None):
+        if reward_weights is not None and len(reward_weights) != len(reward_funcs):
+            raise ValueError(
+                f"`reward_weights` has {len(reward_weights)} entries for {len(reward_funcs)} reward functions."
+            )
+        self.reward_funcs = reward_funcs
+        self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
+
+    def __call__(
+        self,
+        prompts: list[list[Message]],
+        completions: list[list[Message]],
+        completion_ids: list[list[int]],
+        environments: list[Any],
+        tasks: list[dict[str, Any]],
+    ) -> list[float]:
+        """
+        Returns:
+            `list[float]`: the weighted sum of the rewards of each episode.
+
+        Raises:
+            ValueError: If a function returns another number of rewards.
+        """
+        reserved = {"prompt", "completion", "completion_ids"}
+        columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
+        totals = [0.0] * len(tasks)
+        for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
+            rewards = reward_func(
+                prompts=prompts,
+                completions=completions,
+                completion_ids=completion_ids,
+                environments=environments,
+                **columns,
+            )
+            if inspect.iscoroutine(rewards):
+                rewards = asyncio.run(rewards)
+            if len(rewards) != len(tasks):
+                raise ValueError(
+                    f"The reward function `{reward_func.__name__}` returned {len(rewards)} rewards for {len(tasks)} "
+                    "episodes. It must return one for each."
+                )
+            for i, reward in enumerate(rewards):
+                if reward is not None and not math.isnan(reward):
+                    totals[i] += weight * reward
+        return totals

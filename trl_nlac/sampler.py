@@ -1,0 +1,66 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Which tasks are played in which iteration."""
+
+from collections.abc import Iterator, Sized
+
+import torch
+from torch.utils.data import Sampler
+
+
+class IterationSampler(Sampler[int]):
+    """
+    Walks over the tasks in rounds of `episodes_per_iteration`. The training loop takes one batch from the data loader
+    for every micro-batch, but tasks are only played at the start of an iteration, so a round is repeated
+    `steps_per_iteration` times. The last round of an epoch is filled up with its first tasks.
+
+    Args:
+        dataset (`Sized`):
+            The tasks.
+        episodes_per_iteration (`int`):
+            Number of tasks of a round, over all processes.
+        steps_per_iteration (`int`):
+            Number of micro-batches of an iteration.
+        shuffle (`bool`):
+            Whether the order is random.
+        seed (`int`):
+            Seed of the order.
+    """
+
+    def __init__(
+        self, dataset: Sized, episodes_per_iteration: int, steps_per_iteration: int, shuffle: bool, seed: int
+    ):
+        self.num_tasks = len(dataset)
+        self.episodes_per_iteration = episodes_per_iteration
+        self.steps_per_iteration = steps_per_iteration
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.num_rounds = -(-self.num_tasks // episodes_per_iteration)
+
+    def __len__(self) -> int:
+        return self.num_rounds * self.episodes_per_iteration * self.steps_per_iteration
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.num_tasks))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.num_tasks, generator=generator).tolist()
+        for start in range(0, self.num_rounds * self.episodes_per_iteration, self.episodes_per_iteration):
+            tasks = [order[i % self.num_tasks] for i in range(start, start + self.episodes_per_iteration)]
+            yield from tasks * self.steps_per_iteration
