@@ -81,8 +81,6 @@ class TransformersGenerator:
             Tokens that end a completion.
         batch_size (`int`):
             Largest number of sequences in one call.
-        ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
-            Whether to gather ZeRO-3 weights once for a whole session.
         gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
             With what to switch gradient checkpointing on again after a session.
     """
@@ -93,14 +91,12 @@ class TransformersGenerator:
         tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: list[int],
         batch_size: int,
-        ds3_gather_for_generation: bool = True,
         gradient_checkpointing_kwargs: dict[str, Any] | None = None,
     ):
         self.accelerator = accelerator
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.batch_size = batch_size
-        self.ds3_gather_for_generation = ds3_gather_for_generation
         self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
         self._model: nn.Module | None = None
 
@@ -110,7 +106,6 @@ class TransformersGenerator:
         with unwrap_model_for_generation(
             model,
             self.accelerator,
-            gather_deepspeed3_params=self.ds3_gather_for_generation,
             gradient_checkpointing_kwargs=self.gradient_checkpointing_kwargs,
         ) as self._model:
             self._model.eval()

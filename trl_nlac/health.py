@@ -34,8 +34,8 @@ def backup_fidelity(transition: Transition, target: Critique) -> float:
 
 
 def refine_compliance(refinement: Refinement) -> float:
-    """Whether the action was kept where the verdict is "Yes", and changed where it is "No"."""
-    changed = refinement.refined_action.parsed != refinement.action.parsed
+    """Whether the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
+    changed = refinement.refined_action.parsed != refinement.attempt.parsed
     return float(changed != refinement.critique.optimal)
 
 

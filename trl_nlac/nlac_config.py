@@ -97,8 +97,6 @@ class NLACConfig(_BaseConfig):
             Largest number of sequences that are generated in one call on one device.
         max_format_retries (`int`, *optional*, defaults to `1`):
             How often a target, critique or action that breaks its format is sampled again before it is dropped.
-        ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
-            With DeepSpeed ZeRO-3, whether to gather the weights for generation.
 
         > Parameters that control the replay buffer
 
@@ -233,9 +231,6 @@ class NLACConfig(_BaseConfig):
     max_format_retries: int = field(
         default=1,
         metadata={"help": "How often an answer that breaks its format is sampled again before it is dropped."},
-    )
-    ds3_gather_for_generation: bool = field(
-        default=True, metadata={"help": "With DeepSpeed ZeRO-3, whether to gather the weights for generation."}
     )
 
     # Parameters that control the replay buffer

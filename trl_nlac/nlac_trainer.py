@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
@@ -223,7 +223,6 @@ class NLACTrainer(_BaseTrainer):
             tokenizer,
             eos_token_ids=ending_token_ids(model, tokenizer, chat.end_of_turn_id),
             batch_size=args.max_generation_batch_size,
-            ds3_gather_for_generation=args.ds3_gather_for_generation,
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
         )
         prompts = NLACPrompts() if prompts is None else prompts
@@ -235,7 +234,8 @@ class NLACTrainer(_BaseTrainer):
             seed=args.seed + args.process_index,
         )
         if replay_dataset is not None:
-            self.replay.add(episodes_from_logs(replay_dataset, self.roles))
+            shard = replay_dataset.shard(args.world_size, args.process_index)
+            self.replay.add(episodes_from_logs(shard, self.roles))
         self.target_weights = TargetWeights(self.model, args.target_update_rate)
         self.add_callback(_TargetUpdate(self.target_weights, args.target_sync_steps))
         self.health = HealthMonitor(args.health_warning_ratio)
@@ -243,6 +243,7 @@ class NLACTrainer(_BaseTrainer):
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
         self._metrics: dict[str, list[float]] = defaultdict(list)
+        set_seed(args.seed, device_specific=True)  # processes sample differently
 
     # Algorithm 1
 
@@ -278,7 +279,8 @@ class NLACTrainer(_BaseTrainer):
         )
         for i, name in enumerate(LOSSES):
             chosen = (inputs["loss_ids"] == i) & (inputs["weights"] > 0)
-            self._metrics[f"{name}/loss"].append(self._mean(nll.detach()[chosen].mean().item()))
+            losses = self.accelerator.gather(nll.detach()[chosen].mean())
+            self._metrics[f"{name}/loss"].append(losses.nanmean().item())
         coefficients = nll.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
@@ -359,16 +361,11 @@ class NLACTrainer(_BaseTrainer):
         metrics["replay/size"] = float(len(self.replay))
         metrics["replay/priority_mean"] = self.replay.priority_mean
         metrics["target/distance"] = self.target_weights.distance(self.model)
-        means = {name: self._mean(value) for name, value in sorted(metrics.items())}
-        steps = torch.tensor(sum(len(episode.turns) for episode in episodes), device=self.accelerator.device)
-        self.num_environment_steps += int(self.accelerator.gather(steps).sum())
+        means = _mean_over_processes(metrics)
+        self.num_environment_steps += sum(gather_object([sum(len(episode.turns) for episode in episodes)]))
         self.health.update(means)
         for name, value in means.items():
             self._metrics[name].append(value)
-
-    def _mean(self, value: float) -> float:
-        """Mean over the processes that have a value."""
-        return self.accelerator.gather(torch.tensor(value, device=self.accelerator.device)).nanmean().item()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:  # the log of training steps; those of evaluation and of the end bring their own
@@ -419,14 +416,11 @@ class NLACTrainer(_BaseTrainer):
                         examine_critic(self.environments, self.roles, self.args.num_oracle_probes, self.args.seed)
                     )
         self.roles.take_metrics()
-        metrics = {name: self._mean(value) for name, value in metrics.items()}
-        successes = torch.tensor(
-            [float(e.score >= self.args.success_threshold) for e in episodes if e.turns and e.failure is None],
-            device=device,
-        )
-        successes = self.accelerator.gather_for_metrics(successes, use_gather_object=True)
-        if len(successes):
-            rates = SuccessRate().compute(successes=[float(success) for success in successes])
+        metrics = _mean_over_processes(metrics)
+        played = [episode for episode in episodes if episode.turns and episode.failure is None]
+        successes = gather_object([float(episode.score >= self.args.success_threshold) for episode in played])
+        if successes:
+            rates = SuccessRate(keep_in_memory=True).compute(successes=successes)
             metrics.update({f"episode/{name}": rate for name, rate in rates.items()})
         metrics["environment/steps"] = self.num_environment_steps
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -456,7 +450,8 @@ class NLACTrainer(_BaseTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
-        self.roles.prompts.save(Path(output_dir or self.args.output_dir) / "nlac_prompts.json")
+        if self.args.should_save:
+            self.roles.prompts.save(Path(output_dir or self.args.output_dir) / "nlac_prompts.json")
 
     def _save_checkpoint(self, model, trial) -> None:
         name = self.args.hub_model_id or self.args.output_dir
@@ -480,6 +475,15 @@ class NLACTrainer(_BaseTrainer):
             self._batches = deque(batches)
             self.num_environment_steps = state["environment_steps"]
             self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
+
+
+def _mean_over_processes(metrics: dict[str, float]) -> dict[str, float]:
+    """Means over the processes that have a metric, by name."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for of_process in gather_object([metrics]):
+        for name, value in of_process.items():
+            values[name].append(value)
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
 class _TargetUpdate(TrainerCallback):

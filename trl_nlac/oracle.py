@@ -61,7 +61,7 @@ def judge_refinements(
     return oracle_metrics(
         oracle,
         [
-            (transition, refinement.action.parsed, refinement.critique, refinement.refined_action.parsed)
+            (transition, refinement.attempt.parsed, refinement.critique, refinement.refined_action.parsed)
             for transition, refinement in zip(transitions, refinements, strict=True)
             if refinement is not None
         ],

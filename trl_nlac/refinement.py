@@ -30,13 +30,16 @@ class Refinement:
     Args:
         action ([`Answer`]):
             a_t ~ pi_theta(. | s_t), the first attempt.
+        attempt ([`Answer`]):
+            The attempt that was refined last; with one round, the same.
         critique ([`~prompts.Critique`]):
-            Q_L(s_t, a_t); with several rounds, that of the last attempt.
+            Q_L(s_t, a_t) of that attempt.
         refined_action ([`Answer`]):
             a_t^r, the target of the policy loss.
     """
 
     action: Answer
+    attempt: Answer
     critique: Critique
     refined_action: Answer
 
@@ -65,10 +68,11 @@ def refine_actions(roles: Roles, transitions: list[Transition], num_refinements:
             criticised = critic_prompt(roles, attempt).extended(critique.token_ids)
             conversations[i] = roles.follow_up(criticised, question)
         refined = roles.ask("refine", [conversations[i] for i in judged], roles.parse_action)
-        attempts = {}
+        refinable = {}
         for (i, critique), action in zip(judged.items(), refined, strict=True):
             if action.parsed is not None:
-                refinements[i] = Refinement(actions[i], critique.parsed, action)
+                refinements[i] = Refinement(actions[i], attempts[i], critique.parsed, action)
                 if not critique.parsed.optimal:
-                    attempts[i] = action
+                    refinable[i] = action
+        attempts = refinable
     return refinements

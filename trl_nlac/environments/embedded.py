@@ -20,7 +20,7 @@ from pathlib import Path
 from datasets import Dataset
 
 from ..prompts import NLACPrompts
-from .dialogues import ROLES, RoleDialogue
+from .dialogues import RoleDialogue
 from .rooms import RoomsEnvironment, RoomsFamily, RoomsWorld
 from .service_desk import ServiceDesk, ServiceDeskEnvironment, ServiceDeskFamily
 
@@ -91,10 +91,10 @@ def make_rehearsal_dataset(world: str, size: int = 4096, seed: int = 0) -> Datas
     family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world]()
     rows = {"prompt": [], "completion": []}
     while len(rows["prompt"]) < size:
-        role = rng.choice(["policy", *ROLES, *ROLES[1:2], *ROLES[3:]])
-        known = rng.random() < 0.5
-        if not known and role not in ("backup", "refine"):
-            continue
+        role = rng.choice(
+            ["backup", "refine"] if rng.random() < 0.75 else ["policy", "critique", "critique", "successor"]
+        )
+        known = role not in ("backup", "refine") or rng.random() < 0.5
         messages, completion = family.dialogue(rng, role, known).messages(role, COMPACT_PROMPTS)
         rows["prompt"].append(messages)
         rows["completion"].append([{"role": "assistant", "content": completion}])

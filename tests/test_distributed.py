@@ -1,0 +1,91 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+
+
+SCRIPT = """
+import json
+import sys
+from pathlib import Path
+
+from safetensors.torch import save_file
+from testing_utils import make_config
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+
+output_dir = Path(sys.argv[1])
+desk, tasks = make_tasks("rooms", 0)
+trainer = NLACTrainer(
+    model=TINY_MODEL,
+    args=make_config(
+        output_dir, max_steps=3, episodes_per_iteration=4, save_strategy="steps", save_steps=2, logging_steps=1
+    ),
+    train_dataset=tasks,
+    eval_dataset=tasks,
+    environment_factory=lambda: make_environment(desk),
+    prompts=COMPACT_PROMPTS,
+)
+trainer.train(resume_from_checkpoint=str(output_dir / "checkpoint-2") if len(sys.argv) > 2 else None)
+metrics = trainer.evaluate()
+rank = trainer.args.process_index
+save_file({k: v.clone() for k, v in trainer.model.state_dict().items() if "lm_head" not in k}, output_dir / f"model_{rank}")
+save_file(trainer.target_weights.state_dict(), output_dir / f"target_{rank}")
+if rank == 0:
+    (output_dir / "metrics.json").write_text(json.dumps(metrics))
+"""
+
+
+def launch(*arguments: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def assert_same(first: Path, second: Path) -> None:
+    first, second = load_file(first), load_file(second)
+    assert first.keys() == second.keys()
+    assert all(first[name].equal(second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    """Data-parallel training: one model, one set of target weights, two replay buffers, and all of it resumes."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    launch(str(script), str(tmp_path))
+    for kind in ("model", "target"):
+        assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_1")
+    ranks = [tmp_path / "checkpoint-2" / "nlac" / f"rank_0000{rank}" for rank in (0, 1)]
+    episodes = [pq.read_table(rank / "episodes.parquet").to_pylist() for rank in ranks]
+    assert [len(rows) for rows in episodes] == [4, 4]  # 2 iterations of 4 episodes, half of them each
+    assert episodes[0] != episodes[1]
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert 0 <= metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]
+
+    for kind in ("model", "target"):
+        (tmp_path / f"{kind}_0").rename(tmp_path / f"{kind}_whole")
+    launch(str(script), str(tmp_path), "resume")
+    for kind in ("model", "target"):
+        assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_whole")
