@@ -96,6 +96,31 @@ def summarize(cells: list[dict]) -> dict:
     }
 
 
+def as_markdown(report: dict) -> str:
+    """The runs as a table."""
+    lines = [
+        "| world | seed | success before | after (95 %) | environment steps | to 0.8 | seconds |",
+        "|---" * 7 + "|",
+    ]
+    for world, summary in report["worlds"].items():
+        for row in summary["runs"]:
+            success, low, high = row["success_rate"], row["success_rate_low"], row["success_rate_high"]
+            after = f"{success['after']:.2f} ({low['after']:.2f} to {high['after']:.2f})"
+            reached = row["steps_to_0.8"] or "not reached"
+            lines.append(
+                f"| {world.replace('_', ' ')} | {row['seed']} | {success['before']:.2f} | {after} | "
+                f"{row['environment_steps']} | {reached} | {row['seconds']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def insert(text: str, path: Path) -> None:
+    """Put `text` between the result markers of a Markdown file."""
+    start, end = "<!-- results of benchmarks/quickstart.py -->", "<!-- end of results -->"
+    before, _, rest = path.read_text().partition(start)
+    path.write_text(f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/quickstart.json"))
@@ -103,6 +128,7 @@ def main():
     parser.add_argument("--worlds", nargs="+", default=["service_desk", "rooms"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--readme", type=Path, help="Markdown file between whose result markers the table is put")
     args, extra = parser.parse_known_args()
     cells = {
         world: [run_cell(world, seed, args.runs, args.threads, extra) for seed in args.seeds] for world in args.worlds
@@ -116,6 +142,8 @@ def main():
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(report, indent=2) + "\n")
+    if args.readme:
+        insert(as_markdown(report), args.readme)
     for world, summary in report["worlds"].items():
         low, high = summary["mean_improvement_95"]
         reached = f"{summary['num_at_least_0.8']} of {summary['num_seeds']} at 0.8 or more"
