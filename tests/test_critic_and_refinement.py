@@ -66,6 +66,20 @@ class TestBellmanTargets:
         bellman_targets(roles, [Transition(cut, 1)])
         assert asked(roles)[0].endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
 
+    def test_explicit_bootstrap(self):
+        action, future = "route billing amber badge noon", "Future: refused needs photo lose\nOptimality: No use photo"
+        roles = make_roles([action, future, CRITIQUE, CRITIQUE])
+        bellman_targets(roles, make_transitions(roles), bootstrap="explicit")
+        policy, critic, backup, _ = asked(roles)
+        state_action = "<|user|> baku 2<|end|><|assistant|> route billing ruby photo noon<|end|>"
+        assert policy == state_action + "<|user|> refused needs amber 1<|end|><|assistant|>"
+        assert critic == policy + f" {action}<|end|><|user|> Critique?<|end|><|assistant|>"
+        assert backup == (
+            state_action
+            + "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|>"
+            + f" {action} refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
+        )
+
     def test_critic_is_not_told_the_future(self):
         roles = make_roles([])
         for transition in make_transitions(roles):

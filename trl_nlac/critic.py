@@ -35,30 +35,28 @@ def critiques(roles: Roles, state_actions: list[Prompt], **kwargs) -> list[Answe
     return roles.ask("critique", prompts, parse_critique, **kwargs)
 
 
-def bellman_targets(roles: Roles, transitions: list[Transition]) -> list[Answer]:
+def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str = "implicit") -> list[Answer]:
     """
     Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1).
 
     Call it with the target weights. A terminated step is judged by its observation and the final score. Any other
     step, a truncated one too, bootstraps: a future is foreseen from the observed s_{t+1}, then joined with it.
 
+    Args:
+        roles ([`~roles.Roles`]):
+            The speakers.
+        transitions (`list[Transition]`):
+            The observed steps.
+        bootstrap (`str`, *optional*, defaults to `"implicit"`):
+            Where the future from s_{t+1} comes from: `"implicit"` asks the successor model for action and future in one
+            (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1).
+
     Returns:
         `list[Answer]`: each parsed into a [`~prompts.Critique`], or `None` if it broke the format.
     """
     open_ended = [transition for transition in transitions if not transition.terminated]
-    futures = iter(
-        roles.ask(
-            "successor",
-            [
-                roles.follow_up(
-                    transition.state_action,
-                    render(roles.prompts.successor, next_observation=transition.turn.next_observation),
-                )
-                for transition in open_ended
-            ],
-            parse_text,
-        )
-    )
+    foresee = {"implicit": _implicit_futures, "explicit": _explicit_futures}[bootstrap]
+    futures = iter(foresee(roles, open_ended))
     prompts = []
     for transition in transitions:
         if transition.terminated:
@@ -69,6 +67,35 @@ def bellman_targets(roles: Roles, transitions: list[Transition]) -> list[Answer]
             )
             prompts.append(roles.follow_up(transition.state_action, question))
         else:
-            future = next(futures)
-            prompts.append(roles.follow_up(future.prompt.extended(future.token_ids), roles.prompts.backup))
+            prompts.append(roles.follow_up(next(futures), roles.prompts.backup))
     return roles.ask("backup", prompts, parse_critique)
+
+
+def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
+    """p_pred(s_{t+1})."""
+    return [
+        roles.follow_up(
+            transition.state_action,
+            render(roles.prompts.successor, next_observation=transition.turn.next_observation),
+        )
+        for transition in transitions
+    ]
+
+
+def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
+    """d_{t+1} ~ M(p_pred(s_{t+1})), as conversations that end with it."""
+    futures = roles.ask("successor", _successor_prompts(roles, transitions), parse_text)
+    return [future.prompt.extended(future.token_ids) for future in futures]
+
+
+def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
+    """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
+    sampling = roles.samplings["successor"]
+    states = [roles.follow_up(t.state_action, t.turn.next_observation) for t in transitions]
+    actions = roles.ask("policy", states, roles.parse_action, sampling=sampling)
+    judged = critiques(roles, [action.prompt.extended(action.token_ids) for action in actions], sampling=sampling)
+    conversations = []
+    for prompt, action, critique in zip(_successor_prompts(roles, transitions), actions, judged, strict=True):
+        future = critique.text if critique.parsed is None else critique.parsed.future
+        conversations.append(prompt.extended(roles.chat.completion(f"{action.parsed or action.text} {future}")))
+    return conversations

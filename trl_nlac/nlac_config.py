@@ -122,6 +122,10 @@ class NLACConfig(_BaseConfig):
             Coefficient of the critic loss, lambda_1 in algorithm 1.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1.
+        bootstrap (`str`, *optional*, defaults to `"implicit"`):
+            Where the bootstrapped future of a Bellman target comes from: `"implicit"` asks the successor model for the
+            next action and its future in one (the paper's implementation), `"explicit"` samples the next action from the
+            policy and its future from the critic, which are both trained (the paper's equation 1), for one more generation.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
@@ -261,6 +265,13 @@ class NLACConfig(_BaseConfig):
     )
     critic_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the critic loss."})
     policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
+    bootstrap: str = field(
+        default="implicit",
+        metadata={
+            "help": "Where the bootstrapped future of a Bellman target comes from.",
+            "choices": ["implicit", "explicit"],
+        },
+    )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
     rehearsal_ratio: float = field(
         default=0.0,
@@ -287,6 +298,8 @@ class NLACConfig(_BaseConfig):
         super().__post_init__()
         if self.action_format not in ACTION_PARSERS:
             raise ValueError(f"`action_format` must be one of {sorted(ACTION_PARSERS)}, got {self.action_format!r}.")
+        if self.bootstrap not in ("implicit", "explicit"):
+            raise ValueError(f"`bootstrap` must be 'implicit' or 'explicit', got {self.bootstrap!r}.")
         for name in (
             "max_turns",
             "max_completion_length",

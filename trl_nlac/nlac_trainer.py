@@ -260,7 +260,7 @@ class NLACTrainer(_BaseTrainer):
         samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
         transitions = [sample.transition for sample in samples]
         with self.target_weights.swapped_into(self.model), self._phase("target"):
-            targets = bellman_targets(self.roles, transitions)
+            targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
         with self._phase("refine"):
             refinements = refine_actions(self.roles, transitions, self.args.num_refinements)
         self._record_iteration(episodes, samples, targets, refinements)

@@ -88,12 +88,14 @@ WORLD_SETTINGS = {
         eval_steps=20,
         logging_steps=20,
     ),
-    # A critique names a door to avoid, not the right one: several rounds find more than one does.
+    # A critique names a door to avoid, not the right one, so several rounds find more than one does; and what follows a door
+    # is foreseen by the critic rather than by the successor prompt, which a tiny model does not learn along with it.
     "rooms": dict(
         max_steps=450,
         lr_scheduler_kwargs={"num_decay_steps": 100},
         max_turns=4,
         num_refinements=3,
+        bootstrap="explicit",
         rehearsal_ratio=1.0,
         num_eval_episodes=24,
         eval_steps=50,
