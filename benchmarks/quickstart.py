@@ -128,6 +128,7 @@ def main():
     parser.add_argument("--worlds", nargs="+", default=["service_desk", "rooms"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--note", default="", help="anything about the runs that the report should say")
     parser.add_argument("--readme", type=Path, help="Markdown file between whose result markers the table is put")
     args, extra = parser.parse_known_args()
     cells = {
@@ -138,6 +139,7 @@ def main():
         "machine": {"cpu_count": os.cpu_count(), "threads_per_run": args.threads, "platform": platform.platform()},
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "datasets", "accelerate")},
         "python": platform.python_version(),
+        "note": args.note,
         "worlds": {world: summarize(results) for world, results in cells.items()},
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
