@@ -85,7 +85,7 @@ def test_learns_a_service_desk(tmp_path):
     assert trainer.num_environment_steps <= 280
     # The critic fits its targets, foresees what it could not have known, and is not one that always says "No".
     losses = [log["critic/loss"] for log in trainer.state.log_history if "critic/loss" in log]
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.75 * losses[0]
     assert after["eval_oracle/future_accuracy"] > before["eval_oracle/future_accuracy"] + 0.05
     assert after["eval_oracle/verdict_yes_rate"] + after["eval_oracle/verdict_no_rate"] > 1
     # Targets are written with the target weights, everything else with the policy's.

@@ -240,16 +240,15 @@ class TestTraining:
                 self.closed = True
                 return "closed"
 
-        def words(completions, request, environments, **kwargs):
+        def turns(completions, request, environments, **kwargs):
             assert all(isinstance(environment, ToolEnvironment) for environment in environments)
-            return [float(len(messages[0]["content"].split())) for messages in completions]
+            return [len(messages) / 2 for messages in completions]
 
         with pytest.raises(ValueError, match="Nothing pays"):
             make_trainer(tmp_path, environment_factory=Ticket)
-        trainer = make_trainer(tmp_path, {"logging_steps": 1}, environment_factory=Ticket, reward_funcs=words)
+        trainer = make_trainer(tmp_path, {"logging_steps": 1}, environment_factory=Ticket, reward_funcs=turns)
         trainer.train()
-        # The tiny model calls no tool: what it says is its final answer.
-        assert all(episode.terminated and episode.score == 5 for episode in trainer.replay.episodes)
+        assert all(episode.score == len(episode.turns) > 0 for episode in trainer.replay.episodes)
 
     def test_logged_conversations(self, tmp_path):
         messages = [{"role": "user", "content": "baku 2"}, {"role": "assistant", "content": "route legal"}]

@@ -63,7 +63,7 @@ def judge_refinements(
         [
             (transition, refinement.attempt.parsed, refinement.critique, refinement.refined_action.parsed)
             for transition, refinement in zip(transitions, refinements, strict=True)
-            if refinement is not None
+            if refinement is not None and transition.episode.task  # of a logged episode the oracle knows nothing
         ],
     )
 
