@@ -15,17 +15,22 @@
 import numpy as np
 import pytest
 import torch
-from testing_utils import make_roles
+from accelerate import Accelerator
+from testing_utils import make_roles, make_roles_of, make_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_nlac.critic import bellman_targets, critic_prompt, critiques
+from trl_nlac.chat import ChatEncoder
+from trl_nlac.critic import bellman_targets, critic_prompt, critiques, verdict_scores
 from trl_nlac.environments import ServiceDesk
-from trl_nlac.environments.embedded import make_environment
-from trl_nlac.generation import Completion, Sampling
-from trl_nlac.losses import sequence_nll
-from trl_nlac.prompts import parse_critique
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment
+from trl_nlac.environments.service_desk import ARGUMENTS
+from trl_nlac.generation import Completion, Sampling, TransformersGenerator
+from trl_nlac.losses import sequence_kl, sequence_nll
+from trl_nlac.prompts import Critique, parse_corrected_think, parse_critique
 from trl_nlac.refinement import refine_actions
 from trl_nlac.rollout import replay_actions
-from trl_nlac.types import Episode, Transition
+from trl_nlac.tool_calls import format_tool_call
+from trl_nlac.types import Answer, Episode, Transition
 
 
 DESK = ServiceDesk({"baku": ("billing", "amber", "photo", "noon")})
@@ -80,8 +85,9 @@ class TestBellmanTargets:
             + f" {action} refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
         )
 
-    def test_critic_is_not_told_the_future(self):
-        roles = make_roles([])
+    @pytest.mark.parametrize("kwargs", [{}, {"num_futures": 3}, {"single_step": True}])
+    def test_critic_is_not_told_the_future(self, kwargs):
+        roles = make_roles([], **kwargs)
         for transition in make_transitions(roles):
             prompt = critic_prompt(roles, transition.state_action).ids
             told = roles.chat.completion(transition.turn.next_observation)[:-1]
@@ -90,6 +96,53 @@ class TestBellmanTargets:
             # It extends the state and the action token by token.
             state_action = transition.state_action.ids
             assert prompt[: len(state_action)] == state_action
+
+    def test_several_futures(self):
+        """k > 1: the critic learns futures, and a separate evaluation reads k of them (equation 3)."""
+        roles = make_roles(["it ends", "it begins anew", "it all ends"], num_futures=2)
+        targets = bellman_targets(roles, make_transitions(roles))
+        assert [target.parsed for target in targets] == [
+            Critique("it begins anew", None),
+            Critique("it all ends", None),
+        ]
+        _, going_on, ended = asked(roles)
+        assert "do not judge" in going_on.replace("\n", " ") and "final score is 0" in ended
+
+        roles = make_roles(["it works", "", "it fails", "Future: mixed\nOptimality: No wait"], num_futures=3)
+        roles.max_format_retries = 0
+        (critique,) = critiques(roles, [make_transitions(roles)[0].state_action])
+        *foreseen, evaluation = asked(roles)
+        assert len(set(foreseen)) == 1 and foreseen[0].count("Foresee one way") == 1
+        assert "1. it works\n2. it fails" in evaluation and "3." not in evaluation
+        assert critique.parsed == Critique("mixed", False, "wait")
+
+    def test_single_step(self):
+        roles = make_roles(["Correctness: No the sum", "Correctness: Yes"], single_step=True, max_format_retries=0)
+        cut, ended = make_transitions(roles)
+        targets = bellman_targets(roles, [cut, ended])
+        assert targets[0].parsed is None  # what was cut has no score
+        assert targets[1].parsed == Critique("", False, "the sum")
+        (backup,) = asked(roles)
+        assert "final score of your solution is 0" in backup and "Future" not in backup
+        (critique,) = critiques(roles, [ended.state_action])
+        assert critique.parsed.optimal and "score" not in asked(roles)[-1]
+
+    def test_tool_calls(self):
+        """The answer of a tool is a message of the tool, in a bootstrapped state too."""
+        desk = make_environment(DESK, "tool_call")
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        wrong = [format_tool_call("route", dict(zip(ARGUMENTS, call.split()[1:], strict=True))) for call in WRONG]
+        again = make_roles_of(chat, [], action_format="tool_call").written_action(wrong[1], "")
+        answers = [again, "Future: lost\nOptimality: No wait", CRITIQUE]
+        roles = make_roles_of(chat, answers, action_format="tool_call")
+        episode = replay_actions(desk, {"request": "baku"}, wrong, roles)
+        assert [turn.action for turn in episode.turns] == wrong and episode.terminated
+        (target,) = bellman_targets(roles, [Transition(episode, 0)], bootstrap="explicit")
+        policy, critic, backup = asked(roles)
+        result = "<tool_response>\nrefused needs amber 1\n</tool_response><|im_end|>"
+        assert result in policy and policy == roles.chat.tokenizer.decode(Transition(episode, 1).state.ids)
+        assert critic.startswith(policy) and critic.endswith("Critique?<|im_end|>\n<|im_start|>assistant\n")
+        assert f"{wrong[1]} lost" in backup and target.parsed.optimal
 
     def test_broken_formats_are_sampled_again_then_dropped(self):
         roles = make_roles(["closed win", "no critique", CRITIQUE, "nor this", "nor that"], max_format_retries=2)
@@ -142,6 +195,114 @@ class TestRefineActions:
         roles = make_roles(["a", CRITIQUE, ""], max_format_retries=0)
         assert refine_actions(roles, make_transitions(roles)[:1]) == [None]
 
+    def test_stored_actions_are_refined_by_their_targets(self):
+        """refinement_source="replay": no fresh action, no critique; the Bellman target takes its place."""
+        roles = make_roles(["fresh", CRITIQUE, "route stored", "route fresh"])
+        transitions = make_transitions(roles)
+        told = roles.chat.completion("Future: refused\nOptimality: No use amber")
+        target = Answer(transitions[0].state_action, tuple(told), "", Critique("refused", False, "use amber"))
+        stored, fresh = refine_actions(roles, transitions, targets={0: target})
+        assert (stored.action, stored.attempt) == (WRONG[0], WRONG[0])
+        assert stored.critique is target.parsed
+        assert {stored.refined_action.text, fresh.refined_action.text} == {"route stored", "route fresh"}
+        policy, critique, *_ = asked(roles)
+        assert policy == roles.chat.tokenizer.decode(transitions[1].state.ids)
+        refine = asked(roles)[2]
+        assert refine.startswith(roles.chat.tokenizer.decode(transitions[0].state_action.ids))
+        assert "Optimality: No use amber<|end|><|user|> Revise?" in refine
+        broken = Answer(transitions[0].state_action, tuple(told), "", None)
+        assert refine_actions(make_roles([]), transitions[:1], targets={0: broken}) == [None]
+
+
+class TestReasoning:
+    """Chains of thought of targets and refined actions are rewritten before they are trained on (appendix A)."""
+
+    @staticmethod
+    def think(chat, thought, content):
+        return [*chat._encode_scaffold(f"<think>\n{thought}\n</think>\n\n{content}"), chat.stop_ids[0]]
+
+    def make_roles(self, corrections, **kwargs):
+        chat = ChatEncoder(make_tokenizer("qwen3"))
+        answers = ["it ends", self.think(chat, "It answered refused.", CRITIQUE)]
+        answers.append(self.think(chat, "The score is 0.", CRITIQUE))
+        return make_roles_of(chat, answers + corrections, max_format_retries=0, **kwargs)
+
+    def test_targets_are_trained_with_rewritten_thoughts(self):
+        roles = self.make_roles(["<corrected_think>I expect a refusal.</corrected_think>", "<corrected_think>It"])
+        first, second = bellman_targets(roles, make_transitions(roles))
+        text = roles.chat.tokenizer.decode(first.token_ids)
+        assert text == f"<think>\nI expect a refusal.\n</think>\n\n{CRITIQUE}<|im_end|>"
+        assert first.parsed == parse_critique(CRITIQUE)
+        assert second.parsed is None  # its thoughts know the score
+        assert roles.take_metrics()["correction/format_rate"] == 0.5
+        # Whoever corrects reads the thoughts, though the template drops them from past turns.
+        assert "It answered refused." in asked(roles)[-2] and "The score is 0." in asked(roles)[-1]
+
+    def test_it_can_be_switched_off(self):
+        roles = self.make_roles([], reasoning=False)
+        targets = bellman_targets(roles, make_transitions(roles))
+        assert "It answered refused." in roles.chat.tokenizer.decode(targets[0].token_ids)
+
+    def test_refined_actions_are_trained_with_rewritten_thoughts(self):
+        chat = ChatEncoder(make_tokenizer("qwen3"))
+        answers = ["a", "Future: bad\nOptimality: No b", self.think(chat, "The judgement says b.", "b")]
+        answers.append(self.think(chat, "How to put it?", "<corrected_think>b may do.</corrected_think>"))
+        roles = make_roles_of(chat, answers)
+        (refinement,) = refine_actions(roles, make_transitions(roles)[:1])
+        text = roles.chat.tokenizer.decode(refinement.refined_action.token_ids)
+        assert text == "<think>\nb may do.\n</think>\n\nb<|im_end|>"
+
+    def test_answers_without_thoughts_stay(self):
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), ["it ends", CRITIQUE, CRITIQUE])
+        assert all(target.parsed for target in bellman_targets(roles, make_transitions(roles)))
+
+    @pytest.mark.parametrize(
+        ("text", "thoughts"),
+        [
+            ("<corrected_think>\nso\n</corrected_think>", "so"),
+            ("<corrected_think>a</corrected_think><corrected_think>b</corrected_think>", None),
+            ("<corrected_think><think>a</think></corrected_think>", None),
+            ("<corrected_think> </corrected_think>", None),
+            ("Well: <corrected_think>a</corrected_think>", None),
+            ("a", None),
+        ],
+    )
+    def test_blocks_are_read_strictly(self, text, thoughts):
+        assert parse_corrected_think(text) == thoughts
+
+    def test_needs_a_template_with_thoughts(self):
+        with pytest.raises(ValueError, match="`reasoning=True` needs a chat template"):
+            make_roles([], reasoning=True)
+
+
+class TestVerdictScores:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            CRITIQUE,
+            "Future: refused needs amber lose\nOptimality: No use amber",
+            "**Future:** a\n**Optimality:**\nyes.",
+        ],
+    )
+    def test_log_odds_of_the_verdict(self, text):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+        roles = make_roles([text])
+        generator = TransformersGenerator(Accelerator(cpu=True), tokenizer, [1], batch_size=3)
+        critique = critiques(roles, [make_transitions(roles)[0].state_action])[0]
+        roles.generator = generator
+        with generator.session(model):
+            (score,) = verdict_scores(roles, [critique])
+        ids = critique.prompt.ids + list(critique.token_ids)
+        said = "Yes" if critique.parsed.optimal else "No"
+        position = next(
+            i for i in reversed(range(len(ids))) if tokenizer.decode(ids[: i + 1]).lower().endswith(said.lower())
+        )
+        if "**" not in text:  # one token each
+            logps = model(torch.tensor([ids[:position]])).logits[0, -1].log_softmax(-1)
+            yes, no = (tokenizer(f" {word}", add_special_tokens=False)["input_ids"][-1] for word in ("Yes", "No"))
+            assert score == pytest.approx((logps[yes] - logps[no]).item(), abs=1e-4)
+        assert np.isfinite(score)
+
 
 class TestLosses:
     def test_sequence_nll(self):
@@ -158,3 +319,22 @@ class TestLosses:
         logits = torch.randn(1, 6, 7, requires_grad=True)
         sequence_nll(logits, torch.randint(7, (1, 6)), torch.tensor([[0, 0, 0, 1, 1, 0]])).sum().backward()
         assert logits.grad.abs().sum(-1)[0].gt(0).tolist() == [False, False, True, True, False, False]
+
+    def test_sequence_kl(self):
+        torch.manual_seed(0)
+        logits, teacher = torch.randn(2, 6, 7, requires_grad=True), torch.randn(2, 8, 7)
+        mask = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 0, 0, 1, 0, 0]])
+        teacher_mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0, 0]])
+        divergence = sequence_kl(logits, mask, teacher, teacher_mask)
+        p, q = teacher.log_softmax(-1), logits.log_softmax(-1)
+        kl = [(p[0, s - 1].exp() * (p[0, s - 1] - q[0, t - 1])).sum().item() for t, s in ((2, 4), (3, 5), (4, 6))]
+        assert divergence[0].item() == pytest.approx(np.mean(kl), rel=1e-5)
+        assert divergence[1].item() == pytest.approx((p[1, 0].exp() * (p[1, 0] - q[1, 2])).sum().item(), rel=1e-5)
+        # Of the same contexts it is zero, and so is its gradient; on average its gradient is that of the likelihood.
+        same = sequence_kl(logits, mask, logits.detach(), mask)
+        assert same.abs().max() < 1e-6
+        tokens = torch.multinomial(teacher[0, 4].softmax(-1), 200_000, replacement=True)
+        likelihood = -(logits[0, 2].log_softmax(-1)[tokens]).mean()
+        exact = (p[0, 4].exp() * (p[0, 4] - logits[0, 2].log_softmax(-1))).sum()
+        gradients = [torch.autograd.grad(loss, logits)[0][0, 2] for loss in (likelihood, exact)]
+        torch.testing.assert_close(*gradients, atol=5e-3, rtol=0)

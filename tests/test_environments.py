@@ -171,6 +171,7 @@ class TestFamilies:
         for _ in range(50):
             dialogue = family.dialogue(rng, role, known=rng.random() < 0.5)
             messages, completion = dialogue.messages(role, COMPACT_PROMPTS)
+            completion = completion["content"]
             assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2) + ["user"]
             if role in ("critique", "backup"):
                 critique = parse_critique(completion)

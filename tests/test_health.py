@@ -36,7 +36,7 @@ class TestHealth:
     )
     def test_refine_compliance(self, optimal, refined, compliance):
         answers = [Answer(None, (), text, text) for text in ("a", refined)]
-        assert refine_compliance(Refinement(answers[0], answers[0], Critique("", optimal), answers[1])) == compliance
+        assert refine_compliance(Refinement("a", "a", Critique("", optimal), answers[1])) == compliance
 
     def test_warns_once_by_name(self, caplog):
         monitor = HealthMonitor(warning_ratio=0.7)

@@ -13,11 +13,13 @@
 # limitations under the License.
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from testing_utils import make_config
 from trl import TrlParser
 
+import trl_nlac
 from trl_nlac import NLACConfig
 
 
@@ -36,12 +38,56 @@ class TestNLACConfig:
             ("temperature", -0.5),
             ("rehearsal_ratio", -1.0),
             ("learning_starts", 200_000),
+            ("critic_loss_type", "mse"),
+            ("refinement_source", "critic"),
+            ("bootstrap", "none"),
+            ("replay_refinement_fraction", 1.5),
+            ("num_futures", 0),
+            ("max_critique_length", 0),
+            ("max_prompt_length", -1),
+            ("backup_temperature", -1.0),
+            ("top_p", 0.0),
+            ("refine_top_p", 2.0),
         ],
     )
     def test_errors_name_option_and_value(self, tmp_path, option, value):
         with pytest.raises(ValueError) as error:
             make_config(tmp_path, **{option: value})
         assert f"`{option}`" in str(error.value) and str(value) in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"single_step": True, "max_turns": 3}, "`single_step=True` means tasks of one action: set `max_turns=1`"),
+            ({"single_step": True, "max_turns": 1, "num_futures": 2}, "`single_step=True` foresees nothing"),
+            ({"num_futures": 2, "refinement_source": "replay"}, "`refinement_source='replay'` refines by the verdict"),
+        ],
+    )
+    def test_options_that_exclude_each_other(self, tmp_path, options, message):
+        with pytest.raises(ValueError, match=message):
+            make_config(tmp_path, **options)
+
+    def test_no_field_is_dead(self):
+        inherited = {field.name for field in dataclasses.fields(NLACConfig.__mro__[1])}
+        package = Path(trl_nlac.__file__).parent
+        code = "".join(path.read_text() for path in package.rglob("*.py"))
+        for field in dataclasses.fields(NLACConfig):
+            if field.name not in inherited:
+                assert f"args.{field.name}" in code or f"self.{field.name}" in code, field.name
+
+    def test_lengths_of_the_roles(self, tmp_path):
+        lengths = {"max_action_length": 7, "max_future_length": 8, "max_critique_length": 9}
+        samplings = make_config(tmp_path, max_completion_length=99, backup_top_p=0.5, **lengths).samplings
+        assert {role: sampling.max_tokens for role, sampling in samplings.items()} == {
+            "policy": 7,
+            "evaluation": 7,
+            "refine": 7,
+            "successor": 8,
+            "critique": 9,
+            "backup": 9,
+            "correction": 99,
+        }
+        assert samplings["backup"].top_p == 0.5 and samplings["critique"].top_p == 1
 
     def test_samples_per_iteration_must_be_divisible(self, tmp_path):
         with pytest.raises(ValueError, match=r"`samples_per_iteration` \(10\) must be divisible .*\(8 ="):

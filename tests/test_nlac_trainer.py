@@ -13,6 +13,7 @@
 # limitations under the License.
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,7 +31,6 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
-from trl_nlac.environments.trl_env import ToolEnvironment
 
 
 DESK, TASKS = make_tasks("service_desk", 0)
@@ -133,6 +133,78 @@ class TestTraining:
             trainer.add_callback(Gradients())
             trainer.train()
         torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"num_futures": 2},
+            {"refinement_source": "replay", "num_refinements": 2},
+            {"refinement_source": "mixed", "replay_refinement_fraction": 0.25},
+            {"bootstrap": "explicit"},
+            {"critic_loss_type": "distill"},
+        ],
+        ids=str,
+    )
+    def test_options_of_the_method(self, tmp_path, config):
+        prompts = replace(COMPACT_PROMPTS, evaluation="{futures} Critique?")  # the words that the tiny model knows
+        trainer = make_trainer(tmp_path, {"logging_steps": 1, "learning_rate": 1e-4, **config}, prompts=prompts)
+        before, batches = weights(trainer.model), []
+        collate = trainer._collate
+        trainer._collate = lambda examples: batches.append(examples) or collate(examples)
+        trainer.train()
+        after = weights(trainer.model)
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+        assert {example.loss for batch in batches for example in batch} == {"critic", "policy"}
+        assert all(0 <= log["critic/loss"] < 20 for log in trainer.state.log_history if "critic/loss" in log)
+
+    def test_single_step(self, tmp_path):
+        """A task of one action: its answers are judged right or wrong, by the score alone."""
+
+        class Sum(TextEnvironment):
+            def reset(self, request):
+                return request
+
+            def step(self, action):
+                return StepResult("", reward=float("legal" in action), terminated=True)
+
+        prompts = NLACPrompts(
+            policy="", correctness="Critique?", backup_correctness="Score {score} Summary?", refine="Revise?"
+        )
+        config = {"single_step": True, "max_turns": 1, "logging_steps": 1}
+        trainer = make_trainer(tmp_path, config, environment_factory=Sum, prompts=prompts)
+        trainer.train()
+        assert len(trainer.replay) == 8 and all(len(episode.turns) == 1 for episode in trainer.replay.episodes)
+        # The tiny model never learned "Correctness:", so nothing of the critic's is trained on, and that is counted.
+        assert trainer.state.log_history[0]["critic/format_rate"] == 0
+
+    def test_distillation_goes_to_the_backup(self, tmp_path):
+        """The teacher is the backup's prompt, which tells the next observation, under the target weights."""
+        trainer = make_trainer(tmp_path, {"critic_loss_type": "distill", "policy_loss_coef": 0.0})
+        batch = trainer._iteration(list(TASKS))[0]
+        inputs = trainer._collate(batch)
+        own = weights(trainer.model)
+        trainer.model.zero_grad()
+        loss = trainer.compute_loss(trainer.model, inputs)
+        loss.backward()
+        assert_same(own, weights(trainer.model))
+        assert trainer.model.training
+        rows = inputs["loss_ids"] == 0
+        assert inputs["teacher_input_ids"].shape[0] == rows.sum() > 0
+        # By hand: the teacher has read the next observation, the critic has not.
+        completion = batch[0].completion_ids
+        own_ids, teacher_ids = (p.ids + list(completion) for p in (batch[0].prompt, batch[0].teacher_prompt))
+        n = len(completion)
+        with torch.no_grad():
+            q, p = (
+                trainer.model(torch.tensor([ids])).logits[0, -n - 1 : -1].log_softmax(-1)
+                for ids in (own_ids, teacher_ids)
+            )
+        expected = (p.exp() * (p - q)).sum(-1).mean().item()
+        slot = trainer.replay._priorities[batch[0].transition_id]
+        same = [e for e in batch if e.transition_id == batch[0].transition_id]
+        if len(same) == 1:
+            assert slot == pytest.approx(max(expected, 1e-6), rel=1e-3)
+        assert expected > 0
 
     def test_priorities_are_the_critic_losses(self, tmp_path):
         trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 32})
@@ -241,7 +313,7 @@ class TestTraining:
                 return "closed"
 
         def turns(completions, request, environments, **kwargs):
-            assert all(isinstance(environment, ToolEnvironment) for environment in environments)
+            assert all(isinstance(environment, Ticket) for environment in environments)
             return [len(messages) / 2 for messages in completions]
 
         with pytest.raises(ValueError, match="Nothing pays"):

@@ -16,7 +16,15 @@ import pytest
 import yaml
 
 from trl_nlac import NLACPrompts
-from trl_nlac.prompts import Critique, parse_critique, parse_react, render
+from trl_nlac.prompts import (
+    _REQUIRED_FIELDS,
+    Critique,
+    parse_correctness,
+    parse_critique,
+    parse_future,
+    parse_react,
+    render,
+)
 
 
 class TestParsing:
@@ -54,6 +62,16 @@ class TestParsing:
         for critique in (Critique("it works", True), Critique("it fails", False, "wait")):
             assert parse_critique(critique.text) == critique
 
+    def test_correctness(self):
+        assert parse_correctness("Correctness:\nNo. The sum is wrong.") == Critique("", False, "The sum is wrong.")
+        assert parse_correctness("**Correctness:** Yes").optimal
+        for text in ("Yes", "Correctness: maybe", "Correctness: Yes\nCorrectness: No", "Optimality: Yes"):
+            assert parse_correctness(text) is None
+
+    def test_future(self):
+        assert parse_future(" It ends. ") == Critique("It ends.", None)
+        assert parse_future(" ") is None
+
     def test_react(self):
         assert parse_react('Thought: hm\nAction: {"name": "go", "arguments": {}}') == '{"name": "go", "arguments": {}}'
         assert parse_react("Action: go") is None
@@ -67,6 +85,13 @@ class TestNLACPrompts:
             NLACPrompts(successor="What comes next?")
         with pytest.raises(ValueError, match="`backup_terminated` lacks the field `{score}`"):
             NLACPrompts(backup_terminated="{next_observation} Judge.")
+
+    def test_every_required_field_is_asked_for(self):
+        for name, required in _REQUIRED_FIELDS.items():
+            for field in required:
+                others = " ".join(f"{{{other}}}" for other in required - {field})
+                with pytest.raises(ValueError, match=f"`{name}` lacks the field `{{{field}}}`"):
+                    NLACPrompts(**{name: f"Say. {others}"})
 
     def test_braces_in_templates_and_values_stay(self):
         template = '{next_observation} {"json": 1} {score}'

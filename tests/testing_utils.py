@@ -14,8 +14,13 @@
 
 """Small pieces that several tests share."""
 
+import re
+from pathlib import Path
+
 import numpy as np
-from transformers import AutoTokenizer
+import trl
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from trl_nlac import NLACConfig, NLACPrompts
 from trl_nlac.chat import ChatEncoder
@@ -26,6 +31,7 @@ from trl_nlac.types import Episode, Turn
 
 
 SAMPLING = Sampling(max_tokens=48, temperature=0.0)
+CHAT_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
 def make_config(output_dir, **kwargs) -> NLACConfig:
@@ -66,18 +72,54 @@ def make_episode(num_turns: int = 2, terminated: bool = True, score: float = 1.0
 class ScriptedGenerator:
     """Says what it is told to, and remembers what it was asked: for tests of who is asked what."""
 
-    def __init__(self, chat: ChatEncoder, answers: list[str]):
+    def __init__(self, chat: ChatEncoder, answers: list[str | list[int]]):
         self.chat = chat
         self.answers = list(answers)
         self.prompts: list[list[int]] = []
 
     def generate(self, prompts, sampling) -> list[Completion]:
         self.prompts += prompts
-        return [Completion(self.chat.completion(self.answers.pop(0)), True) for _ in prompts]
+        answers = [self.answers.pop(0) for _ in prompts]
+        return [Completion(a if isinstance(a, list) else self.chat.completion(a), True) for a in answers]
 
 
 def make_roles(answers: list[str], prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:
     """Roles of the tiny tokenizer whose answers are scripted."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
-    samplings = dict.fromkeys(["policy", "successor", "backup", "critique", "refine"], Sampling(max_tokens=48))
-    return Roles(ScriptedGenerator(chat, answers), chat, prompts, samplings, action_format="text", **kwargs)
+    return make_roles_of(chat, answers, prompts, **kwargs)
+
+
+def make_roles_of(chat: ChatEncoder, answers: list, prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:
+    """Roles of another tokenizer."""
+    names = ["policy", "successor", "backup", "critique", "refine", "correction"]
+    samplings = dict.fromkeys(names, Sampling(max_tokens=48))
+    generator = ScriptedGenerator(chat, answers)
+    return Roles(generator, chat, prompts, samplings, **{"action_format": "text", **kwargs})
+
+
+def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with a chat template that TRL ships, and the template's special tokens."""
+    text = (CHAT_TEMPLATES / f"{template}.jinja").read_text()
+    special = re.findall(
+        r"<\|[^|<>\s']+\|>|<｜[^｜]+｜>|</?(?:start_of_turn|end_of_turn|think|tool_call|tool_response)>", text
+    )
+    special = sorted({*special, "<bos>", "<pad>", "<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"})
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=800,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    eos_token = "<｜end▁of▁sentence｜>" if "deepseek" in template else "<|im_end|>"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token=eos_token,
+        pad_token="<pad>",
+        additional_special_tokens=special,
+        chat_template=text,
+    )

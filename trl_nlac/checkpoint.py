@@ -36,6 +36,7 @@ _EXAMPLE = pa.schema(
         "completion_ids": pa.list_(pa.int32()),
         "weight": pa.float64(),
         "transition_id": pa.int64(),
+        "teacher_prompt_ids": pa.list_(pa.int32()),
     }
 )
 
@@ -76,6 +77,7 @@ def save_state(
             "completion_ids": list(example.completion_ids),
             "weight": example.weight,
             "transition_id": example.transition_id,
+            "teacher_prompt_ids": None if example.teacher_prompt is None else example.teacher_prompt.ids,
         }
         for i, batch in enumerate(batches)
         for example in batch
@@ -110,10 +112,22 @@ def load_state(
     for row in pq.read_table(folder / "batches.parquet").to_pylist():
         if row["batch"] == len(batches):
             batches.append([])
-        prompt = Prompt(np.array(row["prompt_ids"], dtype=np.int32), len(row["prompt_ids"]))
-        completion_ids = tuple(row["completion_ids"])
-        batches[-1].append(TrainingExample(row["loss"], prompt, completion_ids, row["weight"], row["transition_id"]))
+        teacher_prompt = row["teacher_prompt_ids"]
+        batches[-1].append(
+            TrainingExample(
+                row["loss"],
+                _prompt(row["prompt_ids"]),
+                tuple(row["completion_ids"]),
+                row["weight"],
+                row["transition_id"],
+                teacher_prompt=None if teacher_prompt is None else _prompt(teacher_prompt),
+            )
+        )
     return batches, json.loads((folder / "state.json").read_text())
+
+
+def _prompt(token_ids: list[int]) -> Prompt:
+    return Prompt(np.array(token_ids, dtype=np.int32), len(token_ids))
 
 
 def _folder(directory: Path, rank: int) -> Path:

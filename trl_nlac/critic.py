@@ -12,27 +12,58 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The language critic and the language Bellman backup that writes its targets."""
+"""The language critic, and the language Bellman backup that writes its targets."""
 
-from .prompts import parse_critique, parse_text, render
+import re
+
+from .generation import Sampling
+from .prompts import parse_correctness, parse_critique, parse_future, parse_text, render
+from .reasoning import correct_reasoning
 from .roles import Roles
 from .types import Answer, Prompt, Transition
 
 
+# The critic
+
+
 def critic_prompt(roles: Roles, state_action: Prompt) -> Prompt:
-    """p_eval(s_t, a_t): what the critic answers. It contains neither the next observation nor the score."""
-    return roles.follow_up(state_action, roles.prompts.critique)
-
-
-def critiques(roles: Roles, state_actions: list[Prompt], **kwargs) -> list[Answer]:
     """
-    Q_L(s_t, a_t): sample a critique of each action (equation 3 with k = 1, future and evaluation in one generation).
+    What the critic is trained to answer about (s_t, a_t), without the next observation and the score: future and verdict
+    in one, p_eval (k = 1); a future alone, p_pred (k > 1); or the verdict alone, where a task is a single step.
+    """
+    if roles.single_step:
+        return roles.follow_up(state_action, roles.prompts.correctness)
+    return roles.follow_up(state_action, roles.prompts.critique if roles.num_futures == 1 else roles.prompts.future)
+
+
+def judgement_prompt(roles: Roles, state_action: Prompt) -> Prompt:
+    """The question before a critique in a conversation that goes on after it."""
+    return roles.follow_up(state_action, roles.prompts.correctness if roles.single_step else roles.prompts.critique)
+
+
+def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | None = None) -> list[Answer]:
+    """
+    Q_L(s_t, a_t): sample a critique of each action (equation 3). With k = 1 the future and its evaluation are one
+    generation; with k > 1 the successor model foresees k futures, d_t^(i) ~ M(. | s_t, a_t), and the evaluator E
+    reads them all.
 
     Returns:
         `list[Answer]`: each parsed into a [`~prompts.Critique`], or `None` if it broke the format.
     """
-    prompts = [critic_prompt(roles, state_action) for state_action in state_actions]
-    return roles.ask("critique", prompts, parse_critique, **kwargs)
+    if roles.single_step or roles.num_futures == 1:
+        parse = parse_correctness if roles.single_step else parse_critique
+        return roles.ask("critique", [critic_prompt(roles, prompt) for prompt in state_actions], parse, sampling)
+    prompts = [critic_prompt(roles, state_action) for state_action in state_actions for _ in range(roles.num_futures)]
+    answers = roles.ask("successor", prompts, parse_future)
+    questions = []
+    for i, state_action in enumerate(state_actions):
+        foreseen = [a.parsed.future for a in answers[i * roles.num_futures : (i + 1) * roles.num_futures] if a.parsed]
+        futures = "\n".join(f"{number}. {future}" for number, future in enumerate(foreseen, 1))
+        questions.append(roles.follow_up(state_action, render(roles.prompts.evaluation, futures=futures)))
+    return roles.ask("critique", questions, parse_critique, sampling)
+
+
+# The language Bellman backup
 
 
 def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str = "implicit") -> list[Answer]:
@@ -40,7 +71,8 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
     Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1).
 
     Call it with the target weights. A terminated step is judged by its observation and the final score. Any other
-    step, a truncated one too, bootstraps: a future is foreseen from the observed s_{t+1}, then joined with it.
+    step, a truncated one too, bootstraps: a future is foreseen from the observed s_{t+1}, then joined with it. Where a
+    task is a single step, the final score is all there is to know, and a step that was cut has no target.
 
     Args:
         roles ([`~roles.Roles`]):
@@ -52,23 +84,40 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
             (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1).
 
     Returns:
-        `list[Answer]`: each parsed into a [`~prompts.Critique`], or `None` if it broke the format.
+        `list[Answer]`: each parsed into a [`~prompts.Critique`], or `None` where there is no target.
     """
-    open_ended = [transition for transition in transitions if not transition.terminated]
-    foresee = {"implicit": _implicit_futures, "explicit": _explicit_futures}[bootstrap]
-    futures = iter(foresee(roles, open_ended))
-    prompts = []
-    for transition in transitions:
+    prompts = _ended(roles, transitions)
+    if not roles.single_step:
+        going_on = {i: transition for i, transition in enumerate(transitions) if not transition.terminated}
+        foresee = {"implicit": _implicit_futures, "explicit": _explicit_futures}[bootstrap]
+        question = roles.prompts.backup if roles.num_futures == 1 else roles.prompts.backup_future
+        for i, foreseen in zip(going_on, foresee(roles, list(going_on.values())), strict=True):
+            if foreseen is not None:
+                prompts[i] = roles.follow_up(foreseen, question)
+    if roles.single_step:
+        parse = parse_correctness
+    else:
+        parse = parse_critique if roles.num_futures == 1 else parse_future
+    prompts = dict(sorted(prompts.items()))
+    answers = roles.ask("backup", list(prompts.values()), parse)
+    answers = dict(zip(prompts, correct_reasoning(roles, answers, roles.prompts.correct_backup), strict=True))
+    return [answers.get(i, Answer(t.state_action, (), "", None)) for i, t in enumerate(transitions)]
+
+
+def _ended(roles: Roles, transitions: list[Transition]) -> dict[int, Prompt]:
+    """p_tpred for the transitions that ended their tasks, by index: the final score is known."""
+    if roles.single_step:
+        template = roles.prompts.backup_correctness
+    else:
+        single = roles.num_futures == 1
+        template = roles.prompts.backup_terminated if single else roles.prompts.backup_future_terminated
+    prompts = {}
+    for i, transition in enumerate(transitions):
         if transition.terminated:
-            question = render(
-                roles.prompts.backup_terminated,
-                next_observation=transition.turn.next_observation,
-                score=f"{transition.episode.score:g}",
-            )
-            prompts.append(roles.follow_up(transition.state_action, question))
-        else:
-            prompts.append(roles.follow_up(next(futures), roles.prompts.backup))
-    return roles.ask("backup", prompts, parse_critique)
+            score = f"{transition.episode.score:g}"
+            question = render(template, next_observation=transition.turn.next_observation, score=score)
+            prompts[i] = roles.follow_up(transition.state_action, question)
+    return prompts
 
 
 def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
@@ -82,20 +131,68 @@ def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prom
     ]
 
 
-def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
+def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
     """d_{t+1} ~ M(p_pred(s_{t+1})), as conversations that end with it."""
     futures = roles.ask("successor", _successor_prompts(roles, transitions), parse_text)
-    return [future.prompt.extended(future.token_ids) for future in futures]
+    return [roles.continued(future.prompt, future) if future.parsed else None for future in futures]
 
 
-def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
+def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
     """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
     sampling = roles.samplings["successor"]
-    states = [roles.follow_up(t.state_action, t.turn.next_observation) for t in transitions]
-    actions = roles.ask("policy", states, roles.parse_action, sampling=sampling)
-    judged = critiques(roles, [action.prompt.extended(action.token_ids) for action in actions], sampling=sampling)
-    conversations = []
-    for prompt, action, critique in zip(_successor_prompts(roles, transitions), actions, judged, strict=True):
-        future = critique.text if critique.parsed is None else critique.parsed.future
-        conversations.append(prompt.extended(roles.chat.completion(f"{action.parsed or action.text} {future}")))
+    states = [roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in transitions]
+    actions = roles.ask("policy", states, roles.parse_action, sampling)
+    acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
+    judged = critiques(roles, [roles.continued(action.prompt, action) for action in acted.values()], sampling)
+    conversations: list[Prompt | None] = [None] * len(transitions)
+    successor_prompts = _successor_prompts(roles, transitions)
+    for (i, action), critique in zip(acted.items(), judged, strict=True):
+        if critique.parsed is not None:
+            told = roles.chat.past_turn(f"{action.parsed} {critique.parsed.future}")
+            conversations[i] = successor_prompts[i].extended(told)
     return conversations
+
+
+# A critique as a number
+
+_TAG = re.compile(r"(Optimality|Correctness)\W{0,3}:", re.IGNORECASE)
+_OPPOSITE = {"yes": "No", "no": "Yes"}
+
+
+def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
+    """
+    log P(Yes) - log P(No) at the place of the verdict, given the future that was foreseen: Q(s, a) of LAC
+    (https://huggingface.co/papers/2506.06376).
+
+    Args:
+        roles ([`~roles.Roles`]):
+            The speakers; the scores are those of the weights that they have now.
+        critiques (`list[Answer]`):
+            Critiques with a verdict.
+    """
+    prompts, completions = [], []
+    for answer in critiques:
+        token_ids = list(answer.token_ids)
+        start, end, verdict = _find_verdict(roles, answer)
+        word = re.search("yes|no", verdict, re.IGNORECASE).group()
+        opposite = roles.chat.tokenizer(verdict.replace(word, _OPPOSITE[word.lower()]), add_special_tokens=False)
+        pair = [token_ids[start:end], opposite["input_ids"]]
+        prompts += [roles.opened(answer.prompt).ids + token_ids[:start]] * 2
+        completions += pair if answer.parsed.optimal else pair[::-1]
+    logps = roles.generator.score(prompts, completions)
+    return [yes - no for yes, no in zip(logps[::2], logps[1::2], strict=True)]
+
+
+def _find_verdict(roles: Roles, answer: Answer) -> tuple[int, int, str]:
+    """Between which tokens of a critique its verdict stands, and as what."""
+    token_ids, decode = list(answer.token_ids), roles.chat.tokenizer.decode
+    first = roles.chat.content_start(token_ids)
+    start = next(i for i in range(first, len(token_ids)) if _TAG.search(decode(token_ids[first:i])))
+    while not re.search(r"\w", decode([token_ids[start]])):
+        start += 1
+    end = next(
+        i
+        for i in range(start + 1, len(token_ids) + 1)
+        if re.search("yes|no", decode(token_ids[start:i]), re.IGNORECASE)
+    )
+    return start, end, decode(token_ids[start:end])

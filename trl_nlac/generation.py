@@ -24,6 +24,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trl.models.utils import unwrap_model_for_generation
+from trl.trainer.utils import selective_log_softmax
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class Generator(Protocol):
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
         """One completion for each prompt, in their order."""
 
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        """Log-likelihood of each completion after its prompt, in nats, at temperature 1."""
+
 
 class TransformersGenerator:
     """
@@ -103,17 +107,15 @@ class TransformersGenerator:
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
         training = model.training
-        with unwrap_model_for_generation(
-            model,
-            self.accelerator,
-            gradient_checkpointing_kwargs=self.gradient_checkpointing_kwargs,
-        ) as self._model:
-            self._model.eval()
+        with unwrap_model_for_generation(model, self.accelerator) as unwrapped:
+            self._model = unwrapped.eval()
             try:
                 yield
             finally:
-                self._model.train(training)
                 self._model = None
+                unwrapped.train(training)
+        if unwrapped.is_gradient_checkpointing:  # switched on again, in older versions of TRL without these
+            unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -142,6 +144,22 @@ class TransformersGenerator:
         )
         output = self._model.generate(**inputs.to(self._model.device), generation_config=generation_config)
         return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
+
+    @torch.no_grad()
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        scores: dict[int, float] = {}
+        for start in range(0, len(order), self.batch_size):
+            chunk = order[start : start + self.batch_size]
+            sequences = [prompts[i] + completions[i] for i in chunk]
+            inputs = self.tokenizer.pad({"input_ids": sequences}, padding_side="right", return_tensors="pt")
+            inputs = inputs.to(self._model.device)
+            logits = self._model(**inputs, use_cache=False).logits  # (B, T, V)
+            logps = selective_log_softmax(logits[:, :-1].float(), inputs["input_ids"][:, 1:]).tolist()  # (B, T - 1)
+            for i, row in zip(chunk, logps, strict=True):
+                first = len(prompts[i]) - 1
+                scores[i] = sum(row[first : first + len(completions[i])])
+        return [scores[i] for i in range(len(prompts))]
 
     def _cut(self, token_ids: list[int]) -> Completion:
         for i, token_id in enumerate(token_ids):

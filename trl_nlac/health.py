@@ -35,7 +35,7 @@ def backup_fidelity(transition: Transition, target: Critique) -> float:
 
 def refine_compliance(refinement: Refinement) -> float:
     """Whether the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
-    changed = refinement.refined_action.parsed != refinement.attempt.parsed
+    changed = refinement.refined_action.parsed != refinement.attempt
     return float(changed != refinement.critique.optimal)
 
 
@@ -43,17 +43,16 @@ def health_metrics(
     transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
 ) -> dict[str, float]:
     """What the trained samples tell about the roles, as means."""
+    told = [target.parsed for target in targets if target.parsed is not None]
     values: dict[str, list[float]] = {
         "health/backup_fidelity": [
             backup_fidelity(transition, target.parsed)
             for transition, target in zip(transitions, targets, strict=True)
-            if target.parsed is not None
+            if target.parsed is not None and target.parsed.future
         ],
-        "critic/optimal_rate": [float(target.parsed.optimal) for target in targets if target.parsed is not None],
+        "critic/optimal_rate": [float(critique.optimal) for critique in told if critique.optimal is not None],
         "health/refine_compliance": [refine_compliance(r) for r in refinements if r is not None],
-        "refine/changed_rate": [
-            float(r.refined_action.parsed != r.action.parsed) for r in refinements if r is not None
-        ],
+        "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in refinements if r is not None],
         "refine/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
     }
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
@@ -63,6 +62,7 @@ _WATCHED = {
     "critic/format_rate": "backup",
     "critique/format_rate": "critic",
     "refine/format_rate": "refinement policy",
+    "correction/format_rate": "correction of chains of thought",
     "policy/format_rate": "policy",
     "health/backup_fidelity": "backup",
     "health/refine_compliance": "refinement policy",

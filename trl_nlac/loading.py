@@ -93,9 +93,9 @@ def load_tokenizer(
     return processing_class
 
 
-def ending_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, end_of_turn_id: int) -> list[int]:
+def ending_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: list[int]) -> list[int]:
     """Every token that ends a completion: of the template, of the tokenizer, and all that the model declares."""
     declared = model.generation_config.eos_token_id
     declared = declared if isinstance(declared, list) else [declared]
-    token_ids = [end_of_turn_id, tokenizer.eos_token_id, *declared]
+    token_ids = [*stop_ids, tokenizer.eos_token_id, *declared]
     return [token_id for token_id in dict.fromkeys(token_ids) if token_id is not None]

@@ -79,7 +79,7 @@ def _episode(row: dict[str, Any], roles: Roles) -> Episode:
         content = messages[i]["content"]
         observation = messages[i + 1]["content"] if i + 1 < len(messages) else ""
         is_last = i + 2 >= len(messages)
-        action_ids = roles.chat.completion(content)
+        action_ids = roles.chat.past_turn(messages[i])
         reward = float(row["reward"]) if is_last else 0.0
         action = roles.parse_action(content) or content
         turns.append(Turn(len(token_ids), len(action_ids), action, observation, reward))
@@ -94,4 +94,5 @@ def _episode(row: dict[str, Any], roles: Roles) -> Episode:
         turns=tuple(turns),
         terminated=terminated,
         truncated=not terminated,
+        is_log=True,
     )

@@ -15,6 +15,7 @@
 """The losses, as pure functions of tensors."""
 
 import torch
+from torch.nn import functional as F
 from trl.trainer.utils import selective_log_softmax
 
 
@@ -39,3 +40,38 @@ def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask:
     logps = selective_log_softmax(logits[:, :-1].float(), input_ids[:, 1:])  # (B, T - 1)
     mask = completion_mask[:, 1:].float()
     return -(logps * mask).sum(1) / mask.sum(1)
+
+
+def sequence_kl(
+    logits: torch.Tensor,
+    completion_mask: torch.Tensor,
+    teacher_logits: torch.Tensor,
+    teacher_completion_mask: torch.Tensor,
+) -> torch.Tensor:
+    """
+    Kullback-Leibler divergence of each completion under a model from the same completion under a teacher, exact over the
+    vocabulary at every token and averaged over its tokens, in nats.
+
+    With the Bellman backup as the teacher, which has read the next observation, this is the whole of equation 5 along a
+    sampled target, where [`sequence_nll`] estimates its cross-entropy part by the sampled tokens alone.
+
+    Args:
+        logits (`torch.Tensor` of shape `(B, T, V)`):
+            Output of the model.
+        completion_mask (`torch.Tensor` of shape `(B, T)`):
+            1 on the tokens of the completions.
+        teacher_logits (`torch.Tensor` of shape `(B, S, V)`):
+            Output of the teacher, for other prompts with the same completions.
+        teacher_completion_mask (`torch.Tensor` of shape `(B, S)`):
+            1 on the tokens of the same completions there.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)` and dtype `float32`.
+    """
+    mask, teacher_mask = completion_mask[:, 1:].bool(), teacher_completion_mask[:, 1:].bool()
+    logps = F.log_softmax(logits[:, :-1][mask].float(), dim=-1)  # (N, V), N tokens of all completions
+    teacher_logps = F.log_softmax(teacher_logits[:, :-1][teacher_mask].float(), dim=-1)  # (N, V)
+    divergences = (teacher_logps.exp() * (teacher_logps - logps)).sum(-1)  # (N,)
+    rows = mask.nonzero()[:, 0]  # (N,)
+    sums = divergences.new_zeros(len(logits)).index_add(0, rows, divergences)  # (B,)
+    return sums / mask.sum(1)

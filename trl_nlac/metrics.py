@@ -14,11 +14,14 @@
 
 """Metrics of played episodes, as modules of the `evaluate` library. They load nothing from the network."""
 
+from collections import defaultdict
 from math import sqrt
 from statistics import NormalDist
 
 import datasets
 import evaluate
+import numpy as np
+from accelerate.utils import gather_object
 
 from .types import Episode
 
@@ -50,6 +53,39 @@ class SuccessRate(evaluate.Metric):
         }
 
 
+class CriticCalibration(evaluate.Metric):
+    """
+    How well verdict scores foretell success.
+
+    `compute(scores=[...], successes=[...])` takes log-odds of a "Yes" and 1 or 0 for what happened. It returns `brier`,
+    the mean squared error of the probabilities (0 is perfect, 0.25 is a coin), and, if both outcomes occur, `auroc`, the
+    chance that a success has the higher score than a failure (0.5 is a coin).
+    """
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Brier score and area under the ROC curve of verdict scores.",
+            citation="",
+            inputs_description="scores: log-odds of success; successes: 1 or 0 for each.",
+            features=datasets.Features({"scores": datasets.Value("float64"), "successes": datasets.Value("float64")}),
+        )
+
+    def _compute(self, scores, successes) -> dict[str, float]:
+        scores, successes = np.asarray(scores), np.asarray(successes)
+        probabilities = np.exp(-np.logaddexp(0, -scores))
+        metrics = {"brier": float(np.mean((probabilities - successes) ** 2))}
+        won, lost = scores[successes == 1], scores[successes == 0]
+        if len(won) and len(lost):
+            gaps = won[:, None] - lost[None, :]
+            metrics["auroc"] = float(np.mean((gaps > 0) + 0.5 * (gaps == 0)))
+        return metrics
+
+
+def played_episodes(episodes: list[Episode]) -> list[Episode]:
+    """Those with at least one turn whose environment did not fail."""
+    return [episode for episode in episodes if episode.turns and episode.failure is None]
+
+
 def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
     """
     Means over played episodes; those whose environment failed only count for the failure rate.
@@ -61,9 +97,18 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
             Score from which an episode is a success.
     """
     metrics = {"environment/failure_rate": sum(e.failure is not None for e in episodes) / len(episodes)}
-    played = [episode for episode in episodes if episode.turns and episode.failure is None]
+    played = played_episodes(episodes)
     if played:
         metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
         metrics["episode/length"] = sum(len(episode.turns) for episode in played) / len(played)
         metrics["episode/success_rate"] = sum(e.score >= success_threshold for e in played) / len(played)
     return metrics
+
+
+def mean_over_processes(metrics: dict[str, float]) -> dict[str, float]:
+    """Means over the processes that have a metric, by name."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for of_process in gather_object([metrics]):
+        for name, value in of_process.items():
+            values[name].append(value)
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}

@@ -53,8 +53,11 @@ class NLACConfig(_BaseConfig):
         > Parameters that control acting
 
         action_format (`str`, *optional*, defaults to `"react"`):
-            How the policy writes an action: `"react"` (`Thought:` and `Action:`, the paper) or `"text"` (the whole
-            answer is the action).
+            How the policy writes an action: `"react"` (`Thought:` and `Action:`, the paper), `"tool_call"` (calls of
+            the environment's tools, as the chat template writes them) or `"text"` (the whole answer is the action).
+        single_step (`bool`, *optional*, defaults to `False`):
+            Whether a task is one action, as in mathematics. The critic then judges its correctness and foresees nothing.
+            Needs `max_turns=1`.
         max_turns (`int`, *optional*, defaults to `20`):
             Number of actions after which an episode is truncated.
         episodes_per_iteration (`int`, *optional*):
@@ -70,13 +73,21 @@ class NLACConfig(_BaseConfig):
         > Parameters that control generation
 
         max_prompt_length (`int` or `None`, *optional*, defaults to `8192`):
-            Number of tokens of a state past which its episode is truncated. `None` for no limit.
+            Maximum number of tokens of a state. From a longer history the middle is cut: the system message, the task and
+            the newest turns stay, and a mark in words stands for the rest. The prompts of critic, backup and refinement
+            add an action, an observation and what the roles say. `None` for no limit.
         max_completion_length (`int`, *optional*, defaults to `512`):
-            Maximum number of tokens of anything that the model says.
+            Maximum number of tokens of anything that the model says. What is longer is counted and not trained on.
+        max_action_length (`int`, *optional*):
+            The same for actions and refined actions. If `None`, `max_completion_length`.
+        max_future_length (`int`, *optional*):
+            The same for foreseen futures. If `None`, `max_completion_length`.
+        max_critique_length (`int`, *optional*):
+            The same for critiques and Bellman targets. If `None`, `max_completion_length`.
         temperature (`float`, *optional*, defaults to `1.0`):
             Sampling temperature of all roles; `0` is greedy.
         successor_temperature (`float`, *optional*):
-            Temperature of bootstrapped futures. If `None`, `temperature`.
+            Temperature of foreseen futures. If `None`, `temperature`.
         backup_temperature (`float`, *optional*):
             Temperature of Bellman targets. If `None`, `temperature`.
         critique_temperature (`float`, *optional*):
@@ -85,6 +96,14 @@ class NLACConfig(_BaseConfig):
             Temperature of refined actions. If `None`, `temperature`.
         top_p (`float`, *optional*, defaults to `1.0`):
             Cumulative probability of the tokens to consider. `1.0` considers all.
+        successor_top_p (`float`, *optional*):
+            The same for foreseen futures. If `None`, `top_p`.
+        backup_top_p (`float`, *optional*):
+            The same for Bellman targets. If `None`, `top_p`.
+        critique_top_p (`float`, *optional*):
+            The same for critiques. If `None`, `top_p`.
+        refine_top_p (`float`, *optional*):
+            The same for refined actions. If `None`, `top_p`.
         top_k (`int`, *optional*, defaults to `0`):
             Number of the most likely tokens to consider. `0` considers all.
         min_p (`float`, *optional*):
@@ -120,14 +139,32 @@ class NLACConfig(_BaseConfig):
             Number of optimizer steps between two updates of the target weights.
         critic_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the critic loss, lambda_1 in algorithm 1.
+        critic_loss_type (`str`, *optional*, defaults to `"sampled"`):
+            `"sampled"` is the negative log-likelihood of the sampled target, the cross-entropy part of equation 5 (the
+            paper). `"distill"` is the Kullback-Leibler divergence from the backup's whole distribution at each token of
+            the target: an estimate of less variance of the same objective, for one more forward pass with the target
+            weights. Either is averaged over the tokens of a target.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1.
+        num_futures (`int`, *optional*, defaults to `1`):
+            Number k of futures that a critique weighs (equation 3). With 1, future and verdict are one answer, and the
+            critic is trained on both; with more, the critic is trained on the future alone and the verdict on all of
+            them is asked for separately.
+        reasoning (`bool`, *optional*):
+            Whether the chain of thought of a Bellman target or a refined action is rewritten before it is trained on, so
+            that it does not know what the prompt in training does not show (appendix A.2). If `None`, whenever the chat
+            template marks a chain of thought and the answer has one.
         bootstrap (`str`, *optional*, defaults to `"implicit"`):
             Where the bootstrapped future of a Bellman target comes from: `"implicit"` asks the successor model for the
             next action and its future in one (the paper's implementation), `"explicit"` samples the next action from the
             policy and its future from the critic, which are both trained (the paper's equation 1), for one more generation.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
+        refinement_source (`str`, *optional*, defaults to `"policy"`):
+            Which action is refined: `"policy"`, a fresh one after its critique (the paper); `"replay"`, the stored one
+            after its Bellman target, which has seen the observed answer, for two generations less; or `"mixed"`.
+        replay_refinement_fraction (`float`, *optional*, defaults to `0.5`):
+            With `refinement_source="mixed"`, the share of transitions whose stored action is refined.
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             Number of samples of the `rehearsal_dataset` in each batch, relative to the transitions. `0` is the paper.
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
@@ -139,6 +176,9 @@ class NLACConfig(_BaseConfig):
             Number of episodes of each task of the `eval_dataset`.
         eval_temperature (`float`, *optional*):
             Temperature of the policy in evaluation. If `None`, `temperature`.
+        num_eval_critiques (`int`, *optional*, defaults to `64`):
+            Number of actions of each evaluation, on each process, that the critic judges, to compare its verdict scores
+            with the outcomes.
         num_oracle_probes (`int`, *optional*, defaults to `64`):
             Number of critiques compared with the truth in each evaluation, where the environment has an oracle.
     """
@@ -178,6 +218,9 @@ class NLACConfig(_BaseConfig):
         default="react",
         metadata={"help": "How the policy writes an action.", "choices": sorted(ACTION_PARSERS)},
     )
+    single_step: bool = field(
+        default=False, metadata={"help": "Whether a task is one action, of which the critic judges the correctness."}
+    )
     max_turns: int = field(default=20, metadata={"help": "Number of actions after which an episode is truncated."})
     episodes_per_iteration: int | None = field(
         default=None,
@@ -198,14 +241,24 @@ class NLACConfig(_BaseConfig):
 
     # Parameters that control generation
     max_prompt_length: int | None = field(
-        default=8192, metadata={"help": "Number of tokens of a state past which its episode is truncated."}
+        default=8192, metadata={"help": "Maximum number of tokens of a state; a longer history is cut in the middle."}
     )
     max_completion_length: int = field(
         default=512, metadata={"help": "Maximum number of tokens of anything that the model says."}
     )
+    max_action_length: int | None = field(
+        default=None, metadata={"help": "Maximum number of tokens of an action. If None, `max_completion_length`."}
+    )
+    max_future_length: int | None = field(
+        default=None, metadata={"help": "Maximum number of tokens of a future. If None, `max_completion_length`."}
+    )
+    max_critique_length: int | None = field(
+        default=None,
+        metadata={"help": "Maximum number of tokens of critiques and targets. If None, `max_completion_length`."},
+    )
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of all roles; 0 is greedy."})
     successor_temperature: float | None = field(
-        default=None, metadata={"help": "Temperature of bootstrapped futures. If None, `temperature`."}
+        default=None, metadata={"help": "Temperature of foreseen futures. If None, `temperature`."}
     )
     backup_temperature: float | None = field(
         default=None, metadata={"help": "Temperature of Bellman targets. If None, `temperature`."}
@@ -218,6 +271,16 @@ class NLACConfig(_BaseConfig):
     )
     top_p: float = field(
         default=1.0, metadata={"help": "Cumulative probability of the tokens to consider. 1.0 considers all."}
+    )
+    successor_top_p: float | None = field(
+        default=None, metadata={"help": "The same for foreseen futures. If None, `top_p`."}
+    )
+    backup_top_p: float | None = field(
+        default=None, metadata={"help": "The same for Bellman targets. If None, `top_p`."}
+    )
+    critique_top_p: float | None = field(default=None, metadata={"help": "The same for critiques. If None, `top_p`."})
+    refine_top_p: float | None = field(
+        default=None, metadata={"help": "The same for refined actions. If None, `top_p`."}
     )
     top_k: int = field(default=0, metadata={"help": "Number of the most likely tokens to consider. 0 considers all."})
     min_p: float | None = field(
@@ -264,7 +327,21 @@ class NLACConfig(_BaseConfig):
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
     )
     critic_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the critic loss."})
+    critic_loss_type: str = field(
+        default="sampled",
+        metadata={
+            "help": "Whether the critic learns the sampled target or the backup's distribution along it.",
+            "choices": ["sampled", "distill"],
+        },
+    )
     policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
+    num_futures: int = field(default=1, metadata={"help": "Number of futures that a critique weighs."})
+    reasoning: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether chains of thought are rewritten before they are trained on. If None, whenever there are any."
+        },
+    )
     bootstrap: str = field(
         default="implicit",
         metadata={
@@ -273,6 +350,16 @@ class NLACConfig(_BaseConfig):
         },
     )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
+    refinement_source: str = field(
+        default="policy",
+        metadata={
+            "help": "Which action is refined: a fresh one, the stored one, or either.",
+            "choices": ["policy", "replay", "mixed"],
+        },
+    )
+    replay_refinement_fraction: float = field(
+        default=0.5, metadata={"help": "With `refinement_source='mixed'`, the share of stored actions."}
+    )
     rehearsal_ratio: float = field(
         default=0.0,
         metadata={"help": "Number of rehearsal samples in each batch, relative to the transitions. 0 is the paper."},
@@ -289,6 +376,9 @@ class NLACConfig(_BaseConfig):
     eval_temperature: float | None = field(
         default=None, metadata={"help": "Temperature of the policy in evaluation. If None, `temperature`."}
     )
+    num_eval_critiques: int = field(
+        default=64, metadata={"help": "Number of actions of each evaluation that the critic judges."}
+    )
     num_oracle_probes: int = field(
         default=64,
         metadata={"help": "Number of critiques compared with the truth in each evaluation, where there is an oracle."},
@@ -296,20 +386,28 @@ class NLACConfig(_BaseConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.action_format not in ACTION_PARSERS:
-            raise ValueError(f"`action_format` must be one of {sorted(ACTION_PARSERS)}, got {self.action_format!r}.")
-        if self.bootstrap not in ("implicit", "explicit"):
-            raise ValueError(f"`bootstrap` must be 'implicit' or 'explicit', got {self.bootstrap!r}.")
+        for name in ("action_format", "bootstrap", "critic_loss_type", "refinement_source"):
+            choices = self.__dataclass_fields__[name].metadata["choices"]
+            self._check(name, self.__dict__[name] in choices, f"one of {choices}")
         for name in (
             "max_turns",
             "max_completion_length",
             "max_generation_batch_size",
             "replay_buffer_size",
             "target_sync_steps",
+            "num_futures",
             "num_refinements",
             "num_eval_episodes",
         ):
             self._check(name, self.__dict__[name] >= 1, "at least 1")
+        for name in ("max_prompt_length", "max_action_length", "max_future_length", "max_critique_length"):
+            self._check(name, self.__dict__[name] is None or self.__dict__[name] >= 1, "at least 1, or None")
+        for name in ("top_p", "successor_top_p", "backup_top_p", "critique_top_p", "refine_top_p"):
+            value = self.__dict__[name]
+            self._check(name, value is None and name != "top_p" or value and 0 < value <= 1, "above 0 and at most 1")
+        for name in ("successor", "backup", "critique", "refine", "eval"):
+            value = self.__dict__[f"{name}_temperature"]
+            self._check(f"{name}_temperature", value is None or value >= 0, "not negative, or None")
         for name in (
             "learning_starts",
             "temperature",
@@ -318,13 +416,24 @@ class NLACConfig(_BaseConfig):
             "critic_loss_coef",
             "policy_loss_coef",
             "rehearsal_ratio",
+            "num_eval_critiques",
             "num_oracle_probes",
         ):
             self._check(name, self.__dict__[name] >= 0, "not negative")
-        for name in ("priority_exponent", "health_warning_ratio"):
+        for name in ("priority_exponent", "health_warning_ratio", "replay_refinement_fraction"):
             self._check(name, 0 <= self.__dict__[name] <= 1, "between 0 and 1")
         self._check("target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         self._check("learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
+
+        if self.single_step and self.max_turns != 1:
+            raise ValueError(f"`single_step=True` means tasks of one action: set `max_turns=1`, got {self.max_turns}.")
+        if self.single_step and self.num_futures > 1:
+            raise ValueError(f"`single_step=True` foresees nothing: leave `num_futures` at 1, got {self.num_futures}.")
+        if self.num_futures > 1 and self.refinement_source != "policy":
+            raise ValueError(
+                f"`refinement_source={self.refinement_source!r}` refines by the verdict of a Bellman target, which has "
+                f"none with `num_futures={self.num_futures}`. Use `refinement_source='policy'` or `num_futures=1`."
+            )
 
         batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
         if self.samples_per_iteration is None:
@@ -355,23 +464,24 @@ class NLACConfig(_BaseConfig):
     @property
     def samplings(self) -> dict[str, Sampling]:
         """How each role samples."""
-        temperatures = {
-            "policy": self.temperature,
-            "successor": self.successor_temperature,
-            "backup": self.backup_temperature,
-            "critique": self.critique_temperature,
-            "refine": self.refine_temperature,
-            "evaluation": self.eval_temperature,
+        roles = {
+            "policy": (self.max_action_length, self.temperature, self.top_p),
+            "successor": (self.max_future_length, self.successor_temperature, self.successor_top_p),
+            "backup": (self.max_critique_length, self.backup_temperature, self.backup_top_p),
+            "critique": (self.max_critique_length, self.critique_temperature, self.critique_top_p),
+            "refine": (self.max_action_length, self.refine_temperature, self.refine_top_p),
+            "correction": (None, self.temperature, self.top_p),
+            "evaluation": (self.max_action_length, self.eval_temperature, self.top_p),
         }
         return {
             role: Sampling(
-                max_tokens=self.max_completion_length,
+                max_tokens=max_tokens or self.max_completion_length,
                 temperature=self.temperature if temperature is None else temperature,
-                top_p=self.top_p,
+                top_p=top_p or self.top_p,
                 top_k=self.top_k,
                 min_p=self.min_p,
                 repetition_penalty=self.repetition_penalty,
                 generation_kwargs=self.generation_kwargs or {},
             )
-            for role, temperature in temperatures.items()
+            for role, (max_tokens, temperature, top_p) in roles.items()
         }

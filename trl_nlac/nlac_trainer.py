@@ -38,14 +38,15 @@ from .checkpoint import load_state, save_state
 from .collator import LOSSES, NLACCollator
 from .critic import bellman_targets, critic_prompt
 from .environments.pool import EnvironmentFactory, EnvironmentPool
+from .evaluation import critic_calibration, evaluate_policy, success_rates
 from .generation import TransformersGenerator
 from .health import HealthMonitor, health_metrics
 from .loading import ending_token_ids, load_model, load_tokenizer
 from .logs import episodes_from_logs
-from .losses import sequence_nll
-from .metrics import SuccessRate, episode_metrics
+from .losses import sequence_kl, sequence_nll
+from .metrics import episode_metrics, mean_over_processes
 from .nlac_config import NLACConfig
-from .oracle import examine_critic, judge_refinements
+from .oracle import judge_refinements
 from .prompts import NLACPrompts
 from .refinement import Refinement, refine_actions
 from .rehearsal import Rehearsal
@@ -54,7 +55,7 @@ from .rewards import EpisodeRewards, RewardFunc
 from .roles import Roles
 from .rollout import play_episodes
 from .sampler import IterationSampler
-from .target_weights import TargetWeights
+from .target_weights import TargetUpdateCallback, TargetWeights
 from .types import Answer, Episode, Sample, TrainingExample
 
 
@@ -221,12 +222,23 @@ class NLACTrainer(_BaseTrainer):
         generator = TransformersGenerator(
             self.accelerator,
             tokenizer,
-            eos_token_ids=ending_token_ids(model, tokenizer, chat.end_of_turn_id),
+            eos_token_ids=ending_token_ids(model, tokenizer, chat.stop_ids),
             batch_size=args.max_generation_batch_size,
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
         )
         prompts = NLACPrompts() if prompts is None else prompts
-        self.roles = Roles(generator, chat, prompts, args.samplings, args.action_format, args.max_format_retries)
+        self.roles = Roles(
+            generator,
+            chat,
+            prompts,
+            args.samplings,
+            args.action_format,
+            max_format_retries=args.max_format_retries,
+            num_futures=args.num_futures,
+            single_step=args.single_step,
+            reasoning=args.reasoning,
+            tools=self.environments.tool_schemas,
+        )
         self.replay = PrioritizedReplay(
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
@@ -237,7 +249,7 @@ class NLACTrainer(_BaseTrainer):
             shard = replay_dataset.shard(args.world_size, args.process_index)
             self.replay.add(episodes_from_logs(shard, self.roles))
         self.target_weights = TargetWeights(self.model, args.target_update_rate)
-        self.add_callback(_TargetUpdate(self.target_weights, args.target_sync_steps))
+        self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.health = HealthMonitor(args.health_warning_ratio)
         self.num_environment_steps = 0
         self._collate = NLACCollator(tokenizer.pad_token_id)
@@ -262,32 +274,52 @@ class NLACTrainer(_BaseTrainer):
         with self.target_weights.swapped_into(self.model), self._phase("target"):
             targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
         with self._phase("refine"):
-            refinements = refine_actions(self.roles, transitions, self.args.num_refinements)
+            replayed = {i: targets[i] for i in self._replayed(len(targets))}
+            refinements = refine_actions(self.roles, transitions, self.args.num_refinements, replayed)
         self._record_iteration(episodes, samples, targets, refinements)
         return self._batch(samples, targets, refinements)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
-        logits = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False
-        ).logits  # (B, T, V)
-        nll = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])  # (B,)
+        is_taught = "teacher_input_ids" in inputs
+        if is_taught:
+            with torch.no_grad(), self.target_weights.swapped_into(self.model):
+                teacher_logits = self._logits(model.eval(), inputs, "teacher_")  # (C, S, V)
+            model.train()
+        logits = self._logits(model, inputs)  # (B, T, V)
+        losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])  # (B,)
+        if is_taught:
+            rows = inputs["loss_ids"] == LOSSES.index("critic")
+            masks = inputs["completion_mask"][rows], inputs["teacher_completion_mask"]
+            divergences = sequence_kl(logits[rows], masks[0], teacher_logits, masks[1])  # (C,)
+            losses = losses.masked_scatter(rows, divergences.clamp(min=0))
         has_priority = inputs["transition_ids"] >= 0
         self.replay.update_priorities(
-            inputs["transition_ids"][has_priority].tolist(), nll.detach()[has_priority].tolist()
+            inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
         for i, name in enumerate(LOSSES):
             chosen = (inputs["loss_ids"] == i) & (inputs["weights"] > 0)
-            losses = self.accelerator.gather(nll.detach()[chosen].mean())
-            self._metrics[f"{name}/loss"].append(losses.nanmean().item())
-        coefficients = nll.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
+            means = self.accelerator.gather(losses.detach()[chosen].mean())
+            self._metrics[f"{name}/loss"].append(means.nanmean().item())
+        coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
         weights = coefficients[inputs["loss_ids"]] * inputs["weights"]  # (B,)
-        return (weights * nll).sum() / self.args.per_device_train_batch_size
+        return (weights * losses).sum() / self.args.per_device_train_batch_size
 
     # Parts of an iteration
+
+    def _replayed(self, num_transitions: int) -> list[int]:
+        """Indices of the transitions whose stored action is refined, not a fresh one."""
+        fraction = {"policy": 0.0, "replay": 1.0, "mixed": self.args.replay_refinement_fraction}
+        draws = torch.rand(num_transitions) < fraction[self.args.refinement_source]
+        return draws.nonzero()[:, 0].tolist()
+
+    @staticmethod
+    def _logits(model, inputs: dict[str, torch.Tensor], prefix: str = "") -> torch.Tensor:
+        input_ids, attention_mask = inputs[f"{prefix}input_ids"], inputs[f"{prefix}attention_mask"]
+        return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
 
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Episodes of the tasks, again and again until training may start."""
@@ -322,18 +354,21 @@ class NLACTrainer(_BaseTrainer):
                 batches.append(self.rehearsal.draw(size))
             transition = sample.transition
             if target.parsed is not None:
-                prompt = critic_prompt(self.roles, transition.state_action)
+                prompt = self.roles.opened(critic_prompt(self.roles, transition.state_action))
+                distills = self.args.critic_loss_type == "distill"
+                teacher_prompt = self.roles.opened(target.prompt) if distills else None
                 batches[-1].append(
-                    TrainingExample("critic", prompt, target.token_ids, sample.weight, sample.transition_id)
+                    TrainingExample(
+                        "critic", prompt, target.token_ids, sample.weight, sample.transition_id, teacher_prompt
+                    )
                 )
             if refinement is not None:
-                token_ids = refinement.refined_action.token_ids
-                batches[-1].append(TrainingExample("policy", transition.state, token_ids, sample.weight))
+                prompt, token_ids = self.roles.opened(transition.state), refinement.refined_action.token_ids
+                batches[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight))
         for batch, sample in zip(batches, samples[::size], strict=True):
             if not batch:  # every process must run the model, even with nothing to learn
-                turn, state = sample.transition.turn, sample.transition.state
-                token_ids = sample.transition.state_action.ids[turn.prompt_length :]
-                batch.append(TrainingExample("policy", state, tuple(token_ids), weight=0.0))
+                state, ids = sample.transition.state, sample.transition.state_action.ids
+                batch.append(TrainingExample("policy", state, tuple(ids[len(state.ids) :]), weight=0.0))
         return batches
 
     @contextmanager
@@ -361,7 +396,7 @@ class NLACTrainer(_BaseTrainer):
         metrics["replay/size"] = float(len(self.replay))
         metrics["replay/priority_mean"] = self.replay.priority_mean
         metrics["target/distance"] = self.target_weights.distance(self.model)
-        means = _mean_over_processes(metrics)
+        means = mean_over_processes(metrics)
         self.num_environment_steps += sum(gather_object([sum(len(episode.turns) for episode in episodes)]))
         self.health.update(means)
         for name, value in means.items():
@@ -401,30 +436,16 @@ class NLACTrainer(_BaseTrainer):
             torch.manual_seed(self.args.seed + self.args.process_index)
             tasks = [task for batch in dataloader for task in batch] * self.args.num_eval_episodes
             with self.roles.generator.session(self.model_wrapped):
-                episodes = play_episodes(
-                    self.environments,
-                    tasks,
-                    self.roles,
-                    self.args.max_turns,
-                    self.args.max_prompt_length,
-                    sampling=self.roles.samplings["evaluation"],
-                    rewards=self.rewards,
-                )
-                metrics = episode_metrics(episodes, self.args.success_threshold)
-                if self.environments.oracle is not None and self.args.num_oracle_probes:
-                    metrics.update(
-                        examine_critic(self.environments, self.roles, self.args.num_oracle_probes, self.args.seed)
-                    )
+                seen = evaluate_policy(self.environments, tasks, self.roles, self.args, self.rewards)
         self.roles.take_metrics()
-        metrics = _mean_over_processes(metrics)
-        played = [episode for episode in episodes if episode.turns and episode.failure is None]
-        successes = gather_object([float(episode.score >= self.args.success_threshold) for episode in played])
-        if successes:
-            rates = SuccessRate(keep_in_memory=True).compute(successes=successes)
-            metrics.update({f"episode/{name}": rate for name, rate in rates.items()})
-        metrics["environment/steps"] = self.num_environment_steps
+        metrics = {
+            **mean_over_processes(seen.means),
+            **success_rates(gather_object(seen.successes)),
+            **critic_calibration(gather_object(seen.verdicts)),
+            "environment/steps": self.num_environment_steps,
+        }
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(episodes))
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=seen.num_episodes)
 
     # Data, checkpoints
 
@@ -475,24 +496,3 @@ class NLACTrainer(_BaseTrainer):
             self._batches = deque(batches)
             self.num_environment_steps = state["environment_steps"]
             self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
-
-
-def _mean_over_processes(metrics: dict[str, float]) -> dict[str, float]:
-    """Means over the processes that have a metric, by name."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for of_process in gather_object([metrics]):
-        for name, value in of_process.items():
-            values[name].append(value)
-    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
-
-
-class _TargetUpdate(TrainerCallback):
-    """theta_bar <- tau theta + (1 - tau) theta_bar after optimizer steps (algorithm 1, line 10)."""
-
-    def __init__(self, target_weights: TargetWeights, sync_steps: int):
-        self.target_weights = target_weights
-        self.sync_steps = sync_steps
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step % self.sync_steps == 0:
-            self.target_weights.update(model)

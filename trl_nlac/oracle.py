@@ -61,9 +61,9 @@ def judge_refinements(
     return oracle_metrics(
         oracle,
         [
-            (transition, refinement.attempt.parsed, refinement.critique, refinement.refined_action.parsed)
+            (transition, refinement.attempt, refinement.critique, refinement.refined_action.parsed)
             for transition, refinement in zip(transitions, refinements, strict=True)
-            if refinement is not None and transition.episode.task  # of a logged episode the oracle knows nothing
+            if refinement is not None and not transition.episode.is_log  # it may come from another world
         ],
     )
 
@@ -79,7 +79,7 @@ def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int,
     question = render(roles.prompts.refine, action_format=roles.action_format)
     refined = roles.ask(
         "refine",
-        [roles.follow_up(answers[i].prompt.extended(answers[i].token_ids), question) for i in readable],
+        [roles.follow_up(roles.continued(answers[i].prompt, answers[i]), question) for i in readable],
         roles.parse_action,
         sampling=greedy["refine"],
     )

@@ -33,9 +33,21 @@ Action: <the action, as the task asks for it; a tool call is written {"name": <t
 FORMAT_TEXT = """\
 <the action and nothing else>"""
 
+FORMAT_TOOL_CALL = """\
+<one call of a tool, or plain text for whoever you work for>"""
+
+UNREADABLE_ACTION = """\
+Your answer was not in the required form, so no action was taken. Use this form:
+{action_format}"""
+
+HISTORY_CUT = """\
+(Earlier turns of this conversation are left out here.)"""
+
 TOOLS = """\
 You can call these tools, one in each action:
 {tools}"""
+
+# The critic, for one future and its judgement in one answer (k = 1)
 
 CRITIQUE = """\
 Judge the action you just took. First foresee one way in which things may go on from it, until the task has succeeded \
@@ -45,6 +57,33 @@ Future:
 Optimality:
 <"Yes", or "No" and one sentence on how to do better, argued from the future above>
 Take no action now, and write nothing after the judgement."""
+
+# The critic, for several futures (k > 1): the successor model, and the evaluator that reads all futures
+
+FUTURE = """\
+Foresee one way in which things may go on from the action you just took, until the task has succeeded or failed. Use a \
+few short sentences and take no action now."""
+
+EVALUATION = """\
+Judge the action you just took. These are ways in which things may go on from it:
+{futures}
+
+Weigh them against each other, and answer in exactly this form:
+Future:
+<what is most likely to happen, and what else may, in a few short sentences>
+Optimality:
+<"Yes", or "No" and one sentence on how to do better, argued from these futures>
+Take no action now, and write nothing after the judgement."""
+
+# The critic of a task of one step
+
+CORRECTNESS = """\
+Judge the solution you just gave. Answer in exactly this form:
+Correctness:
+<"Yes", or "No" and where the first error is; an answer that is not written as the task asks for is an error too>
+Write nothing after the judgement."""
+
+# The language Bellman backup
 
 SUCCESSOR = """\
 Your action was answered as follows:
@@ -75,17 +114,67 @@ Optimality:
 <"Yes", or "No" and one sentence on how to do better, argued from the future above>
 If the action was the best choice, write only "Yes" after "Optimality:". Write nothing after the judgement."""
 
+BACKUP_FUTURE = """\
+Now tell what follows from the action before that answer: the answer that you received, joined with the course of \
+events you foresaw after it, up to success or failure. What comes first matters most. Use a few short sentences, do \
+not judge, and take no action now."""
+
+BACKUP_FUTURE_TERMINATED = """\
+Your action was answered as follows, and with that the task ended:
+{next_observation}
+
+The final score is {score}.
+
+Now tell what followed from the action: the answer that you received and how the task ended. Use a few short sentences, \
+and do not judge."""
+
+BACKUP_CORRECTNESS = """\
+The final score of your solution is {score}, where 1 is right.
+
+Judge the solution. Answer in exactly this form:
+Correctness:
+<"Yes", or "No" and where the first error is; an answer that is not written as the task asks for is an error too>
+If the solution is right, write only "Yes" after "Correctness:". Write nothing after the judgement."""
+
+# The refinement policy
+
 REFINE = """\
 Take your last action back, and use its judgement to choose an action in its place: repair what the judgement found \
 wrong, or repeat the action if it was the best choice. Answer in exactly this form:
 {action_format}
 The new action replaces the last one, it does not come after it. Mention neither the last action nor its judgement."""
 
-_FIELD = re.compile(r"\{(action_format|next_observation|score|tools)\}")
+# Reasoning models: the chain of thought of a training target must not know what the prompt in training does not show
+
+_CORRECTED_FORM = """\
+Write the new thoughts in one block, and nothing else:
+<corrected_think>
+<the new thoughts>
+</corrected_think>
+Use no other tags inside the block."""
+
+CORRECT_BACKUP = f"""\
+Before that judgement you thought. Your thoughts may have taken as known what came after the action: the answer to it, \
+the future, or the final score. Whoever judges the action when it is taken knows none of it. Rewrite your thoughts, as \
+close to the old ones in style and length as you can, so that they infer all of this from what was known up to the \
+action: not "this happened", but "I expect this to happen, because". They must still lead to the same judgement.
+{_CORRECTED_FORM}"""
+
+CORRECT_REFINE = f"""\
+Before that new action you thought. Your thoughts may have leaned on the action that it replaces, or on the judgement \
+of it. Rewrite them, as close to the old ones in style and length as you can, as if the new action were the first and \
+only one you considered: start from the newest observation, and where the judgement taught you something, infer it, \
+"if I did that, I would expect this". They must still lead to the same new action.
+{_CORRECTED_FORM}"""
+
+_FIELD = re.compile(r"\{(action_format|futures|next_observation|score|tools)\}")
 _REQUIRED_FIELDS = {
     "tools": {"tools"},
+    "evaluation": {"futures"},
     "successor": {"next_observation"},
     "backup_terminated": {"next_observation", "score"},
+    "backup_future_terminated": {"next_observation", "score"},
+    "backup_correctness": {"score"},
 }
 
 
@@ -109,16 +198,38 @@ class NLACPrompts:
             How an action is written with `action_format="react"`.
         format_text (`str`, *optional*):
             How an action is written with `action_format="text"`.
+        format_tool_call (`str`, *optional*):
+            How an action is written with `action_format="tool_call"`; the chat template shows the tools.
+        unreadable_action (`str`, *optional*):
+            What the policy observes after an answer that is no action. `{action_format}` is optional.
+        history_cut (`str`, *optional*):
+            Stands at the end of the task where later turns were cut to keep to `max_prompt_length`.
         critique (`str`, *optional*):
             Asks for future and verdict of the last action, p_pred and p_eval in one (k = 1).
+        future (`str`, *optional*):
+            Asks for a future of the last action, p_pred (k > 1).
+        evaluation (`str`, *optional*):
+            Shows `{futures}` and asks for the verdict, p_eval (k > 1).
+        correctness (`str`, *optional*):
+            Asks for the verdict alone, where a task is a single step.
         successor (`str`, *optional*):
             Shows `{next_observation}` and asks for the future from there: the first half of the Bellman backup.
         backup (`str`, *optional*):
             Asks for the judgement that joins observation and foreseen future, p_tpred.
         backup_terminated (`str`, *optional*):
             The same where the task ended: shows `{next_observation}` and the final `{score}`.
+        backup_future (`str`, *optional*):
+            Asks for what `backup` does without the verdict (k > 1).
+        backup_future_terminated (`str`, *optional*):
+            Asks for what `backup_terminated` does without the verdict (k > 1).
+        backup_correctness (`str`, *optional*):
+            Shows the final `{score}` and asks for the verdict alone, where a task is a single step.
         refine (`str`, *optional*):
             Asks for an action in place of the criticised one, p_refine. `{action_format}` is optional.
+        correct_backup (`str`, *optional*):
+            Asks a reasoning model to rewrite the thoughts before a backup, in `<corrected_think>` tags.
+        correct_refine (`str`, *optional*):
+            Asks a reasoning model to rewrite the thoughts before a refined action, in `<corrected_think>` tags.
 
     Raises:
         ValueError: If a prompt lacks a field without which its role cannot be played.
@@ -128,11 +239,22 @@ class NLACPrompts:
     tools: str = TOOLS
     format_react: str = FORMAT_REACT
     format_text: str = FORMAT_TEXT
+    format_tool_call: str = FORMAT_TOOL_CALL
+    unreadable_action: str = UNREADABLE_ACTION
+    history_cut: str = HISTORY_CUT
     critique: str = CRITIQUE
+    future: str = FUTURE
+    evaluation: str = EVALUATION
+    correctness: str = CORRECTNESS
     successor: str = SUCCESSOR
     backup: str = BACKUP
     backup_terminated: str = BACKUP_TERMINATED
+    backup_future: str = BACKUP_FUTURE
+    backup_future_terminated: str = BACKUP_FUTURE_TERMINATED
+    backup_correctness: str = BACKUP_CORRECTNESS
     refine: str = REFINE
+    correct_backup: str = CORRECT_BACKUP
+    correct_refine: str = CORRECT_REFINE
 
     def __post_init__(self):
         for name, required in _REQUIRED_FIELDS.items():
@@ -143,8 +265,8 @@ class NLACPrompts:
                 )
 
     def action_format(self, name: str) -> str:
-        """The description of the action format `name` (`"react"` or `"text"`)."""
-        return {"react": self.format_react, "text": self.format_text}[name]
+        """The description of the action format `name`, one of `ACTION_PARSERS`."""
+        return {"react": self.format_react, "text": self.format_text, "tool_call": self.format_tool_call}[name]
 
     @classmethod
     def from_file(cls, path: str | Path) -> "NLACPrompts":
@@ -173,15 +295,15 @@ class Critique:
 
     Args:
         future (`str`):
-            What will happen.
-        optimal (`bool`):
-            The verdict.
+            What will happen; empty where a task is a single step.
+        optimal (`bool` or `None`):
+            The verdict; `None` where only the future was asked for (k > 1).
         advice (`str`):
             How to do better; empty where the verdict is "Yes".
     """
 
     future: str
-    optimal: bool
+    optimal: bool | None
     advice: str = ""
 
     @property
@@ -195,6 +317,11 @@ _CRITIQUE = re.compile(
     r"(?P<verdict>Yes|No)\b[\s.,:;*\"-]*(?P<advice>.*?)\s*",
     re.DOTALL | re.IGNORECASE,
 )
+_CORRECTNESS = re.compile(
+    r"\s*\W{0,3}Correctness\W{0,3}:\W{0,3}\s*(?P<verdict>Yes|No)\b[\s.,:;*\"-]*(?P<advice>.*?)\s*",
+    re.DOTALL | re.IGNORECASE,
+)
+_CORRECTED_THINK = re.compile(r"\s*<corrected_think>(?P<reasoning>[^<]*\S[^<]*)</corrected_think>\s*")
 _REACT = re.compile(
     r"\s*\W{0,3}Thought\W{0,3}:\s*(?P<thought>.*?)\s*\W{0,3}Action\W{0,3}:\s*(?P<action>.*?\S)\s*",
     re.DOTALL | re.IGNORECASE,
@@ -207,6 +334,25 @@ def parse_critique(text: str) -> Critique | None:
     if match is None or len(re.findall(r"Optimality\W{0,3}:", text, re.IGNORECASE)) != 1:
         return None
     return Critique(match["future"], match["verdict"].lower() == "yes", match["advice"])
+
+
+def parse_correctness(text: str) -> Critique | None:
+    """Read the critique of a single step; `None` if it breaks the format."""
+    match = _CORRECTNESS.fullmatch(text)
+    if match is None or len(re.findall(r"Correctness\W{0,3}:", text, re.IGNORECASE)) != 1:
+        return None
+    return Critique("", match["verdict"].lower() == "yes", match["advice"])
+
+
+def parse_future(text: str) -> Critique | None:
+    """Read a future without a verdict; `None` if there is none."""
+    return Critique(text.strip(), None) if text.strip() else None
+
+
+def parse_corrected_think(text: str) -> str | None:
+    """The thoughts in exactly one `<corrected_think>` block without other tags; `None` if the format is broken."""
+    match = _CORRECTED_THINK.fullmatch(text)
+    return match["reasoning"].strip() if match else None
 
 
 def parse_text(text: str) -> str | None:
@@ -222,4 +368,5 @@ def parse_react(text: str) -> str | None:
     return match["action"]
 
 
-ACTION_PARSERS = {"react": parse_react, "text": parse_text}
+# How the text of an action is read; of a tool call the text is its JSON.
+ACTION_PARSERS = {"react": parse_react, "text": parse_text, "tool_call": parse_text}

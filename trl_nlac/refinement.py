@@ -14,23 +14,24 @@
 
 """The refinement policy: act, be criticised, act better."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .critic import critic_prompt, critiques
+from .critic import critiques, judgement_prompt
 from .prompts import Critique, render
+from .reasoning import correct_reasoning
 from .roles import Roles
-from .types import Answer, Transition
+from .types import Answer, Prompt, Transition
 
 
 @dataclass(frozen=True)
 class Refinement:
     """
-    A fresh action and what became of it.
+    An action and what became of it.
 
     Args:
-        action ([`Answer`]):
-            a_t ~ pi_theta(. | s_t), the first attempt.
-        attempt ([`Answer`]):
+        action (`str`):
+            The first attempt: a fresh action a_t ~ pi_theta(. | s_t), or the stored one.
+        attempt (`str`):
             The attempt that was refined last; with one round, the same.
         critique ([`~prompts.Critique`]):
             Q_L(s_t, a_t) of that attempt.
@@ -38,41 +39,76 @@ class Refinement:
             a_t^r, the target of the policy loss.
     """
 
-    action: Answer
-    attempt: Answer
+    action: str
+    attempt: str
     critique: Critique
     refined_action: Answer
 
 
-def refine_actions(roles: Roles, transitions: list[Transition], num_refinements: int = 1) -> list[Refinement | None]:
+def refine_actions(
+    roles: Roles,
+    transitions: list[Transition],
+    num_refinements: int = 1,
+    targets: dict[int, Answer] | None = None,
+) -> list[Refinement | None]:
     """
     Sample a_t ~ pi(. | s_t), Q_L(s_t, a_t) and a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)) (section 4.2, equation 6).
 
     Call it with the policy's weights. With several rounds, the refinement policy sees all attempts and their critiques;
     the critic judges each attempt by itself, and an action that it calls the best is not refined again.
 
+    Args:
+        roles ([`~roles.Roles`]):
+            The speakers.
+        transitions (`list[Transition]`):
+            Where to act.
+        num_refinements (`int`, *optional*, defaults to `1`):
+            Rounds m.
+        targets (`dict[int, Answer]`, *optional*):
+            Bellman targets of some of the transitions, by index. There the stored action is refined in place of a fresh
+            one, with its target as the first critique (`refinement_source="replay"`).
+
     Returns:
         `list[Refinement | None]`: `None` where the action, its first critique or its refinement broke its format.
     """
-    actions = roles.ask("policy", [transition.state for transition in transitions], roles.parse_action)
+    judged: dict[int, Answer] = dict(targets or {})
+    fresh = [i for i in range(len(transitions)) if i not in judged]
+    actions = roles.ask("policy", [transitions[i].state for i in fresh], roles.parse_action)
+    attempts: dict[int, str] = {i: transitions[i].turn.action for i in judged}
+    alone: dict[int, Prompt] = {i: transitions[i].state_action for i in judged}
+    for i, action in zip(fresh, actions, strict=True):
+        if action.parsed is not None:
+            attempts[i], alone[i] = action.parsed, roles.continued(action.prompt, action)
+    together = dict(alone)  # with the attempts before it
+    first_attempts = dict(attempts)
     refinements: list[Refinement | None] = [None] * len(transitions)
-    attempts = {i: action for i, action in enumerate(actions) if action.parsed is not None}
-    conversations = {i: transitions[i].state for i in attempts}
     question = render(roles.prompts.refine, action_format=roles.action_format)
     for _ in range(num_refinements):
-        state_actions = [transitions[i].state.extended(attempt.token_ids) for i, attempt in attempts.items()]
-        answers = critiques(roles, state_actions)
-        judged = {i: answer for i, answer in zip(attempts, answers, strict=True) if answer.parsed is not None}
-        for i, critique in judged.items():
-            attempt = conversations[i].extended(attempts[i].token_ids)
-            criticised = critic_prompt(roles, attempt).extended(critique.token_ids)
-            conversations[i] = roles.follow_up(criticised, question)
-        refined = roles.ask("refine", [conversations[i] for i in judged], roles.parse_action)
-        refinable = {}
-        for (i, critique), action in zip(judged.items(), refined, strict=True):
+        unjudged = [i for i in attempts if i not in judged]
+        judged.update(zip(unjudged, critiques(roles, [alone[i] for i in unjudged]), strict=True))
+        readable = [i for i in attempts if judged[i].parsed is not None]
+        conversations = [
+            roles.follow_up(roles.continued(judgement_prompt(roles, together[i]), judged[i]), question)
+            for i in readable
+        ]
+        refined = roles.ask("refine", conversations, roles.parse_action)
+        before, attempts = attempts, {}
+        for i, action in zip(readable, refined, strict=True):
             if action.parsed is not None:
-                refinements[i] = Refinement(actions[i], attempts[i], critique.parsed, action)
-                if not critique.parsed.optimal:
-                    refinable[i] = action
-        attempts = refinable
+                critique = judged[i].parsed
+                refinements[i] = Refinement(first_attempts[i], before[i], critique, action)
+                if not critique.optimal:
+                    attempts[i] = action.parsed
+                    alone[i] = roles.continued(transitions[i].state, action)
+                    together[i] = roles.continued(action.prompt, action)
+        judged = {}
+    return _corrected(roles, refinements)
+
+
+def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:
+    """With chains of thought that do not speak of the critique."""
+    found = [i for i, refinement in enumerate(refinements) if refinement is not None]
+    answers = correct_reasoning(roles, [refinements[i].refined_action for i in found], roles.prompts.correct_refine)
+    for i, answer in zip(found, answers, strict=True):
+        refinements[i] = None if answer.parsed is None else replace(refinements[i], refined_action=answer)
     return refinements

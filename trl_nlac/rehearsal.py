@@ -14,6 +14,8 @@
 
 """Supervised samples of the roles, mixed into the batches so that the model does not forget them."""
 
+import json
+
 import numpy as np
 from datasets import Dataset
 
@@ -27,7 +29,8 @@ class Rehearsal:
 
     Args:
         dataset ([`~datasets.Dataset`], *optional*):
-            With the conversational columns `prompt` and `completion` (one assistant message).
+            With the conversational columns `prompt` and `completion` (one assistant message), and optionally `tools`
+            (JSON schemas, as a list or in JSON).
         ratio (`float`):
             Number of samples relative to the transitions of a batch.
         chat ([`~chat.ChatEncoder`]):
@@ -53,8 +56,10 @@ class Rehearsal:
                 f"`rehearsal_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}."
             )
         for row in dataset:
-            prompt = np.array(chat.start(row["prompt"]), dtype=np.int32)
-            completion = tuple(chat.completion(row["completion"][0]["content"]))
+            tools = row.get("tools")
+            token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
+            prompt = np.array([*token_ids, *chat.prefill], dtype=np.int32)
+            completion = tuple(chat.completion(row["completion"][0]))
             self._examples.append(TrainingExample("rehearsal", Prompt(prompt, len(prompt)), completion))
 
     def draw(self, num_transitions: int) -> list[TrainingExample]:

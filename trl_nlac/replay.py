@@ -28,11 +28,12 @@ from .types import Episode, Sample, Transition, Turn
 
 _TURN = pa.struct(
     {
-        "prompt_length": pa.int32(),
+        "prompt_end": pa.int32(),
         "action_length": pa.int32(),
         "action": pa.string(),
         "next_observation": pa.string(),
         "reward": pa.float64(),
+        "prompt_start": pa.int32(),
     }
 )
 _EPISODE = pa.schema(
@@ -44,6 +45,7 @@ _EPISODE = pa.schema(
         "terminated": pa.bool_(),
         "truncated": pa.bool_(),
         "failure": pa.string(),
+        "is_log": pa.bool_(),
         "priorities": pa.list_(pa.float64()),
     }
 )
@@ -217,6 +219,7 @@ def episode_to_row(episode: Episode) -> dict[str, Any]:
         "terminated": episode.terminated,
         "truncated": episode.truncated,
         "failure": episode.failure,
+        "is_log": episode.is_log,
     }
 
 
@@ -230,4 +233,5 @@ def episode_from_row(row: dict[str, Any]) -> Episode:
         terminated=row["terminated"],
         truncated=row["truncated"],
         failure=row["failure"],
+        is_log=row["is_log"],
     )

@@ -18,9 +18,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from .chat import ChatEncoder
+from .chat import ChatEncoder, tool_name
 from .generation import Generator, Sampling
 from .prompts import ACTION_PARSERS, NLACPrompts
+from .tool_calls import parse_tool_call
 from .types import Answer, Prompt
 
 
@@ -31,6 +32,7 @@ FORMAT_METRICS = {
     "backup": "critic/format_rate",
     "critique": "critique/format_rate",
     "refine": "refine/format_rate",
+    "correction": "correction/format_rate",
 }
 
 
@@ -48,13 +50,24 @@ class Roles:
         samplings (`dict[str, Sampling]`):
             How each role samples.
         action_format (`str`):
-            `"react"` or `"text"`.
+            `"react"`, `"text"` or `"tool_call"`.
         max_format_retries (`int`, *optional*, defaults to `1`):
             How often an answer that breaks its format is sampled again.
+        num_futures (`int`, *optional*, defaults to `1`):
+            Number k of futures that a critique weighs.
+        single_step (`bool`, *optional*, defaults to `False`):
+            Whether a task is a single step, so that the critic judges correctness and foresees nothing.
+        reasoning (`bool`, *optional*):
+            Whether chains of thought are corrected before they are trained on. If `None`, if the template knows them.
+        tools (`list[dict[str, Any]]`, *optional*):
+            JSON schemas of all tools, by which the arguments of tool calls are read.
 
     Attributes:
         metrics (`dict[str, list[float]]`):
             Format and clipping rates since they were last taken.
+
+    Raises:
+        ValueError: If the chat template cannot do what an option asks for.
     """
 
     def __init__(
@@ -65,19 +78,74 @@ class Roles:
         samplings: dict[str, Sampling],
         action_format: str,
         max_format_retries: int = 1,
+        num_futures: int = 1,
+        single_step: bool = False,
+        reasoning: bool | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ):
+        if action_format == "tool_call" and not chat.calls_tools:
+            raise ValueError(
+                "`action_format='tool_call'` needs a chat template that shows tools and tool calls, and a "
+                "`response_template` of the tokenizer to read them. Use `action_format='react'` with this model."
+            )
+        if reasoning and chat.reasoning_tags is None:
+            raise ValueError(
+                "`reasoning=True` needs a chat template that marks the chain of thought, with `<think>` for example. "
+                "Use `reasoning=None` or `False` with this model."
+            )
         self.generator = generator
         self.chat = chat
         self.prompts = prompts
         self.samplings = samplings
+        self.calls_tools = action_format == "tool_call"
+        self.shows_thoughts = action_format == "react"
         self.action_format = prompts.action_format(action_format)
         self.parse_action = ACTION_PARSERS[action_format]
         self.max_format_retries = max_format_retries
+        self.num_futures = num_futures
+        self.single_step = single_step
+        self.corrects_reasoning = chat.reasoning_tags is not None if reasoning is None else reasoning
+        self.tools = tools
         self.metrics: dict[str, list[float]] = defaultdict(list)
+
+    # Conversations
 
     def follow_up(self, prompt: Prompt, content: str) -> Prompt:
         """`prompt`, which ends with an assistant's turn, followed by a user's message."""
         return prompt.extended(self.chat.reply(prompt.last_id, content))
+
+    def observation(self, last_id: int, action: str, observation: str) -> list[int]:
+        """Token ids of what the environment answered to `action`, whose last token is `last_id`."""
+        return self.chat.reply(last_id, observation, self._tool(action))
+
+    def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
+        """`prompt`, which ends with `action`, followed by what the environment answered: s_{t+1} from (s_t, a_t)."""
+        return prompt.extended(self.observation(prompt.last_id, action, observation))
+
+    def remembered(self, token_ids: list[int], action: str | None, keeps_reasoning: bool | None = None) -> list[int]:
+        """What stays in the conversation of sampled tokens that were read as `action`."""
+        return self.chat.remembered(token_ids, self._tool(action), keeps_reasoning)
+
+    def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
+        """`prompt` followed by `answer`, as it stays in the conversation."""
+        return prompt.extended(self.remembered(list(answer.token_ids), answer.parsed, keeps_reasoning))
+
+    def opened(self, prompt: Prompt) -> Prompt:
+        """`prompt` as the model sees it when it speaks, with the prefill of the chat template."""
+        return prompt.extended(self.chat.prefill)
+
+    def written_action(self, action: str, thought: str) -> list[int]:
+        """Token ids of an action as if the policy had sampled it."""
+        if self._tool(action):
+            name, arguments = parse_tool_call(action)
+            call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+            return self.chat.completion({"role": "assistant", "content": "", "tool_calls": [call]})
+        return self.chat.completion(f"Thought: {thought}\nAction: {action}" if self.shows_thoughts else action)
+
+    def _tool(self, action: Any) -> str | None:
+        return tool_name(action) if self.calls_tools and isinstance(action, str) else None
+
+    # Questions
 
     def ask(
         self,
@@ -92,7 +160,7 @@ class Roles:
 
         Args:
             role (`str`):
-                `"policy"`, `"successor"`, `"backup"`, `"critique"` or `"refine"`.
+                `"policy"`, `"successor"`, `"backup"`, `"critique"`, `"refine"` or `"correction"`.
             prompts (`list[Prompt]`):
                 What to answer.
             parse (`Callable[[str], Any | None]`):
@@ -110,14 +178,18 @@ class Roles:
         retries = self.max_format_retries if max_format_retries is None else max_format_retries
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
+        reads_calls = self.calls_tools and role in ("policy", "refine")
         answers: dict[int, Answer] = {}
         pending = list(range(len(prompts)))
         for _ in range(1 + retries):
             if not pending:
                 break
-            completions = self.generator.generate([prompts[i].ids for i in pending], sampling)
+            completions = self.generator.generate([self.opened(prompts[i]).ids for i in pending], sampling)
             for i, completion in zip(pending, completions, strict=True):
-                text = self.chat.decode(completion.token_ids)
+                if reads_calls:
+                    text = self.chat.decode_action(prompts[i].ids, completion.token_ids, self.tools)
+                else:
+                    text = self.chat.decode(completion.token_ids)
                 parsed = parse(text) if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
                 self.metrics[FORMAT_METRICS[role]].append(float(parsed is not None))

@@ -32,19 +32,42 @@ from .types import Episode, Prompt, Turn
 
 logger = logging.getLogger(__name__)
 
-UNREADABLE_ACTION = "Your answer was not in the required form, so no action was taken. Use this form:\n{action_format}"
-
 
 class Recorder:
-    """Writes down one episode as it happens, in tokens that are never encoded twice."""
+    """
+    Writes down one episode as it happens, in tokens that are never encoded twice.
 
-    def __init__(self, environment: TextEnvironment, roles: Roles, task: dict[str, Any], keywords: dict[str, Any]):
+    Args:
+        environment ([`TextEnvironment`]):
+            What answers.
+        roles ([`Roles`]):
+            The policy.
+        task (`dict[str, Any]`):
+            Row of the dataset.
+        keywords (`dict[str, Any]`):
+            Keywords of the environment's `reset`.
+        max_prompt_length (`int`, *optional*):
+            Number of tokens of a state. A longer history is cut: the opening of the conversation and the newest turns stay.
+    """
+
+    def __init__(
+        self,
+        environment: TextEnvironment,
+        roles: Roles,
+        task: dict[str, Any],
+        keywords: dict[str, Any],
+        max_prompt_length: int | None = None,
+    ):
         self.environment = environment
         self.roles = roles
         self.task = task
+        self.max_prompt_length = max_prompt_length
         self.prompt_messages: list[Message] = []
         self.completion_messages: list[Message] = []
         self.token_ids: list[int] = []
+        self.sampled_ids: list[int] = []
+        self.prompt_start = 0
+        self.action_starts: list[int] = []  # of the actions since prompt_start, as indices of token_ids
         self.turns: list[Turn] = []
         self.terminated = self.truncated = False
         self.failure: str | None = None
@@ -53,7 +76,12 @@ class Recorder:
         except Exception as error:  # whatever a user's environment raises must not end the run
             self._fail("reset", error)
             return
-        self.token_ids = roles.chat.start(self.prompt_messages)
+        self.token_ids = self._opening_ids()
+        if max_prompt_length is not None and len(self.token_ids) > max_prompt_length:
+            length = len(self.token_ids)
+            self._fail(
+                "reset", ValueError(f"the task has {length} tokens, `max_prompt_length` is {max_prompt_length}")
+            )
 
     @property
     def done(self) -> bool:
@@ -61,18 +89,14 @@ class Recorder:
 
     @property
     def prompt(self) -> Prompt:
-        return Prompt(np.array(self.token_ids, dtype=np.int32), len(self.token_ids))
-
-    @property
-    def completion_ids(self) -> list[int]:
-        """All tokens that the policy sampled."""
-        spans = [(turn.prompt_length, turn.prompt_length + turn.action_length) for turn in self.turns]
-        return [token_id for start, end in spans for token_id in self.token_ids[start:end]]
+        return Prompt(
+            np.array(self.token_ids[self.prompt_start :], dtype=np.int32), len(self.token_ids) - self.prompt_start
+        )
 
     def act(self, action: str | None, text: str, token_ids: list[int]) -> None:
         """Let the environment answer `action`, said as `text` and `token_ids`; `None` if it could not be read."""
         if action is None:
-            reply = render(UNREADABLE_ACTION, action_format=self.roles.action_format)
+            reply = render(self.roles.prompts.unreadable_action, action_format=self.roles.action_format)
             result = StepResult(reply)
         else:
             try:
@@ -84,28 +108,59 @@ class Recorder:
             except Exception as error:
                 self._fail("step", error)  # the turn is not recorded: what it led to is not known
                 return
-        prompt_length = len(self.token_ids)
-        self.token_ids += token_ids
-        self.turns.append(Turn(prompt_length, len(token_ids), action or "", result.observation, result.reward))
+        start = len(self.token_ids)
+        self.token_ids += self.roles.remembered(token_ids, action)
+        self.sampled_ids += token_ids
+        self.action_starts.append(start)
+        length = len(self.token_ids) - start
+        self.turns.append(
+            Turn(start, length, action or "", result.observation, result.reward, prompt_start=self.prompt_start)
+        )
         self.completion_messages.append({"role": "assistant", "content": text})
         self.completion_messages.append({"role": "user", "content": result.observation})
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
-    def go_on(self, max_turns: int, max_prompt_length: int | None) -> None:
+    def go_on(self, max_turns: int) -> None:
         """After an action that did not end the episode: show the observation, or truncate at a limit."""
-        reply = self.roles.chat.reply(self.token_ids[-1], self.turns[-1].next_observation)
-        too_long = max_prompt_length is not None and len(self.token_ids) + len(reply) > max_prompt_length
-        if too_long or len(self.turns) >= max_turns:
+        if len(self.turns) >= max_turns:
             self.truncated = True
-        else:
+            return
+        turn = self.turns[-1]
+        reply = self.roles.observation(self.token_ids[-1], turn.action, turn.next_observation)
+        length = len(self.token_ids) - self.prompt_start + len(reply)
+        if self.max_prompt_length is None or length <= self.max_prompt_length:
             self.token_ids += reply
+        else:
+            self._cut_history(reply)
+
+    def _cut_history(self, reply: list[int]) -> None:
+        """Go on with the opening and as many of the newest turns as fit into half of the rest; truncate if none does."""
+        opening = self._opening_ids(self.roles.prompts.history_cut)
+        room = self.max_prompt_length - len(opening) - len(reply)
+        starts = [start for start in self.action_starts if len(self.token_ids) - start <= room // 2]
+        if not starts and len(self.token_ids) - self.action_starts[-1] <= room:
+            starts = self.action_starts[-1:]
+        if not starts:
+            self.truncated = True
+            return
+        self.prompt_start = len(self.token_ids)
+        shift = self.prompt_start + len(opening) - starts[0]
+        self.token_ids += opening + self.token_ids[starts[0] :] + reply
+        self.action_starts = [start + shift for start in starts]
+
+    def _opening_ids(self, mark: str = "") -> list[int]:
+        """The conversation up to the first action, with a mark at its end."""
+        *messages, last = self.prompt_messages
+        last = {**last, "content": f"{last['content']}\n\n{mark}"} if mark else last
+        tools = self.environment.tool_schemas if self.roles.calls_tools else None
+        return self.roles.chat.start([*messages, last], tools)
 
     def reward(self, reward: float) -> None:
         """Add to the reward of the last turn."""
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
     def episode(self) -> Episode:
-        end = self.turns[-1].prompt_length + self.turns[-1].action_length if self.turns else len(self.token_ids)
+        end = self.turns[-1].prompt_end + self.turns[-1].action_length if self.turns else len(self.token_ids)
         return Episode(
             task=self.task,
             first_observation=self.prompt_messages[-1]["content"] if self.prompt_messages else "",
@@ -144,7 +199,7 @@ def play_episodes(
         max_turns (`int`):
             Number of actions after which an episode is truncated.
         max_prompt_length (`int`, *optional*):
-            Number of tokens of a prompt past which an episode is truncated.
+            Number of tokens of a state past which its history is cut, see [`Recorder`].
         sampling ([`~generation.Sampling`], *optional*):
             In place of the policy's own.
         rewards ([`~rewards.EpisodeRewards`], *optional*):
@@ -154,7 +209,7 @@ def play_episodes(
         `list[Episode]`: in the order of the tasks. One whose environment failed ends with its last clean turn.
     """
     recorders = [
-        Recorder(environment, roles, task, keywords)
+        Recorder(environment, roles, task, keywords, max_prompt_length)
         for task, (environment, keywords) in zip(tasks, pool.take(tasks), strict=True)
     ]
     living = [recorder for recorder in recorders if not recorder.done]
@@ -170,7 +225,7 @@ def play_episodes(
             recorder.act(answer.parsed, answer.text, list(answer.token_ids))
         living = [recorder for recorder in living if not recorder.done]
         for recorder in living:
-            recorder.go_on(max_turns, max_prompt_length)
+            recorder.go_on(max_turns)
         living = [recorder for recorder in living if not recorder.done]
     if rewards is not None:
         _score([recorder for recorder in recorders if recorder.turns and recorder.failure is None], rewards)
@@ -180,10 +235,12 @@ def play_episodes(
 def replay_actions(environment: TextEnvironment, task: dict[str, Any], actions: list[str], roles: Roles) -> Episode:
     """The episode in which the given actions are taken, as if the policy had said them."""
     recorder = Recorder(environment, roles, task, task)
+    seen = recorder.prompt_messages[-1]["content"]
     for i, action in enumerate(actions):
         if i:
-            recorder.go_on(max_turns=len(actions), max_prompt_length=None)
-        recorder.act(action, action, roles.chat.completion(action))
+            recorder.go_on(max_turns=len(actions))
+            seen = recorder.turns[-1].next_observation
+        recorder.act(action, action, roles.written_action(action, thought=seen))
     return recorder.episode()
 
 
@@ -194,8 +251,8 @@ def _score(recorders: list[Recorder], rewards: EpisodeRewards) -> None:
     scores = rewards(
         prompts=[recorder.prompt_messages for recorder in recorders],
         completions=[recorder.completion_messages for recorder in recorders],
-        completion_ids=[recorder.completion_ids for recorder in recorders],
-        environments=[recorder.environment for recorder in recorders],
+        completion_ids=[recorder.sampled_ids for recorder in recorders],
+        environments=[recorder.environment.unwrapped for recorder in recorders],
         tasks=[recorder.task for recorder in recorders],
     )
     for recorder, score in zip(recorders, scores, strict=True):
@@ -206,7 +263,7 @@ def _opening(observation: str | list[Message], environment: TextEnvironment, rol
     """The first messages of a conversation: how to act, with which tools, and the first observation."""
     messages = observation if isinstance(observation, list) else [{"role": "user", "content": _text(observation)}]
     system = [render(roles.prompts.policy, action_format=roles.action_format)]
-    if isinstance(environment, TextEnvironment) and environment.tool_schemas:
+    if not roles.calls_tools and environment.tool_schemas:
         schemas = "\n".join(json.dumps(schema) for schema in environment.tool_schemas)
         system.append(render(roles.prompts.tools, tools=schemas))
     if messages[0]["role"] == "system":

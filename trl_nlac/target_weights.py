@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 
 class TargetWeights:
@@ -89,3 +90,15 @@ class TargetWeights:
 
 def _trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+class TargetUpdateCallback(TrainerCallback):
+    """theta_bar <- tau theta + (1 - tau) theta_bar after optimizer steps (algorithm 1, line 10)."""
+
+    def __init__(self, target_weights: TargetWeights, sync_steps: int):
+        self.target_weights = target_weights
+        self.sync_steps = sync_steps
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step % self.sync_steps == 0:
+            self.target_weights.update(model)

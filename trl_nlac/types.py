@@ -26,30 +26,35 @@ class Turn:
     One step of an [`Episode`]: the action `a_t`, the observation that answered it and the reward.
 
     Args:
-        prompt_length (`int`):
-            Number of leading tokens of [`Episode.token_ids`] that render the state `s_t`, up to and including the
-            generation prompt.
+        prompt_end (`int`):
+            Where the state `s_t` ends in [`Episode.token_ids`]: with the opening of an assistant's turn.
         action_length (`int`):
-            Number of tokens after `prompt_length` that the policy sampled as `a_t`, end-of-turn token included.
+            Number of tokens after `prompt_end` that are `a_t` as it stands in the conversation, end-of-turn token
+            included. They are the sampled ones, but for a chain of thought that the chat template forgets.
         action (`str`):
-            The action as the environment received it (for ReAct, without the thought).
+            The action as the environment received it (for ReAct, without the thought; a tool call as JSON). Empty if
+            it could not be read.
         next_observation (`str`):
             What the environment answered. It is not part of any prompt that predicts it.
         reward (`float`):
             Reward of this step.
+        prompt_start (`int`, *optional*, defaults to `0`):
+            Where the state `s_t` starts. Above 0 once the history was cut to keep to a maximum length.
     """
 
-    prompt_length: int
+    prompt_end: int
     action_length: int
     action: str
     next_observation: str
     reward: float
+    prompt_start: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Episode:
     """
-    One interaction with an environment. Its tokens are stored once: every state is a prefix of `token_ids`.
+    One interaction with an environment. Its tokens are stored once: every state is a prefix of `token_ids`, until the
+    history is cut, when `token_ids` goes on with the cut history.
 
     Args:
         task (`dict[str, Any]`):
@@ -57,7 +62,7 @@ class Episode:
         first_observation (`str`):
             What `reset` returned.
         token_ids (`np.ndarray` of shape `(length,)` and dtype `int32`):
-            The whole conversation, from the first prompt to the last action, with actions exactly as sampled.
+            The whole conversation, from the first prompt to the last action.
         turns (`tuple[Turn, ...]`):
             The steps in order.
         terminated (`bool`):
@@ -66,6 +71,8 @@ class Episode:
             The episode was cut (turn limit, length limit, failed environment): the last step still bootstraps.
         failure (`str`, *optional*):
             What went wrong in the environment, if anything. A failure truncates.
+        is_log (`bool`, *optional*, defaults to `False`):
+            Whether it was read from a log, and not played here.
     """
 
     task: dict[str, Any]
@@ -75,6 +82,7 @@ class Episode:
     terminated: bool
     truncated: bool
     failure: str | None = None
+    is_log: bool = False
 
     @property
     def score(self) -> float:
@@ -105,12 +113,13 @@ class Transition:
     @property
     def state(self) -> "Prompt":
         """`s_t` as the policy saw it."""
-        return Prompt(self.episode.token_ids, self.turn.prompt_length)
+        return Prompt(self.episode.token_ids, self.turn.prompt_end, trunk_start=self.turn.prompt_start)
 
     @property
     def state_action(self) -> "Prompt":
         """`(s_t, a_t)`, the prefix that critic, backup and refinement prompts extend."""
-        return Prompt(self.episode.token_ids, self.turn.prompt_length + self.turn.action_length)
+        end = self.turn.prompt_end + self.turn.action_length
+        return Prompt(self.episode.token_ids, end, trunk_start=self.turn.prompt_start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,27 +130,30 @@ class Prompt:
     Args:
         trunk (`np.ndarray` of shape `(length,)`):
             Tokens shared with other prompts, by reference.
-        trunk_length (`int`):
-            How many leading tokens of the trunk belong to this prompt.
+        trunk_end (`int`):
+            Where this prompt leaves the trunk.
         branch (`tuple[int, ...]`):
             Tokens that follow the trunk in this prompt only.
+        trunk_start (`int`, *optional*, defaults to `0`):
+            Where this prompt starts in the trunk.
     """
 
     trunk: np.ndarray
-    trunk_length: int
+    trunk_end: int
     branch: tuple[int, ...] = ()
+    trunk_start: int = 0
 
     @property
     def ids(self) -> list[int]:
-        return self.trunk[: self.trunk_length].tolist() + list(self.branch)
+        return self.trunk[self.trunk_start : self.trunk_end].tolist() + list(self.branch)
 
     @property
     def last_id(self) -> int:
-        return self.branch[-1] if self.branch else int(self.trunk[self.trunk_length - 1])
+        return self.branch[-1] if self.branch else int(self.trunk[self.trunk_end - 1])
 
     def extended(self, token_ids: list[int]) -> "Prompt":
         """This prompt with `token_ids` appended; nothing before them changes."""
-        return Prompt(self.trunk, self.trunk_length, self.branch + tuple(token_ids))
+        return Prompt(self.trunk, self.trunk_end, self.branch + tuple(token_ids), self.trunk_start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +163,11 @@ class Answer:
 
     Args:
         prompt ([`Prompt`]):
-            What it was asked.
+            The conversation up to where it speaks, without the prefill of the chat template.
         token_ids (`tuple[int, ...]`):
-            What it sampled, end-of-turn token included.
+            What it sampled, chain of thought and end-of-turn token included.
         text (`str`):
-            The same, decoded without special tokens.
+            What it said after its chain of thought, decoded without special tokens; a tool call as JSON.
         parsed (`Any`):
             What the role's parser read from the text (a [`~prompts.Critique`], an action, or the text itself).
     """
@@ -184,13 +196,15 @@ class TrainingExample:
         loss (`str`):
             Which loss it belongs to: `"critic"` (L1, equation 5), `"policy"` (L2, equation 6) or `"rehearsal"`.
         prompt ([`Prompt`]):
-            Context, not trained on.
+            Context, not trained on; with the prefill of the chat template.
         completion_ids (`tuple[int, ...]`):
             Trained tokens, as sampled.
         weight (`float`):
             Factor of its loss (importance weight of the replay sample).
         transition_id (`int`, *optional*):
             Transition whose priority the loss of this example sets.
+        teacher_prompt ([`Prompt`], *optional*):
+            Context in which the target weights said the completion, where their whole distribution is the target.
     """
 
     loss: str
@@ -198,3 +212,4 @@ class TrainingExample:
     completion_ids: tuple[int, ...]
     weight: float = 1.0
     transition_id: int | None = None
+    teacher_prompt: Prompt | None = None

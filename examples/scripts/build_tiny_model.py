@@ -17,19 +17,20 @@
 # ///
 """
 Build the embedded tiny chat model from scratch: a Llama of 0.8 million parameters with a byte-level BPE tokenizer of
-its own and a chat template, trained on *other* instances of the embedded tasks in all roles.
+its own and a chat template, trained on *other* instances of the embedded tasks in all roles and action formats.
 
 Like a pretrained LLM it then knows how the roles speak, how to copy, how to follow advice, and has a mediocre policy.
 About an instance that a run will train on it knows nothing: half of the data are instances with fixed rules over names
 that no run uses, the other half have fresh random rules in every sample.
 
-python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 7000
+python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 8000
 """
 
 import argparse
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,25 +43,78 @@ from trl_nlac.environments.dialogues import RoleDialogue
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, draw_dialogue
 from trl_nlac.environments.names import ALL_NAMES
 from trl_nlac.environments.rooms import DOORS, RoomsFamily
-from trl_nlac.environments.service_desk import VALUES, ServiceDeskFamily, follow, format_call, hints, parse_call
+from trl_nlac.environments.service_desk import (
+    ARGUMENTS,
+    VALUES,
+    ServiceDeskFamily,
+    follow,
+    format_call,
+    hints,
+    parse_call,
+)
+from trl_nlac.tool_calls import format_tool_call
 
 
 ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "refine", "refine"]
+FORMAT_MIX = ["text", "text", "react", "tool_call"]
 CHAT_TEMPLATE = """\
-{%- for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}\
+{%- set system = '' %}
+{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
+{%- if system or tools %}
+    {{- '<|system|>' + system }}
+    {%- for tool in tools or [] %}
+        {{- tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}
+    {%- endfor %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|assistant|><tool_call>{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson }}
+        {{- '}</tool_call><|end|>' }}
+    {%- else %}
+        {{- '<|' + message.role + '|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|end\|>\s*", "content": "text"},
+    },
+}
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE in which every word of the tasks and roles is one token, and any other text is bytes."""
     words = ["take", "trap", "treasure", "late", "win", "lose", "route", "refused", "needs", "unreadable", "closed"]
     words += ["Future:", "Optimality:", "Yes", "No", "use", "avoid", "Critique?", "Scenario?", "Summary?", "Revise?"]
-    words += ["Score", "Thought:", "Action:", *DOORS, *[value for values in VALUES for value in values], *ALL_NAMES]
+    words += [
+        "Score",
+        "Thought:",
+        "Action:",
+        "Think.",
+        *DOORS,
+        *[value for values in VALUES for value in values],
+        *ALL_NAMES,
+    ]
     words += [str(digit) for digit in range(10)]
+    calls = [format_tool_call("take", {"door": door}) for door in DOORS]
+    calls += [format_tool_call("route", dict(zip(ARGUMENTS, call, strict=True))) for call in zip(*VALUES, strict=True)]
+    signatures = ["take(door)", f"route({', '.join(ARGUMENTS)})"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     special_tokens = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+    special_tokens += ["<tool_call>", "</tool_call>"]
     trainer = trainers.BpeTrainer(
         vocab_size=4096,
         min_frequency=1,
@@ -68,8 +122,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([*words, "\nOptimality:", "\nAction:"], trainer)
-    return PreTrainedTokenizerFast(
+    tokenizer.train_from_iterator([*words, *calls, *signatures, "\nOptimality:", "\nAction:"], trainer)
+    built = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|endoftext|>",
@@ -78,6 +132,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="left",
         model_max_length=512,
     )
+    built.response_template = RESPONSE_TEMPLATE
+    return built
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
@@ -98,9 +154,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausal
     return LlamaForCausalLM(config)
 
 
-def encode(chat: ChatEncoder, dialogue: RoleDialogue, role: str) -> tuple[list[int], list[int]]:
-    messages, completion = dialogue.messages(role, COMPACT_PROMPTS)
-    return chat.start(messages), chat.completion(completion)
+def encode(
+    chat: ChatEncoder, dialogue: RoleDialogue, role: str, action_format: str, states_action: bool = False
+) -> tuple[list[int], list[int]]:
+    messages, completion = dialogue.messages(role, COMPACT_PROMPTS, action_format, states_action)
+    return chat.start(messages, [dialogue.tool] if action_format == "tool_call" else None), chat.completion(completion)
 
 
 def collate(samples: list[tuple[list[int], list[int]]], pad_token_id: int, prompt_weight: float):
@@ -116,15 +174,15 @@ def collate(samples: list[tuple[list[int], list[int]]], pad_token_id: int, promp
 
 
 @torch.no_grad()
-def score(model, chat: ChatEncoder, family, number: int) -> dict[str, float]:
+def score(model, chat: ChatEncoder, family, action_format: str, number: int) -> dict[str, float]:
     """Greedy skill of every role: exact backups, obeyed critiques, known dynamics, mended calls."""
     rng = random.Random("score")
 
     def answers(role, known):
         dialogues = [family.dialogue(rng, role, known) for _ in range(number)]
-        samples = [encode(chat, dialogue, role) for dialogue in dialogues]
+        samples = [encode(chat, dialogue, role, action_format) for dialogue in dialogues]
         inputs = chat.tokenizer.pad({"input_ids": [prompt for prompt, _ in samples]}, return_tensors="pt")
-        output = model.generate(**inputs, max_new_tokens=48, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+        output = model.generate(**inputs, max_new_tokens=64, do_sample=False)[:, inputs["input_ids"].shape[1] :]
         texts = [chat.decode(ids) for ids in output.tolist()]
         return dialogues, texts, [chat.decode(completion) for _, completion in samples]
 
@@ -132,9 +190,13 @@ def score(model, chat: ChatEncoder, family, number: int) -> dict[str, float]:
     result = {"backup_exact": sum(map(str.__eq__, texts, right)) / number}
     dialogues, texts, right = answers("refine", False)
     if isinstance(family, RoomsFamily):  # any other door obeys "avoid"
+        acted = [
+            chat.decode(encode(chat, replace(d, refined_action=d.action), "refine", action_format)[1])
+            for d in dialogues
+        ]
         obeyed = [
-            (text == dialogue.action) == dialogue.won and text.startswith("take")
-            for text, dialogue in zip(texts, dialogues, strict=True)
+            (text == action) == dialogue.won and "take" in text
+            for text, action, dialogue in zip(texts, acted, dialogues, strict=True)
         ]
     else:
         obeyed = list(map(str.__eq__, texts, right))
@@ -149,10 +211,12 @@ def score(model, chat: ChatEncoder, family, number: int) -> dict[str, float]:
     )
     if isinstance(family, ServiceDeskFamily):
         dialogues, texts, _ = answers("policy", False)
-        refused = [
-            (text, dialogue.history[-1]) for text, dialogue in zip(texts, dialogues, strict=True) if dialogue.history
-        ]
-        mended = [text == format_call(follow(parse_call(call), hints(answer))) for text, (call, answer) in refused]
+        mended = []
+        for text, dialogue in zip(texts, dialogues, strict=True):
+            if dialogue.history:
+                call, answer = dialogue.history[-1]
+                mending = replace(dialogue, action=format_call(follow(parse_call(call), hints(answer))))
+                mended.append(text == chat.decode(encode(chat, mending, "policy", action_format)[1]))
         result["mends_refused_call"] = sum(mended) / max(1, len(mended))
     return {name: round(value, 3) for name, value in result.items()}
 
@@ -160,7 +224,7 @@ def score(model, chat: ChatEncoder, family, number: int) -> dict[str, float]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", default="tiny_model")
-    parser.add_argument("--max_steps", type=int, default=7000)
+    parser.add_argument("--max_steps", type=int, default=8000)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--prompt_weight", type=float, default=0.1, help="weight of the loss on prompt tokens")
@@ -184,7 +248,16 @@ def main():
             group["lr"] = rate
         if not batches:  # batches of similar lengths, in random order
             roles = [rng.choice(ROLE_MIX) for _ in range(8 * args.batch_size)]
-            samples = [encode(chat, draw_dialogue(rng, list(families.values()), role), role) for role in roles]
+            samples = [
+                encode(
+                    chat,
+                    draw_dialogue(rng, list(families.values()), role),
+                    role,
+                    rng.choice(FORMAT_MIX),
+                    states_action=rng.random() < 0.5,
+                )
+                for role in roles
+            ]
             samples.sort(key=lambda sample: len(sample[0]) + len(sample[1]))
             batches = [samples[i : i + args.batch_size] for i in range(0, len(samples), args.batch_size)]
             rng.shuffle(batches)
@@ -199,7 +272,11 @@ def main():
         if step % 200 == 0:
             print(f"step {step} loss {loss.item():.3f} {time.perf_counter() - start:.0f} s", flush=True)
         if (step + 1) % 1000 == 0 or step + 1 == args.max_steps:
-            scores = {name: score(model, chat, family, args.num_scored) for name, family in families.items()}
+            scores = {
+                f"{name} {action_format}": score(model, chat, family, action_format, args.num_scored)
+                for name, family in families.items()
+                for action_format in dict.fromkeys(FORMAT_MIX)
+            }
             print(json.dumps({"step": step + 1, "seconds": round(time.perf_counter() - start), **scores}), flush=True)
             output_dir = Path(args.output_dir)
             model.save_pretrained(output_dir)

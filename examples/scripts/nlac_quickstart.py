@@ -73,7 +73,7 @@ SETTINGS = dict(
     episodes_per_iteration=4,
     max_generation_batch_size=512,
     action_format="text",
-    max_completion_length=48,
+    max_completion_length=64,
     successor_temperature=0.5,
     backup_temperature=0.0,
     target_update_rate=0.05,
@@ -201,9 +201,9 @@ def main():
         args=training_args,
         train_dataset=tasks,
         eval_dataset=tasks,
-        environment_factory=lambda: make_environment(instance),
+        environment_factory=lambda: make_environment(instance, training_args.action_format),
         prompts=COMPACT_PROMPTS,
-        rehearsal_dataset=make_rehearsal_dataset(world),
+        rehearsal_dataset=make_rehearsal_dataset(world, action_format=training_args.action_format),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)

@@ -88,3 +88,25 @@ class TextEnvironment(ABC):
     @abstractmethod
     def step(self, action: str) -> StepResult:
         """Apply the agent's action."""
+
+    @property
+    def unwrapped(self) -> Any:
+        """The environment as the user made it."""
+        return self
+
+
+class PlainEnvironment(TextEnvironment):
+    """Plays an object that has `reset` and `step` without being a [`TextEnvironment`]."""
+
+    def __init__(self, environment: Any):
+        self.environment = environment
+
+    def reset(self, **task) -> str | list[Message]:
+        return self.environment.reset(**task)
+
+    def step(self, action: str) -> StepResult:
+        return self.environment.step(action)
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.environment

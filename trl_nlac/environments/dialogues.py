@@ -15,8 +15,11 @@
 """Supervised samples of the roles: what each role should say about an action whose whole future is known."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..prompts import Critique, NLACPrompts, render
+from ..tool_calls import format_tool_call
+from .base import Message
 
 
 ROLES = ("policy", "critique", "successor", "backup", "refine")
@@ -42,6 +45,8 @@ class RoleDialogue:
             How the action can be improved; empty if it succeeds.
         refined_action (`str`):
             The action that follows the advice.
+        tool (`dict[str, Any]`):
+            JSON schema of the tool that an action calls where actions are tool calls.
         earlier_attempts (`list[tuple[str, Critique]]`, *optional*):
             Actions in place of which, after their critiques, the action was taken. Only refinement sees them.
     """
@@ -53,6 +58,7 @@ class RoleDialogue:
     won: bool
     advice: str
     refined_action: str
+    tool: dict[str, Any]
     earlier_attempts: list[tuple[str, Critique]] = field(default_factory=list)
 
     @property
@@ -60,42 +66,84 @@ class RoleDialogue:
         future = " ".join([self.future[0][1], *(f"{action} {answer}" for action, answer in self.future[1:])])
         return Critique(future, self.won, self.advice)
 
-    def messages(self, role: str, prompts: NLACPrompts) -> tuple[list[dict[str, str]], str]:
+    def messages(
+        self, role: str, prompts: NLACPrompts, action_format: str = "text", states_action: bool = False
+    ) -> tuple[list[Message], Message]:
         """
-        The conversation up to where `role` speaks, and what it should say, in the words of `prompts`.
+        The conversation up to where `role` speaks, and what it should say.
+
+        Args:
+            role (`str`):
+                One of `ROLES`.
+            prompts ([`NLACPrompts`]):
+                The words of the roles.
+            action_format (`str`, *optional*, defaults to `"text"`):
+                How actions are written. Futures tell of later actions in plain words, whatever the format.
+            states_action (`bool`, *optional*, defaults to `False`):
+                Whether the future that a backup joins begins with an action as it was taken, as with
+                `bootstrap="explicit"`.
 
         Returns:
-            `tuple[list[dict[str, str]], str]`: messages and completion.
+            `tuple[list[Message], Message]`: messages and completion.
         """
-        messages = [_user(self.first_observation)]
+        system = render(prompts.policy, action_format=prompts.action_format(action_format))
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append(_user(self.first_observation))
+        seen = self.first_observation
         for action, observation in self.history:
-            messages += [_assistant(action), _user(observation)]
+            messages.append(self._act(action, seen, action_format))
+            messages.append(self._answer(observation, action_format))
+            seen = observation
         next_observation = self.future[0][1]
         rest = " ".join(f"{action} {observation}" for action, observation in self.future[1:])
         if role == "policy" or (role == "successor" and not rest):
-            return messages, self.action
+            return messages, self._act(self.action, seen, action_format)
         if role == "refine":
             for action, critique in [*self.earlier_attempts, (self.action, self.critique)]:
-                messages += [_assistant(action), _user(prompts.critique), _assistant(critique.text)]
+                messages += [self._act(action, seen, action_format), _user(prompts.critique), _says(critique.text)]
                 messages.append(_user(prompts.refine))
-            return messages, self.refined_action
-        messages.append(_assistant(self.action))
+            return messages, self._act(self.refined_action, seen, action_format)
+        messages.append(self._act(self.action, seen, action_format))
         critique = self.critique
         if role == "critique":
-            return [*messages, _user(prompts.critique)], critique.text
+            return [*messages, _user(prompts.critique)], _says(critique.text)
         if not rest:
             score = f"{float(self.won):g}"
             prompt = render(prompts.backup_terminated, next_observation=next_observation, score=score)
-            return [*messages, _user(prompt)], critique.text
+            return [*messages, _user(prompt)], _says(critique.text)
         messages.append(_user(render(prompts.successor, next_observation=next_observation)))
         if role == "successor":
-            return messages, rest
-        return [*messages, _assistant(rest), _user(prompts.backup)], critique.text
+            return messages, _says(rest)
+        if states_action and action_format == "tool_call":
+            (action, _), *_ = self.future[1:]
+            rest = self._as_tool_call(action) + rest.removeprefix(action)
+        return [*messages, _says(rest), _user(prompts.backup)], _says(critique.text)
+
+    def _act(self, action: str, seen: str, action_format: str) -> Message:
+        """An assistant's turn that takes `action` after having seen an observation."""
+        if action_format == "react":
+            return _says(f"Thought: {seen}\nAction: {action}")
+        if action_format == "text":
+            return _says(action)
+        function = {"name": self.tool["function"]["name"], "arguments": self._arguments(action)}
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+    def _answer(self, observation: str, action_format: str) -> Message:
+        if action_format == "tool_call":
+            return {"role": "tool", "name": self.tool["function"]["name"], "content": observation}
+        return _user(observation)
+
+    def _arguments(self, action: str) -> dict[str, str]:
+        names = self.tool["function"]["parameters"]["properties"]
+        return dict(zip(names, action.split()[1:], strict=True))
+
+    def _as_tool_call(self, action: str) -> str:
+        return format_tool_call(action.split()[0], self._arguments(action))
 
 
-def _user(content: str) -> dict[str, str]:
+def _user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
-def _assistant(content: str) -> dict[str, str]:
+def _says(content: str) -> Message:
     return {"role": "assistant", "content": content}

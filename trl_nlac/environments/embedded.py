@@ -14,6 +14,7 @@
 
 """The embedded tasks and the tiny chat model that was built for them."""
 
+import json
 import random
 from pathlib import Path
 
@@ -29,7 +30,10 @@ TINY_MODEL = str(Path(__file__).parent.parent / "tiny_model")
 
 # One word per role: the tiny model was built on these, and CPU runs stay short.
 COMPACT_PROMPTS = NLACPrompts(
-    policy="",
+    policy="{action_format}",
+    format_text="",
+    format_react="Think.",
+    format_tool_call="",
     critique="Critique?",
     successor="{next_observation} Scenario?",
     backup="Summary?",
@@ -57,9 +61,12 @@ def make_tasks(world: str, seed: int) -> tuple[RoomsWorld | ServiceDesk, Dataset
     raise ValueError(f"`world` must be 'rooms' or 'service_desk', got {world!r}.")
 
 
-def make_environment(instance: RoomsWorld | ServiceDesk) -> RoomsEnvironment | ServiceDeskEnvironment:
+def make_environment(
+    instance: RoomsWorld | ServiceDesk, action_format: str = "text"
+) -> RoomsEnvironment | ServiceDeskEnvironment:
     """An environment that plays `instance`."""
-    return RoomsEnvironment(instance) if isinstance(instance, RoomsWorld) else ServiceDeskEnvironment(instance)
+    environment = RoomsEnvironment if isinstance(instance, RoomsWorld) else ServiceDeskEnvironment
+    return environment(instance, shows_tools=action_format == "tool_call")
 
 
 def draw_dialogue(
@@ -69,7 +76,7 @@ def draw_dialogue(
     return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
 
 
-def make_rehearsal_dataset(world: str, size: int = 4096, seed: int = 0) -> Dataset:
+def make_rehearsal_dataset(world: str, size: int = 4096, seed: int = 0, action_format: str = "text") -> Dataset:
     """
     Supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
 
@@ -83,19 +90,22 @@ def make_rehearsal_dataset(world: str, size: int = 4096, seed: int = 0) -> Datas
             Number of samples.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the samples.
+        action_format (`str`, *optional*, defaults to `"text"`):
+            How actions are written.
 
     Returns:
-        [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`.
+        [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`, and `tools` for tool calls.
     """
     rng = random.Random(f"rehearsal {world} {seed}")
     family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world]()
-    rows = {"prompt": [], "completion": []}
-    while len(rows["prompt"]) < size:
+    rows = []
+    while len(rows) < size:
         role = rng.choice(
             ["backup", "refine"] if rng.random() < 0.75 else ["policy", "critique", "critique", "successor"]
         )
         known = role not in ("backup", "refine") or rng.random() < 0.5
-        messages, completion = family.dialogue(rng, role, known).messages(role, COMPACT_PROMPTS)
-        rows["prompt"].append(messages)
-        rows["completion"].append([{"role": "assistant", "content": completion}])
-    return Dataset.from_dict(rows)
+        dialogue = family.dialogue(rng, role, known)
+        messages, completion = dialogue.messages(role, COMPACT_PROMPTS, action_format, rng.random() < 0.5)
+        tools = [dialogue.tool] if action_format == "tool_call" else []
+        rows.append({"prompt": messages, "completion": [completion], "tools": json.dumps(tools)})
+    return Dataset.from_list(rows)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from .base import Oracle, TextEnvironment
+from .base import Oracle, PlainEnvironment, TextEnvironment
 from .trl_env import ToolEnvironment
 
 
@@ -81,7 +81,7 @@ class EnvironmentPool:
                 f"`tools` go with an environment whose actions are tool calls, but {type(instance).__name__} defines "
                 "`step`. Leave `tools` out."
             )
-        return instance
+        return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
 
     @property
     def example(self) -> TextEnvironment:
@@ -91,8 +91,12 @@ class EnvironmentPool:
     @property
     def oracle(self) -> Oracle | None:
         """The truth, if there is a single environment and it knows it."""
-        known = not self._routed and isinstance(self.example, TextEnvironment)
-        return self.example.oracle if known else None
+        return None if self._routed else self.example.oracle
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """JSON schemas of the tools of all environments."""
+        return [schema for instances in self._instances.values() for schema in instances[0].tool_schemas]
 
     @property
     def pays(self) -> bool:

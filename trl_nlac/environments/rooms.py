@@ -24,6 +24,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..tool_calls import format_tool_call, parse_tool_call
 from ..types import Transition
 from .base import StepResult, TextEnvironment
 from .dialogues import RoleDialogue
@@ -32,6 +33,18 @@ from .names import ROOMS_OF_KNOWN_WORLDS, ROOMS_OF_NEW_WORLDS
 
 DOORS = ("red", "blue", "green", "gold")
 TRAP, TREASURE = "trap", "treasure"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "take",
+        "description": "Open a door of the room.",
+        "parameters": {
+            "type": "object",
+            "properties": {"door": {"type": "string", "enum": list(DOORS)}},
+            "required": ["door"],
+        },
+    },
+}
 
 
 @dataclass
@@ -143,8 +156,9 @@ class RoomsWorld:
 
 
 def parse_door(action: str) -> str | None:
-    """The door of an action like `take red`, or `None`."""
-    words = action.split()
+    """The door of an action like `take red`, also written as a tool call, or `None`."""
+    call = parse_tool_call(action)
+    words = action.split() if call is None else [call[0], *map(str, call[1].values())]
     return words[1] if len(words) == 2 and words[0] == "take" and words[1] in DOORS else None
 
 
@@ -157,11 +171,14 @@ class RoomsEnvironment(TextEnvironment):
             The house.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the slips, if the world has any.
+        shows_tools (`bool`, *optional*, defaults to `False`):
+            Whether actions are told to the agent as calls of a tool.
     """
 
-    def __init__(self, world: RoomsWorld, seed: int = 0):
+    def __init__(self, world: RoomsWorld, seed: int = 0, shows_tools: bool = False):
         self.world = world
-        self.oracle = RoomsOracle(world)
+        self.tool_schemas = [TOOL] if shows_tools else []
+        self.oracle = RoomsOracle(world, shows_tools)
         self._rng = random.Random(seed)
         self._room, self._steps_left = "", 0
 
@@ -188,6 +205,7 @@ class RoomsOracle:
     """The truth about one house, see [`~environments.base.Oracle`]."""
 
     world: RoomsWorld
+    shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
         door = parse_door(action)
@@ -195,7 +213,7 @@ class RoomsOracle:
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
         room, steps_left = _where(transition)
-        words = f"{action} {future}".split()
+        words = [*_words(parse_door(action)), *future.split()]
         while len(words) >= 4:
             door, observation = parse_door(" ".join(words[:2])), " ".join(words[2:4])
             if door is None or observation not in self.world.successors(room, steps_left, door):
@@ -218,12 +236,19 @@ class RoomsOracle:
                 if rest in ("win", "lose"):
                     break
                 room, steps_left = place, int(rest)
-                actions.append(f"take {door}")
+                actions.append(self._action(door))
             best = self.world.best_actions(room, steps_left)
             wanted = best if len(probes) % 2 == 0 else [door for door in DOORS if door not in best]
             if wanted and self.world.value(room, steps_left) > 0:
-                probes.append(({"start": start}, [*actions, f"take {rng.choice(wanted)}"]))
+                probes.append(({"start": start}, [*actions, self._action(rng.choice(wanted))]))
         return probes
+
+    def _action(self, door: str) -> str:
+        return format_tool_call("take", {"door": door}) if self.shows_tools else f"take {door}"
+
+
+def _words(door: str | None) -> list[str]:
+    return ["take", door or "nothing"]
 
 
 def _where(transition: Transition) -> tuple[str, int]:
@@ -290,6 +315,7 @@ class RoomsFamily:
                     won=won,
                     advice="" if won else f"avoid {door}",
                     refined_action=f"take {door if won else rng.choice(better)}",
+                    tool=TOOL,
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
                 )
             )

@@ -26,6 +26,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from ..tool_calls import format_tool_call, parse_tool_call
 from ..types import Transition
 from .base import StepResult, TextEnvironment
 from .dialogues import RoleDialogue
@@ -39,14 +40,32 @@ ARGUMENTS = {
     "time": ("dawn", "morning", "noon", "dusk", "evening", "night", "weekend", "holiday"),
 }
 VALUES = tuple(ARGUMENTS.values())
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "route",
+        "description": "Route the request.",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "string", "enum": list(values)} for name, values in ARGUMENTS.items()},
+            "required": list(ARGUMENTS),
+        },
+    },
+}
 _POSITION = {value: i for i, values in enumerate(VALUES) for value in values}
 
 Call = tuple[str, ...]
 
 
 def parse_call(action: str) -> Call | None:
-    """The arguments of an action like `route billing amber photo noon`, or `None`."""
-    words = action.split()
+    """The arguments of an action like `route billing amber photo noon`, also written as a tool call, or `None`."""
+    call = parse_tool_call(action)
+    if call is None:
+        words = action.split()
+    elif call[1].keys() == ARGUMENTS.keys():
+        words = [call[0], *(str(call[1][name]) for name in ARGUMENTS)]
+    else:
+        return None
     if len(words) != len(VALUES) + 1 or words[0] != "route":
         return None
     return tuple(words[1:]) if all(value in values for value, values in zip(words[1:], VALUES, strict=True)) else None
@@ -109,11 +128,20 @@ class ServiceDesk:
 
 
 class ServiceDeskEnvironment(TextEnvironment):
-    """Plays one desk. `reset(request=...)` brings in a request of the named kind."""
+    """
+    Plays one desk. `reset(request=...)` brings in a request of the named kind.
 
-    def __init__(self, world: ServiceDesk):
+    Args:
+        world ([`ServiceDesk`]):
+            The desk.
+        shows_tools (`bool`, *optional*, defaults to `False`):
+            Whether actions are told to the agent as calls of a tool.
+    """
+
+    def __init__(self, world: ServiceDesk, shows_tools: bool = False):
         self.world = world
-        self.oracle = ServiceDeskOracle(world)
+        self.tool_schemas = [TOOL] if shows_tools else []
+        self.oracle = ServiceDeskOracle(world, shows_tools)
         self._request, self._attempts_left = "", 0
 
     def reset(self, request: str, **task) -> str:
@@ -132,6 +160,7 @@ class ServiceDeskOracle:
     """The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments."""
 
     world: ServiceDesk
+    shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
         call, (request, _) = parse_call(action), _where(transition, self.world)
@@ -169,7 +198,9 @@ class ServiceDeskOracle:
                     rng.choice(wrong),
                     *(rng.choice(values) for values in VALUES[first_wrong + 1 :]),
                 )
-            probes.append(({"request": request}, [format_call(call)]))
+            arguments = dict(zip(ARGUMENTS, call, strict=True))
+            action = format_tool_call("route", arguments) if self.shows_tools else format_call(call)
+            probes.append(({"request": request}, [action]))
         return probes
 
 
@@ -220,6 +251,7 @@ class ServiceDeskFamily:
                     won=won,
                     advice="" if won else " ".join(["use", *needed]),
                     refined_action=format_call(follow(call, needed)),
+                    tool=TOOL,
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
                 )
             )

@@ -22,6 +22,7 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
+from ..tool_calls import parse_tool_call
 from .base import Message, StepResult, TextEnvironment
 
 
@@ -53,6 +54,10 @@ class ToolEnvironment(TextEnvironment):
         """JSON schemas of the tools, from their signatures and docstrings."""
         return [get_json_schema(tool) for tool in self.tools.values()]
 
+    @property
+    def unwrapped(self) -> Any:
+        return self.environment
+
     def reset(self, prompt: str | list[Message] | None = None, **task) -> list[Message]:
         messages = [{"role": "user", "content": prompt or ""}] if not isinstance(prompt, list) else list(prompt)
         row = task if prompt is None else {"prompt": prompt, **task}
@@ -77,18 +82,6 @@ class ToolEnvironment(TextEnvironment):
     def _reward(self) -> float:
         reward = _finish(self.environment.get_reward()) if self.pays else 0.0
         return 0.0 if reward is None else float(reward)
-
-
-def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of a tool call in JSON; `None` if `action` is none."""
-    try:
-        call = json.loads(action)
-    except json.JSONDecodeError:
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
-    return (call["name"], arguments) if isinstance(arguments, dict) else None
 
 
 def _finish(result: Any) -> Any:
