@@ -35,9 +35,12 @@ def run(script: str, *arguments: str) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize("world", ["service_desk", "rooms"])
-def test_quickstart(tmp_path, world):
+@pytest.mark.parametrize(
+    ("world", "action_format"), [("service_desk", "text"), ("service_desk", "react"), ("rooms", "tool_call")]
+)
+def test_quickstart(tmp_path, world, action_format):
     arguments = ["--max_steps", "3", "--eval_steps", "2", "--num_eval_episodes", "2", "--num_oracle_probes", "8"]
+    arguments += ["--action_format", action_format]
     output = run("examples/scripts/nlac_quickstart.py", "--world", world, "--output_dir", str(tmp_path), *arguments)
     assert "What was learned" in output and "accelerate launch" in output
     results = json.loads((tmp_path / "results.json").read_text())
@@ -52,4 +55,8 @@ def test_build_tiny_model(tmp_path):
     run("examples/scripts/build_tiny_model.py", "--output_dir", output_dir, "--max_steps", "2", "--num_scored", "4")
     model = AutoModelForCausalLM.from_pretrained(output_dir)
     assert len(AutoTokenizer.from_pretrained(output_dir)) == model.config.vocab_size
-    assert set(json.loads((tmp_path / "model" / "build.json").read_text())["scores"]) == {"rooms", "service_desk"}
+    assert set(json.loads((tmp_path / "model" / "build.json").read_text())["scores"]) == {
+        f"{world} {action_format}"
+        for world in ("rooms", "service_desk")
+        for action_format in ("text", "react", "tool_call")
+    }

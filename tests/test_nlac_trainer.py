@@ -17,10 +17,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bitsandbytes.nn import Linear4bit
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from testing_utils import make_config
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
 
 from trl_nlac import NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult, TextEnvironment
@@ -399,20 +406,43 @@ class TestSaving:
         with pytest.raises(FileNotFoundError, match="holds no replay buffer.*save_only_model"):
             make_trainer(tmp_path, config).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
-    def test_lora(self, tmp_path):
-        peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    @pytest.mark.parametrize("modules_to_save", [None, ["norm"]])
+    def test_lora(self, tmp_path, modules_to_save):
+        peft_config = LoraConfig(
+            r=4, target_modules=["q_proj", "v_proj"], modules_to_save=modules_to_save, task_type="CAUSAL_LM"
+        )
         trainer = make_trainer(tmp_path, {"max_steps": 3}, peft_config=peft_config)
         before = weights(trainer.model)
+        assert_same(trainer.target_weights.state_dict(), {n: before[n] for n in trainer.target_weights.state_dict()})
         trainer.train()
         changed = {name for name, value in weights(trainer.model).items() if not torch.equal(value, before[name])}
-        assert changed and all("lora_" in name for name in changed)
-        assert all("lora_" in name for name in trainer.target_weights.state_dict())
+        assert changed and all("lora_" in name or "modules_to_save" in name for name in changed)
+        assert set(trainer.target_weights.state_dict()) == changed
         trainer.save_model()
         base = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
         loaded = PeftModel.from_pretrained(base, tmp_path)
         own, read = weights(trainer.model), weights(loaded)
         for name in changed:
             torch.testing.assert_close(read[name], own[name])
+
+    def test_quantized_base_model(self, tmp_path):
+        """QLoRA: a base model in four bits, adapters on top; without adapters it is refused."""
+        quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        trainer = make_trainer(tmp_path, peft_config=peft_config, quantization_config=quantization_config)
+        assert trainer.model.get_base_model().model.layers[0].mlp.up_proj.weight.dtype == torch.uint8
+        for module in trainer.model.modules():
+            if isinstance(
+                module, Linear4bit
+            ):  # some CPUs pack the weights for inference, and cannot train with them then
+                module.support_avx512bf16_for_cpu = False
+        before = {name: weights(trainer.model)[name] for name in trainer.target_weights.state_dict()}
+        assert before and all("lora_" in name for name in before)
+        trainer.train()
+        after = weights(trainer.model)
+        assert any(not torch.equal(after[name], value) for name, value in before.items())
+        with pytest.raises(ValueError, match="purely quantized"):
+            make_trainer(tmp_path, quantization_config=quantization_config)
 
 
 class TestBadInput:
