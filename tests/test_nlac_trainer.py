@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bitsandbytes.nn import Linear4bit
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from testing_utils import make_config
@@ -427,14 +426,14 @@ class TestSaving:
 
     def test_quantized_base_model(self, tmp_path):
         """QLoRA: a base model in four bits, adapters on top; without adapters it is refused."""
+        bitsandbytes = pytest.importorskip("bitsandbytes")
         quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
         peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         trainer = make_trainer(tmp_path, peft_config=peft_config, quantization_config=quantization_config)
         assert trainer.model.get_base_model().model.layers[0].mlp.up_proj.weight.dtype == torch.uint8
+        # Some CPUs pack the weights for inference, and cannot train with them from then on.
         for module in trainer.model.modules():
-            if isinstance(
-                module, Linear4bit
-            ):  # some CPUs pack the weights for inference, and cannot train with them then
+            if isinstance(module, bitsandbytes.nn.Linear4bit):
                 module.support_avx512bf16_for_cpu = False
         before = {name: weights(trainer.model)[name] for name in trainer.target_weights.state_dict()}
         assert before and all("lora_" in name for name in before)
