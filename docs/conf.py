@@ -25,10 +25,9 @@ import yaml
 project = "trl-nlac"
 html_title = "trl-nlac"
 html_show_copyright = False
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-autodoc_typehints = "none"
 
 TOCTREE = yaml.safe_load((Path(__file__).parent / "source" / "_toctree.yml").read_text())
 
@@ -43,14 +42,51 @@ def toctrees() -> str:
 
 
 def autodoc(match: re.Match) -> str:
-    """`[[autodoc]] Name`, with its listed methods if any, as a Sphinx directive."""
+    """`[[autodoc]] Name`, with its listed methods if any, as Markdown: docstrings are Markdown in TRL's format."""
     name, methods = match[1].removeprefix("trl_nlac."), re.findall(r"- (\w+)", match[2])
     item = pydoc.locate(f"trl_nlac.{name}")
     if item is None:
         raise ValueError(f"[[autodoc]] {match[1]}: trl_nlac has no such object. Correct the name in the page.")
-    kind = "autoclass" if inspect.isclass(item) else "autofunction"
-    members = f"\n   :members: {', '.join(methods)}" if methods else ""
-    return f"```{{eval-rst}}\n.. {kind}:: trl_nlac.{name}{members}\n```"
+    parts = [described(item, f"class trl_nlac.{name}" if inspect.isclass(item) else f"trl_nlac.{name}")]
+    parts += [described(inspect.getattr_static(item, method), f"{name.split('.')[-1]}.{method}") for method in methods]
+    return "\n\n".join(parts)
+
+
+def described(item, name: str) -> str:
+    """Signature and docstring."""
+    parameters = []
+    for parameter in inspect.signature(item).parameters.values():
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        parameters.append(f"{str(parameter).split(':')[0].split('=')[0]}{default}")
+    signature = f"{name}({', '.join(parameters)})"
+    if len(signature) > 100:
+        signature = f"{name}(\n    " + ",\n    ".join(parameters) + ",\n)"
+    return f"```python\n{signature}\n```\n\n{as_markdown(inspect.getdoc(item) or '')}"
+
+
+def as_markdown(docstring: str) -> str:
+    """The sections of a docstring as headed lists; everything else is Markdown already."""
+    docstring = re.sub(r"\[`(~[\w.]*\.)?([\w.]+)`\](?!\()", r"`\2`", docstring)
+    lines, in_section, in_code = [], False, False
+    for line in docstring.splitlines():
+        in_code ^= line.strip().startswith("```")
+        if not in_code and re.fullmatch(
+            r"(Args|Attributes|Parameters|Raises|Returns|Returns of a call|Yields):", line
+        ):
+            lines += ["", f"**{line[:-1]}**", ""]
+            in_section = True
+        elif in_section and line and not line.startswith(" "):
+            in_section = False
+            lines += ["", line]
+        elif in_section and (entry := re.fullmatch(r"    (\w[\w, ]*) \((.*)\):", line)):
+            lines.append(f"- **{entry[1]}** ({entry[2]}):")
+        elif in_section and line.startswith("    >"):
+            lines += ["", f"*{line[5:].strip()}*", ""]
+        elif in_section:
+            lines.append(re.sub("^        |^    ", "  " if line.startswith("        ") else "", line))
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def on_source_read(app, docname, source):
