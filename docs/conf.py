@@ -25,6 +25,7 @@ import yaml
 project = "trl-nlac"
 html_title = "trl-nlac"
 html_show_copyright = False
+html_theme_options = {"page_width": "1100px"}
 extensions = ["myst_parser"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -56,6 +57,8 @@ def described(item, name: str) -> str:
     """Signature and docstring."""
     parameters = []
     for parameter in inspect.signature(item).parameters.values():
+        if parameter.name == "self":
+            continue
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
         parameters.append(f"{str(parameter).split(':')[0].split('=')[0]}{default}")
     signature = f"{name}({', '.join(parameters)})"
@@ -91,6 +94,7 @@ def as_markdown(docstring: str) -> str:
 
 def on_source_read(app, docname, source):
     source[0] = re.sub(r"^\[\[autodoc\]\] ([\w.]+)((?:\n+[ \t]+- \w+)*)", autodoc, source[0], flags=re.MULTILINE)
+    source[0] = re.sub(r"\[`(~[\w.]*\.)?([\w.]+)`\](?!\()", r"`\2`", source[0])  # references, as TRL writes them
     if docname == "index":
         source[0] += toctrees()
 

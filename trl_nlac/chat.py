@@ -27,7 +27,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import add_response_schema, parse_response, supports_tool_calling
+from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
 from .tool_calls import format_tool_call, parse_tool_call
 
@@ -221,14 +221,19 @@ class ChatEncoder:
         The text of an answer that may call a tool: the call in JSON, see [`~tool_calls.format_tool_call`], or what was
         said without one. Empty if a call cannot be read, or if there are several.
         """
-        message = parse_response(self.tokenizer, token_ids, prefix=[*prompt_ids, *self.prefill], tools=tools)
+        prefix = [*prompt_ids, *self.prefill]
+        try:
+            message = self.tokenizer.parse_response(token_ids, prefix=prefix, tools=tools)
+        except (ValueError, TypeError):  # a call in broken JSON
+            return ""
         calls = [call.get("function", call) for call in message.get("tool_calls") or []]
         if not calls:
             is_broken = self._call_opener in _without_space(self.tokenizer.decode(token_ids))
             return "" if is_broken else self.decode(token_ids)
-        if len(calls) > 1 or not isinstance(calls[0]["arguments"], dict):
+        name, arguments = calls[0].get("name"), calls[0].get("arguments") or {}
+        if len(calls) > 1 or not isinstance(name, str) or not isinstance(arguments, dict):
             return ""
-        return format_tool_call(calls[0]["name"], calls[0]["arguments"])
+        return format_tool_call(name, arguments)
 
     def content_start(self, token_ids: list[int]) -> int:
         """Index at which the content of an answer begins, after its chain of thought."""
