@@ -27,8 +27,8 @@ from trl_nlac.environments.service_desk import ARGUMENTS
 from trl_nlac.generation import Completion, Sampling, TransformersGenerator
 from trl_nlac.losses import sequence_kl, sequence_nll
 from trl_nlac.prompts import Critique, parse_corrected_think, parse_critique
+from trl_nlac.recorder import replay_actions
 from trl_nlac.refinement import refine_actions
-from trl_nlac.rollout import replay_actions
 from trl_nlac.tool_calls import format_tool_call
 from trl_nlac.types import Answer, Episode, Transition
 
@@ -160,7 +160,7 @@ class TestBellmanTargets:
     def test_cut_off_answers_are_dropped(self):
         roles = make_roles([], max_format_retries=0)
         cut = roles.chat.completion(CRITIQUE)[:-1]
-        roles.generator.generate = lambda prompts, sampling: [Completion(cut, False) for _ in prompts]
+        roles.generator.generate = lambda prompts, sampling, seeds: [Completion(cut, False) for _ in prompts]
         assert critiques(roles, [make_transitions(roles)[0].state_action])[0].parsed is None
         assert roles.take_metrics()["completions/clipped_ratio"] == 1
 

@@ -30,7 +30,7 @@ from trl_nlac.environments.names import (
 from trl_nlac.environments.rooms import DOORS, RoomsFamily
 from trl_nlac.environments.service_desk import VALUES, ServiceDeskFamily, format_call, parse_call
 from trl_nlac.prompts import parse_critique
-from trl_nlac.rollout import replay_actions
+from trl_nlac.recorder import replay_actions
 from trl_nlac.types import Transition
 
 

@@ -48,7 +48,7 @@ class TestTransformersGenerator:
         prompts = make_prompts(tokenizer)
         generator = make_generator(tokenizer, batch_size)
         with generator.session(model):
-            completions = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0))
+            completions = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * 4)
         for prompt, completion in zip(prompts, completions, strict=True):
             token_ids = list(prompt)
             for _ in range(24):  # no cache, no padding
@@ -61,7 +61,7 @@ class TestTransformersGenerator:
         generator = make_generator(tokenizer)
         with generator.session(model):
             short, long = (
-                generator.generate(make_prompts(tokenizer)[:1], Sampling(max_tokens=number, temperature=0.0))[0]
+                generator.generate(make_prompts(tokenizer)[:1], Sampling(max_tokens=number, temperature=0.0), [0])[0]
                 for number in (2, 24)
             )
         assert not short.finished and len(short.token_ids) == 2
@@ -70,10 +70,10 @@ class TestTransformersGenerator:
     def test_sampling_follows_the_model(self, model, tokenizer):
         prompt = make_prompts(tokenizer)[2]
         generator = make_generator(tokenizer, batch_size=4000)
-        torch.manual_seed(0)
         for temperature in (0.5, 1.0):
             with generator.session(model):
-                completions = generator.generate([prompt] * 4000, Sampling(max_tokens=2, temperature=temperature))
+                sampling = Sampling(max_tokens=2, temperature=temperature)
+                completions = generator.generate([prompt] * 4000, sampling, list(range(4000)))
             first = torch.bincount(torch.tensor([completion.token_ids[1] for completion in completions]))
             with torch.no_grad():
                 token_ids = [*prompt, completions[0].token_ids[0]]
@@ -81,6 +81,29 @@ class TestTransformersGenerator:
             observed = torch.zeros_like(expected)
             observed[: len(first)] = first / first.sum()
             assert (observed - expected).abs().sum() < 0.06
+
+    def test_a_seed_gives_the_same_in_any_batch(self, model, tokenizer):
+        prompts, sampling = make_prompts(tokenizer) * 4, Sampling(max_tokens=24, temperature=2.0)
+        seeds = list(range(len(prompts)))
+        completions = []
+        for batch_size in (3, 128):
+            generator = make_generator(tokenizer, batch_size)
+            with generator.session(model):
+                completions.append(generator.generate(prompts, sampling, seeds))
+                alone = generator.generate(prompts[5:6], sampling, seeds[5:6])
+            assert alone[0] == completions[-1][5]
+        assert completions[0] == completions[1]
+        assert len({tuple(completion.token_ids) for completion in completions[0]}) > 8  # four prompts
+
+    @pytest.mark.parametrize(
+        "options", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"generation_kwargs": {"epsilon_cutoff": 0.999}}]
+    )
+    def test_narrow_sampling_is_greedy(self, model, tokenizer, options):
+        generator = make_generator(tokenizer)
+        prompts, seeds = make_prompts(tokenizer), [0, 1, 2, 3]
+        with generator.session(model):
+            greedy = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), seeds)
+            assert generator.generate(prompts, Sampling(max_tokens=24, temperature=1.5, **options), seeds) == greedy
 
     def test_session_leaves_the_mode_of_the_model(self, model, tokenizer):
         model.train()

@@ -52,11 +52,16 @@ def test_imports_go_one_way():
         "reasoning": {"prompts", "roles", "types"},
         "critic": {"generation", "prompts", "reasoning", "roles", "types"},
         "refinement": {"critic", "prompts", "reasoning", "roles", "types"},
-        "rewards": {"environments.base"},
+        "rewards": {"environments.base", "environments.worker"},
         "logs": {"roles", "types"},
-        "environments.trl_env": {"environments.base", "tool_calls"},
-        "environments.pool": {"environments.base", "environments.trl_env"},
-        "rollout": {"environments.base", "environments.pool", "generation", "prompts", "rewards", "roles", "types"},
+        "environments.worker": {"environments.base"},
+        "environments.trl_env": {"environments.base", "environments.worker", "tool_calls"},
+        "environments.pool": {f"environments.{name}" for name in ("base", "gym", "trl_env", "worker")},
+        "recorder": {"environments.base", "prompts", "roles", "types"},
+        "rollout": {
+            *(f"environments.{name}" for name in ("base", "pool", "worker")),
+            *("generation", "prompts", "recorder", "rewards", "roles", "types"),
+        },
         "health": {"prompts", "refinement", "types"},
     }
     for name, modules in allowed.items():

@@ -85,13 +85,13 @@ class TestPlayEpisodes:
         roles = make_roles([wrong, "route billing amber photo noon", wrong])
         sizes = []
         generate = roles.generator.generate
-        roles.generator.generate = lambda prompts, sampling: sizes.append(len(prompts)) or generate(prompts, sampling)
+        roles.generator.generate = lambda prompts, *args: sizes.append(len(prompts)) or generate(prompts, *args)
         pool = EnvironmentPool(lambda: make_environment(DESK))
         episodes = play_episodes(pool, [{"request": "baku"}] * 2, roles, max_turns=5)
         assert sizes == [2, 1]
         assert [episode.score for episode in episodes] == [0, 1]
         play_episodes(pool, [{"request": "baku"}], make_roles([wrong, wrong]), max_turns=5)
-        assert len(pool._instances[""]) == 2  # instances are reused
+        assert len(pool._workers) == 2  # instances are reused
 
     def test_a_long_history_is_cut_in_the_middle(self):
         class Corridor:
@@ -149,8 +149,16 @@ class TestPlayEpisodes:
         backup = roles.generator.prompts[-1]
         assert backup.count(roles.chat.end_of_turn_id) == 3  # begin, action, question
 
-    @pytest.mark.parametrize("result", [StepResult(7), StepResult("fine", reward=float("nan")), None])
-    def test_malformed_results_truncate(self, result, caplog):
+    @pytest.mark.parametrize(
+        "result, kind",
+        [
+            (StepResult(7), "observation"),
+            (StepResult("fine", reward=float("nan")), "reward"),
+            (StepResult("fine", reward="much", terminated=True), "reward"),
+            (None, "observation"),
+        ],
+    )
+    def test_malformed_results_truncate(self, result, kind, caplog):
         class Malformed:
             def reset(self):
                 return "begin"
@@ -160,7 +168,7 @@ class TestPlayEpisodes:
 
         with caplog.at_level(logging.WARNING):
             (episode,) = play_episodes(EnvironmentPool(Malformed), [{}], make_roles(["one", "two"]), max_turns=5)
-        assert episode.truncated and len(episode.turns) == 1 and episode.failure.startswith("step: ")
+        assert episode.truncated and len(episode.turns) == 1 and episode.failure.startswith(f"{kind}: ")
         assert "truncated" in caplog.text
 
     def test_messages_may_open_an_episode(self):
@@ -219,7 +227,8 @@ class TestToolEnvironment:
         assert environment.step('{"name": "double"}') == StepResult("10")
         assert "error" in json.loads(environment.step('{"name": "add", "arguments": {"n": 1}}').observation)
         assert "There is no tool 'get_reward'" in environment.step('{"name": "get_reward"}').observation
-        assert environment.step("I am done.") == StepResult("", reward=1.0, terminated=True)
+        assert environment.step("I am done.") == StepResult("", terminated=True)
+        assert environment.final_reward() == 1
 
     def test_parse_tool_call(self):
         assert parse_tool_call('{"name": "a", "arguments": {"b": 1}}') == ("a", {"b": 1})

@@ -77,7 +77,10 @@ class ScriptedGenerator:
         self.answers = list(answers)
         self.prompts: list[list[int]] = []
 
-    def generate(self, prompts, sampling) -> list[Completion]:
+    def any_process(self, wants: bool) -> bool:
+        return wants
+
+    def generate(self, prompts, sampling, seeds) -> list[Completion]:
         self.prompts += prompts
         answers = [self.answers.pop(0) for _ in prompts]
         return [Completion(a if isinstance(a, list) else self.chat.completion(a), True) for a in answers]

@@ -101,6 +101,7 @@ class ChatEncoder:
             ) from error
         self._opening = os.path.commonprefix([to_past, to_answer])  # of every assistant's turn
         self._prefill = to_answer.removeprefix(self._opening)
+        self._opening_ids = self._encode_scaffold(self._opening)
         self.prefill = self._encode_scaffold(self._prefill)
         self._header = self._encode_scaffold(to_past.removeprefix(self._opening))  # only of turns of the past
         after = self._encode_scaffold(past_to_user)
@@ -160,7 +161,7 @@ class ChatEncoder:
             tool (`str`, *optional*):
                 Name of the tool whose result it is. If `None`, it is a user's message.
         """
-        before, after = self._user_header, self._encode_scaffold(self._opening)
+        before, after = self._user_header, self._opening_ids
         if tool is not None:
             scaffold = self._tool_scaffold(tool)
             before, after = scaffold.before, scaffold.after

@@ -20,7 +20,7 @@ from typing import Any
 
 from .critic import critiques, verdict_scores
 from .environments.pool import EnvironmentPool
-from .metrics import CriticCalibration, SuccessRate, episode_metrics, played_episodes
+from .metrics import CriticCalibration, PassHatK, SuccessRate, episode_metrics, is_played
 from .nlac_config import NLACConfig
 from .oracle import examine_critic
 from .rewards import EpisodeRewards
@@ -39,37 +39,41 @@ class Evaluation:
             Number of episodes.
         means (`dict[str, float]`):
             Metrics to be averaged over processes.
-        successes (`list[float]`):
-            1 or 0 for each episode that was played without a failure.
+        outcomes (`list[tuple[int, float]]`):
+            Number of the task, and 1 or 0 for success, of each episode that was played without a failure.
         verdicts (`list[tuple[float, float]]`):
             Verdict score of an action, and 1 or 0 for the success of its episode.
     """
 
     num_episodes: int
     means: dict[str, float]
-    successes: list[float]
+    outcomes: list[tuple[int, float]]
     verdicts: list[tuple[float, float]]
 
 
 def evaluate_policy(
     environments: EnvironmentPool,
-    tasks: list[dict[str, Any]],
+    tasks: dict[int, dict[str, Any]],
     roles: Roles,
     args: NLACConfig,
     rewards: EpisodeRewards | None = None,
 ) -> Evaluation:
-    """Play the tasks, let the critic judge some of what was done, and examine it if the world has an oracle."""
+    """
+    Play `num_eval_episodes` of each task, by its number, let the critic judge some of what was done, and examine it if the
+    world has an oracle.
+    """
+    numbers = [number for number in tasks for _ in range(args.num_eval_episodes)]
     episodes = play_episodes(
         environments,
-        tasks,
+        [tasks[number] for number in numbers],
         roles,
         args.max_turns,
         args.max_prompt_length,
         sampling=roles.samplings["evaluation"],
         rewards=rewards,
     )
-    means = episode_metrics(episodes, args.success_threshold)
-    played = played_episodes(episodes)
+    means = episode_metrics(episodes, args.success_threshold) if episodes else {}
+    played = [episode for episode in episodes if is_played(episode)]
     transitions = [Transition(episode, i) for episode in played for i in range(len(episode.turns))]
     random.Random(args.seed).shuffle(transitions)
     transitions = transitions[: args.num_eval_critiques]
@@ -82,14 +86,22 @@ def evaluate_policy(
     return Evaluation(
         num_episodes=len(episodes),
         means=means,
-        successes=[float(episode.score >= args.success_threshold) for episode in played],
+        outcomes=[
+            (number, float(episode.score >= args.success_threshold))
+            for number, episode in zip(numbers, episodes, strict=True)
+            if is_played(episode)
+        ],
         verdicts=list(zip(scores, outcomes, strict=True)),
     )
 
 
-def success_rates(successes: list[float]) -> dict[str, float]:
-    """Success rate with its interval, over all processes."""
-    rates = SuccessRate(keep_in_memory=True).compute(successes=successes) if successes else {}
+def success_rates(outcomes: list[tuple[int, float]]) -> dict[str, float]:
+    """Success rate with its interval and pass^k, over all processes."""
+    if not outcomes:
+        return {}
+    tasks, successes = zip(*outcomes, strict=True)
+    rates = SuccessRate(keep_in_memory=True).compute(successes=list(successes))
+    rates.update(PassHatK(keep_in_memory=True).compute(tasks=list(tasks), successes=list(successes)))
     return {f"episode/{name}": rate for name, rate in rates.items()}
 
 

@@ -22,9 +22,34 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from accelerate import Accelerator
 from torch import nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import selective_log_softmax
+
+
+_WARPERS = {  # in the order of transformers
+    "temperature": TemperatureLogitsWarper,
+    "top_h": TopHLogitsWarper,
+    "top_k": TopKLogitsWarper,
+    "top_p": TopPLogitsWarper,
+    "min_p": MinPLogitsWarper,
+    "typical_p": TypicalLogitsWarper,
+    "epsilon_cutoff": EpsilonLogitsWarper,
+    "eta_cutoff": EtaLogitsWarper,
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +90,15 @@ class Generator(Protocol):
     def session(self, model: nn.Module) -> "contextmanager[None]":
         """Within it, `generate` uses the weights that `model` has at its start."""
 
-    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
-        """One completion for each prompt, in their order."""
+    def any_process(self, wants: bool) -> bool:
+        """
+        Whether any process wants to generate or score. Where processes generate together, all of them ask this, at the same
+        points, and then all call `generate` or `score`, those that have nothing with empty lists; where each generates for
+        itself, it is what this process wants.
+        """
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
+        """One completion for each prompt, in their order. What a seed gives does not depend on the other prompts."""
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         """Log-likelihood of each completion after its prompt, in nats, at temperature 1."""
@@ -117,32 +149,35 @@ class TransformersGenerator:
         if unwrapped.is_gradient_checkpointing:  # switched on again, in older versions of TRL without these
             unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
 
-    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+    def any_process(self, wants: bool) -> bool:
+        return wants
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completions: dict[int, Completion] = {}
         for start in range(0, len(order), self.batch_size):
             chunk = order[start : start + self.batch_size]
-            completions.update(zip(chunk, self._generate([prompts[i] for i in chunk], sampling), strict=True))
+            answers = self._generate([prompts[i] for i in chunk], sampling, [seeds[i] for i in chunk])
+            completions.update(zip(chunk, answers, strict=True))
         return [completions[i] for i in range(len(prompts))]
 
     @torch.no_grad()
-    def _generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+    def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
         inputs = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+        processors = LogitsProcessorList(_sampler(sampling, seeds) if sampling.temperature > 0 else [])
         generation_config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
-            do_sample=sampling.temperature > 0,
-            temperature=sampling.temperature if sampling.temperature > 0 else None,
-            top_p=sampling.top_p if sampling.temperature > 0 else None,
-            top_k=sampling.top_k if sampling.temperature > 0 else None,
-            min_p=sampling.min_p if sampling.temperature > 0 else None,
+            do_sample=False,  # the processors leave one token to choose
             repetition_penalty=sampling.repetition_penalty,
             pad_token_id=self.tokenizer.pad_token_id,
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_id=self.eos_token_ids,
             disable_compile=True,
-            **sampling.generation_kwargs,
+            **{name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS},
         )
-        output = self._model.generate(**inputs.to(self._model.device), generation_config=generation_config)
+        output = self._model.generate(
+            **inputs.to(self._model.device), generation_config=generation_config, logits_processor=processors
+        )
         return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
 
     @torch.no_grad()
@@ -166,3 +201,39 @@ class TransformersGenerator:
             if token_id in self.eos_token_ids:
                 return Completion(token_ids[: i + 1], True)
         return Completion(token_ids, False)
+
+
+class _SeededChoice(LogitsProcessor):
+    """
+    Chooses a token for each row by numbers of its own, so that what a row samples depends on nothing else in the batch:
+    the first token at which the cumulative probability exceeds the number.
+
+    Args:
+        seeds (`list[int]`):
+            One for each row.
+        max_tokens (`int`):
+            Number of choices of a row.
+    """
+
+    def __init__(self, seeds: list[int], max_tokens: int):
+        rows = [torch.rand(max_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        self.numbers = iter(torch.stack(rows, dim=1).clamp(max=1 - 1e-6).unbind())  # of each step, (B,)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        cumulative = scores.float().softmax(-1).cumsum(-1)  # (B, V)
+        numbers = next(self.numbers).to(scores.device)[:, None] * cumulative[:, -1:]
+        choice = torch.searchsorted(cumulative, numbers, right=True)  # (B, 1)
+        return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
+
+
+def _sampler(sampling: Sampling, seeds: list[int]) -> list[LogitsProcessor]:
+    """What turns logits into a sampled token."""
+    options = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or None,
+        "top_p": sampling.top_p if sampling.top_p < 1 else None,
+        "min_p": sampling.min_p,
+        **sampling.generation_kwargs,
+    }
+    warpers = [warper(options[name]) for name, warper in _WARPERS.items() if options.get(name) is not None]
+    return [*warpers, _SeededChoice(seeds, sampling.max_tokens)]

@@ -15,7 +15,7 @@
 """Metrics of played episodes, as modules of the `evaluate` library. They load nothing from the network."""
 
 from collections import defaultdict
-from math import sqrt
+from math import comb, sqrt
 from statistics import NormalDist
 
 import datasets
@@ -23,7 +23,7 @@ import evaluate
 import numpy as np
 from accelerate.utils import gather_object
 
-from .types import Episode
+from .types import FAILURE_KINDS, Episode
 
 
 class SuccessRate(evaluate.Metric):
@@ -51,6 +51,34 @@ class SuccessRate(evaluate.Metric):
             "success_rate_low": max(0.0, center - margin),
             "success_rate_high": min(1.0, center + margin),
         }
+
+
+class PassHatK(evaluate.Metric):
+    """
+    Chance that k independent episodes of the same task all succeed, as tau-bench defines it: for a task with c successes
+    among n episodes, `C(c, k) / C(n, k)`; then the mean over tasks with at least k episodes.
+
+    `compute(tasks=[...], successes=[...])` takes the number of the task and 1 or 0 for each episode. It returns `pass^1`,
+    `pass^2` and so on, up to the largest number of episodes of a task.
+    """
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Chance that k independent episodes of the same task all succeed.",
+            citation="",
+            inputs_description="tasks: number of the task of each episode; successes: 1 or 0 for each.",
+            features=datasets.Features({"tasks": datasets.Value("int64"), "successes": datasets.Value("float64")}),
+        )
+
+    def _compute(self, tasks, successes) -> dict[str, float]:
+        outcomes: dict[int, list[bool]] = defaultdict(list)
+        for task, success in zip(tasks, successes, strict=True):
+            outcomes[task].append(success == 1)
+        rates = {}
+        for k in range(1, max(map(len, outcomes.values())) + 1):
+            chances = [comb(sum(won), k) / comb(len(won), k) for won in outcomes.values() if len(won) >= k]
+            rates[f"pass^{k}"] = sum(chances) / len(chances)
+        return rates
 
 
 class CriticCalibration(evaluate.Metric):
@@ -81,14 +109,14 @@ class CriticCalibration(evaluate.Metric):
         return metrics
 
 
-def played_episodes(episodes: list[Episode]) -> list[Episode]:
-    """Those with at least one turn whose environment did not fail."""
-    return [episode for episode in episodes if episode.turns and episode.failure is None]
+def is_played(episode: Episode) -> bool:
+    """Whether it has at least one turn and its environment did not fail."""
+    return bool(episode.turns) and episode.failure is None
 
 
 def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
     """
-    Means over played episodes; those whose environment failed only count for the failure rate.
+    Means over played episodes; those whose environment failed only count for the failure rates.
 
     Args:
         episodes (`list[Episode]`):
@@ -96,8 +124,10 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
         success_threshold (`float`):
             Score from which an episode is a success.
     """
-    metrics = {"environment/failure_rate": sum(e.failure is not None for e in episodes) / len(episodes)}
-    played = played_episodes(episodes)
+    kinds = [episode.failure.partition(":")[0] for episode in episodes if episode.failure is not None]
+    metrics = {"environment/failure_rate": len(kinds) / len(episodes)}
+    metrics.update({f"environment/{kind}_failure_rate": kinds.count(kind) / len(episodes) for kind in FAILURE_KINDS})
+    played = [episode for episode in episodes if is_played(episode)]
     if played:
         metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
         metrics["episode/length"] = sum(len(episode.turns) for episode in played) / len(played)

@@ -19,6 +19,7 @@ from typing import Any
 
 from trl.trainer.base_config import _BaseConfig
 
+from .config_checks import check_options
 from .generation import Sampling
 from .prompts import ACTION_PARSERS
 
@@ -67,6 +68,15 @@ class NLACConfig(_BaseConfig):
             Number of transitions that each process collects before the first update.
         reward_weights (`list[float]`, *optional*):
             Weights of the reward functions. If `None`, 1 each.
+        max_concurrent_environments (`int`, *optional*):
+            Number of environment instances that live at the same time on each process. If `None`, one for each episode.
+        environment_timeout (`float`, *optional*, defaults to `300.0`):
+            Seconds after which `reset`, `step` or the final reward of an environment counts as hanging: the episode is
+            truncated, the instance thrown away. If `None`, never.
+        max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
+            Training stops, with a checkpoint, once the environment of more than this share of the last episodes failed.
+        environment_failure_window (`int`, *optional*, defaults to `100`):
+            Number of last episodes, over all processes, in which failures are counted.
         success_threshold (`float`, *optional*, defaults to `1.0`):
             Score from which an episode counts as a success.
 
@@ -235,6 +245,20 @@ class NLACConfig(_BaseConfig):
     reward_weights: list[float] | None = field(
         default=None, metadata={"help": "Weights of the reward functions. If None, 1 each."}
     )
+    max_concurrent_environments: int | None = field(
+        default=None,
+        metadata={"help": "Number of environment instances that live at the same time on each process."},
+    )
+    environment_timeout: float | None = field(
+        default=300.0, metadata={"help": "Seconds after which a call of an environment counts as hanging."}
+    )
+    max_environment_failure_rate: float = field(
+        default=0.5,
+        metadata={"help": "Training stops once the environment of more than this share of the last episodes failed."},
+    )
+    environment_failure_window: int = field(
+        default=100, metadata={"help": "Number of last episodes, over all processes, in which failures are counted."}
+    )
     success_threshold: float = field(
         default=1.0, metadata={"help": "Score from which an episode counts as a success."}
     )
@@ -386,55 +410,7 @@ class NLACConfig(_BaseConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("action_format", "bootstrap", "critic_loss_type", "refinement_source"):
-            choices = self.__dataclass_fields__[name].metadata["choices"]
-            self._check(name, self.__dict__[name] in choices, f"one of {choices}")
-        for name in (
-            "max_turns",
-            "max_completion_length",
-            "max_generation_batch_size",
-            "replay_buffer_size",
-            "target_sync_steps",
-            "num_futures",
-            "num_refinements",
-            "num_eval_episodes",
-        ):
-            self._check(name, self.__dict__[name] >= 1, "at least 1")
-        for name in ("max_prompt_length", "max_action_length", "max_future_length", "max_critique_length"):
-            self._check(name, self.__dict__[name] is None or self.__dict__[name] >= 1, "at least 1, or None")
-        for name in ("top_p", "successor_top_p", "backup_top_p", "critique_top_p", "refine_top_p"):
-            value = self.__dict__[name]
-            self._check(name, value is None and name != "top_p" or value and 0 < value <= 1, "above 0 and at most 1")
-        for name in ("successor", "backup", "critique", "refine", "eval"):
-            value = self.__dict__[f"{name}_temperature"]
-            self._check(f"{name}_temperature", value is None or value >= 0, "not negative, or None")
-        for name in (
-            "learning_starts",
-            "temperature",
-            "max_format_retries",
-            "importance_sampling_exponent",
-            "critic_loss_coef",
-            "policy_loss_coef",
-            "rehearsal_ratio",
-            "num_eval_critiques",
-            "num_oracle_probes",
-        ):
-            self._check(name, self.__dict__[name] >= 0, "not negative")
-        for name in ("priority_exponent", "health_warning_ratio", "replay_refinement_fraction"):
-            self._check(name, 0 <= self.__dict__[name] <= 1, "between 0 and 1")
-        self._check("target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
-        self._check("learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
-
-        if self.single_step and self.max_turns != 1:
-            raise ValueError(f"`single_step=True` means tasks of one action: set `max_turns=1`, got {self.max_turns}.")
-        if self.single_step and self.num_futures > 1:
-            raise ValueError(f"`single_step=True` foresees nothing: leave `num_futures` at 1, got {self.num_futures}.")
-        if self.num_futures > 1 and self.refinement_source != "policy":
-            raise ValueError(
-                f"`refinement_source={self.refinement_source!r}` refines by the verdict of a Bellman target, which has "
-                f"none with `num_futures={self.num_futures}`. Use `refinement_source='policy'` or `num_futures=1`."
-            )
-
+        check_options(self)
         batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
         if self.samples_per_iteration is None:
             self.samples_per_iteration = batch_size
@@ -451,10 +427,6 @@ class NLACConfig(_BaseConfig):
                 f"`episodes_per_iteration` ({self.episodes_per_iteration}) must be divisible by the number of "
                 f"processes ({self.world_size})."
             )
-
-    def _check(self, name: str, valid: bool, requirement: str) -> None:
-        if not valid:
-            raise ValueError(f"`{name}` must be {requirement}, got {self.__dict__[name]!r}.")
 
     @property
     def steps_per_iteration(self) -> int:

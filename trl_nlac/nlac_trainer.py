@@ -33,12 +33,14 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl.trainer.base_trainer import _BaseTrainer
 from trl.trainer.utils import get_config_model_id, identity
 
+from .batches import make_batches
 from .chat import ChatEncoder
 from .checkpoint import load_state, save_state
 from .collator import LOSSES, NLACCollator
-from .critic import bellman_targets, critic_prompt
-from .environments.pool import EnvironmentFactory, EnvironmentPool
+from .critic import bellman_targets
+from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .evaluation import critic_calibration, evaluate_policy, success_rates
+from .failures import FailureMonitor, nothing_played
 from .generation import TransformersGenerator
 from .health import HealthMonitor, health_metrics
 from .loading import ending_token_ids, load_model, load_tokenizer
@@ -48,7 +50,7 @@ from .metrics import episode_metrics, mean_over_processes
 from .nlac_config import NLACConfig
 from .oracle import judge_refinements
 from .prompts import NLACPrompts
-from .refinement import Refinement, refine_actions
+from .refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
 from .rehearsal import Rehearsal
 from .replay import PrioritizedReplay
 from .rewards import EpisodeRewards, RewardFunc
@@ -188,7 +190,11 @@ class NLACTrainer(_BaseTrainer):
             args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
         if train_dataset is not None and len(train_dataset) == 0:
             raise ValueError("`train_dataset` is empty. Give it one row for each task.")
-        self.environments = EnvironmentPool(environment_factory, tools)
+        self.environments = EnvironmentPool(
+            environment_factory, tools, args.max_concurrent_environments, args.environment_timeout
+        )
+        if train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
+            train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
         if callable(reward_funcs):
             reward_funcs = [reward_funcs]
         if not reward_funcs and not self.environments.pays:
@@ -196,7 +202,9 @@ class NLACTrainer(_BaseTrainer):
                 "Nothing pays: the environment defines neither `step` nor `get_reward`, and there are no "
                 "`reward_funcs`. Give one of them."
             )
-        self.rewards = EpisodeRewards(reward_funcs, args.reward_weights) if reward_funcs else None
+        self.rewards = (
+            EpisodeRewards(reward_funcs, args.reward_weights, self._reward_context) if reward_funcs else None
+        )
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         tokenizer = load_tokenizer(processing_class, model, args)
@@ -251,10 +259,12 @@ class NLACTrainer(_BaseTrainer):
         self.target_weights = TargetWeights(self.model, args.target_update_rate)
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.health = HealthMonitor(args.health_warning_ratio)
+        self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
         self.num_environment_steps = 0
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
         self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._phase_time = 0.0  # s
         set_seed(args.seed, device_specific=True)  # processes sample differently
 
     # Algorithm 1
@@ -274,10 +284,11 @@ class NLACTrainer(_BaseTrainer):
         with self.target_weights.swapped_into(self.model), self._phase("target"):
             targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
         with self._phase("refine"):
-            replayed = {i: targets[i] for i in self._replayed(len(targets))}
+            fraction = REPLAYED_FRACTIONS.get(self.args.refinement_source, self.args.replay_refinement_fraction)
+            replayed = {i: target for i, target in enumerate(targets) if torch.rand(()) < fraction}
             refinements = refine_actions(self.roles, transitions, self.args.num_refinements, replayed)
         self._record_iteration(episodes, samples, targets, refinements)
-        return self._batch(samples, targets, refinements)
+        return make_batches(self.roles, samples, targets, refinements, self.args, self.rehearsal)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
@@ -310,12 +321,6 @@ class NLACTrainer(_BaseTrainer):
 
     # Parts of an iteration
 
-    def _replayed(self, num_transitions: int) -> list[int]:
-        """Indices of the transitions whose stored action is refined, not a fresh one."""
-        fraction = {"policy": 0.0, "replay": 1.0, "mixed": self.args.replay_refinement_fraction}
-        draws = torch.rand(num_transitions) < fraction[self.args.refinement_source]
-        return draws.nonzero()[:, 0].tolist()
-
     @staticmethod
     def _logits(model, inputs: dict[str, torch.Tensor], prefix: str = "") -> torch.Tensor:
         input_ids, attention_mask = inputs[f"{prefix}input_ids"], inputs[f"{prefix}attention_mask"]
@@ -334,42 +339,24 @@ class NLACTrainer(_BaseTrainer):
                 rewards=self.rewards,
             )
             episodes += played
+            self.failures.update(gather_object([episode.failure is not None for episode in played]))
+            if self.failures.is_exceeded:
+                self._save_checkpoint(self.model, trial=None)
+                checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+                raise RuntimeError(self.failures.report(checkpoint, self.environments.last_failure))
             num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
             if num_transitions and num_transitions >= self.args.learning_starts:
                 return episodes
             if not any(episode.turns for episode in played):
-                raise RuntimeError(
-                    f"None of {len(played)} episodes had a single turn, so there is nothing to train on. The first "
-                    f"ended with: {played[0].failure}."
-                )
+                raise RuntimeError(nothing_played(played))
 
-    def _batch(
-        self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
-    ) -> list[list[TrainingExample]]:
-        """Micro-batches of examples. A target or action that broke its format is not trained on."""
-        size = self.args.per_device_train_batch_size
-        batches: list[list[TrainingExample]] = []
-        for i, (sample, target, refinement) in enumerate(zip(samples, targets, refinements, strict=True)):
-            if i % size == 0:
-                batches.append(self.rehearsal.draw(size))
-            transition = sample.transition
-            if target.parsed is not None:
-                prompt = self.roles.opened(critic_prompt(self.roles, transition.state_action))
-                distills = self.args.critic_loss_type == "distill"
-                teacher_prompt = self.roles.opened(target.prompt) if distills else None
-                batches[-1].append(
-                    TrainingExample(
-                        "critic", prompt, target.token_ids, sample.weight, sample.transition_id, teacher_prompt
-                    )
-                )
-            if refinement is not None:
-                prompt, token_ids = self.roles.opened(transition.state), refinement.refined_action.token_ids
-                batches[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight))
-        for batch, sample in zip(batches, samples[::size], strict=True):
-            if not batch:  # every process must run the model, even with nothing to learn
-                state, ids = sample.transition.state, sample.transition.state_action.ids
-                batch.append(TrainingExample("policy", state, tuple(ids[len(state.ids) :]), weight=0.0))
-        return batches
+    def _reward_context(self) -> dict[str, Any]:
+        """What reward functions get besides the episodes, as under TRL. Extra columns have no table to go to yet."""
+        return {
+            "trainer_state": self.state,
+            "log_metric": lambda name, value: self._metrics[name].append(value),
+            "log_extra": lambda column, values: None,
+        }
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -377,7 +364,9 @@ class NLACTrainer(_BaseTrainer):
         start = time.perf_counter()
         with self.roles.generator.session(self.model_wrapped):
             yield
-        self._metrics[f"time/{name}"].append(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self._phase_time += seconds
+        self._metrics[f"time/{name}"].append(seconds)
 
     # Records
 
@@ -413,12 +402,16 @@ class NLACTrainer(_BaseTrainer):
         super().log(logs, start_time)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        start = time.perf_counter()
-        generation = sum(sum(self._metrics[f"time/{name}"]) for name in ("rollout", "target", "refine"))
+        start = time.perf_counter() - self._phase_time
         loss = super().training_step(model, inputs, num_items_in_batch)
-        generated = sum(sum(self._metrics[f"time/{name}"]) for name in ("rollout", "target", "refine")) - generation
-        self._metrics["time/train"].append(time.perf_counter() - start - generated)
+        self._metrics["time/train"].append(time.perf_counter() - self._phase_time - start)
         return loss
+
+    def train(self, *args, **kwargs):
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.environments.close()
 
     # Evaluation
 
@@ -431,21 +424,27 @@ class NLACTrainer(_BaseTrainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Play `num_eval_episodes` of each task. The replay buffer and the course of training are not touched."""
-        device = self.accelerator.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self.args.seed + self.args.process_index)
-            tasks = [task for batch in dataloader for task in batch] * self.args.num_eval_episodes
-            with self.roles.generator.session(self.model_wrapped):
-                seen = evaluate_policy(self.environments, tasks, self.roles, self.args, self.rewards)
+        device, rank, dataset = self.accelerator.device, self.args.process_index, dataloader.dataset
+        tasks = {i: dataset[i] for i in range(rank, len(dataset), self.args.world_size)}
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                torch.manual_seed(self.args.seed + rank)
+                with self.roles.generator.session(self.model_wrapped):
+                    seen = evaluate_policy(self.environments, tasks, self.roles, self.args, self.rewards)
+        finally:
+            if not self.is_in_train:
+                self.environments.close()
         self.roles.take_metrics()
         metrics = {
             **mean_over_processes(seen.means),
-            **success_rates(gather_object(seen.successes)),
+            **success_rates(gather_object(seen.outcomes)),
             **critic_calibration(gather_object(seen.verdicts)),
             "environment/steps": self.num_environment_steps,
         }
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=seen.num_episodes)
+        return EvalLoopOutput(
+            predictions=None, label_ids=None, metrics=metrics, num_samples=sum(gather_object([seen.num_episodes]))
+        )
 
     # Data, checkpoints
 

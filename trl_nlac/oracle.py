@@ -19,9 +19,9 @@ from .environments.base import Oracle
 from .environments.pool import EnvironmentPool
 from .generation import Sampling
 from .prompts import Critique, render
+from .recorder import replay_actions
 from .refinement import Refinement
 from .roles import Roles
-from .rollout import replay_actions
 from .types import Transition
 
 

@@ -23,6 +23,9 @@ from .roles import Roles
 from .types import Answer, Prompt, Transition
 
 
+REPLAYED_FRACTIONS = {"policy": 0.0, "replay": 1.0}  # of stored actions among the refined, by `refinement_source`
+
+
 @dataclass(frozen=True)
 class Refinement:
     """

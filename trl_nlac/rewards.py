@@ -14,13 +14,12 @@
 
 """Reward functions in TRL's form, for environments that do not pay by themselves."""
 
-import asyncio
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
-from .environments.base import Message
+from .environments.base import EnvironmentFailure, Message
+from .environments.worker import finish
 
 
 RewardFunc = Callable[..., list[float | None]]
@@ -37,17 +36,25 @@ class EpisodeRewards:
             The functions.
         reward_weights (`list[float]`, *optional*):
             Their weights. If `None`, 1 each.
+        context (`Callable[[], dict[str, Any]]`, *optional*):
+            Gives more arguments for the functions.
 
     Raises:
         ValueError: If there are not as many weights as functions.
     """
 
-    def __init__(self, reward_funcs: list[RewardFunc], reward_weights: list[float] | None = None):
+    def __init__(
+        self,
+        reward_funcs: list[RewardFunc],
+        reward_weights: list[float] | None = None,
+        context: Callable[[], dict[str, Any]] = dict,
+    ):
         if reward_weights is not None and len(reward_weights) != len(reward_funcs):
             raise ValueError(
                 f"`reward_weights` has {len(reward_weights)} entries for {len(reward_funcs)} reward functions."
             )
         self.reward_funcs = reward_funcs
+        self.context = context
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
 
     def __call__(
@@ -63,21 +70,26 @@ class EpisodeRewards:
             `list[float]`: the weighted sum of the rewards of each episode.
 
         Raises:
+            EnvironmentFailure: If a function raises.
             ValueError: If a function returns another number of rewards.
         """
         reserved = {"prompt", "completion", "completion_ids"}
         columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
         totals = [0.0] * len(tasks)
         for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
-            rewards = reward_func(
-                prompts=prompts,
-                completions=completions,
-                completion_ids=completion_ids,
-                environments=environments,
-                **columns,
-            )
-            if inspect.iscoroutine(rewards):
-                rewards = asyncio.run(rewards)
+            try:
+                rewards = finish(
+                    reward_func(
+                        prompts=prompts,
+                        completions=completions,
+                        completion_ids=completion_ids,
+                        environments=environments,
+                        **self.context(),
+                        **columns,
+                    )
+                )
+            except Exception as error:
+                raise EnvironmentFailure(f"the reward function `{reward_func.__name__}` failed: {error}") from error
             if len(rewards) != len(tasks):
                 raise ValueError(
                     f"The reward function `{reward_func.__name__}` returned {len(rewards)} rewards for {len(tasks)} "

@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .chat import ChatEncoder, tool_name
 from .generation import Generator, Sampling
 from .prompts import ACTION_PARSERS, NLACPrompts
@@ -154,6 +156,7 @@ class Roles:
         parse: Callable[[str], Any | None],
         sampling: Sampling | None = None,
         max_format_retries: int | None = None,
+        seeds: list[int] | None = None,
     ) -> list[Answer]:
         """
         Let the model answer each prompt as `role`.
@@ -169,6 +172,8 @@ class Roles:
                 In place of the role's own.
             max_format_retries (`int`, *optional*):
                 In place of the roles' own.
+            seeds (`list[int]`, *optional*):
+                What each answer is sampled by. If `None`, they are drawn from torch's global generator.
 
         Returns:
             `list[Answer]`: in the order of the prompts. [`Answer.parsed`] is `None` where the format is broken or the
@@ -178,13 +183,16 @@ class Roles:
         retries = self.max_format_retries if max_format_retries is None else max_format_retries
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
+        seeds = torch.randint(2**62, (len(prompts),)).tolist() if seeds is None else seeds
         reads_calls = self.calls_tools and role in ("policy", "refine")
         answers: dict[int, Answer] = {}
         pending = list(range(len(prompts)))
-        for _ in range(1 + retries):
-            if not pending:
+        for attempt in range(1 + retries):
+            if not self.generator.any_process(bool(pending)):
                 break
-            completions = self.generator.generate([self.opened(prompts[i]).ids for i in pending], sampling)
+            completions = self.generator.generate(
+                [self.opened(prompts[i]).ids for i in pending], sampling, [seeds[i] + attempt for i in pending]
+            )
             for i, completion in zip(pending, completions, strict=True):
                 if reads_calls:
                     text = self.chat.decode_action(prompts[i].ids, completion.token_ids, self.tools)

@@ -14,167 +14,33 @@
 
 """Playing episodes: the policy acts, the environments answer."""
 
-import json
 import logging
-from dataclasses import replace
+import math
+import queue
+import random
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import torch
 
-from .environments.base import Message, StepResult, TextEnvironment
+from .environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from .environments.pool import EnvironmentPool
+from .environments.worker import EnvironmentWorker
 from .generation import Sampling
 from .prompts import render
+from .recorder import MalformedResult, Recorder, checked_text
 from .rewards import EpisodeRewards
 from .roles import Roles
-from .types import Episode, Prompt, Turn
+from .types import Answer, Episode
 
 
 logger = logging.getLogger(__name__)
-
-
-class Recorder:
-    """
-    Writes down one episode as it happens, in tokens that are never encoded twice.
-
-    Args:
-        environment ([`TextEnvironment`]):
-            What answers.
-        roles ([`Roles`]):
-            The policy.
-        task (`dict[str, Any]`):
-            Row of the dataset.
-        keywords (`dict[str, Any]`):
-            Keywords of the environment's `reset`.
-        max_prompt_length (`int`, *optional*):
-            Number of tokens of a state. A longer history is cut: the opening of the conversation and the newest turns stay.
-    """
-
-    def __init__(
-        self,
-        environment: TextEnvironment,
-        roles: Roles,
-        task: dict[str, Any],
-        keywords: dict[str, Any],
-        max_prompt_length: int | None = None,
-    ):
-        self.environment = environment
-        self.roles = roles
-        self.task = task
-        self.max_prompt_length = max_prompt_length
-        self.prompt_messages: list[Message] = []
-        self.completion_messages: list[Message] = []
-        self.token_ids: list[int] = []
-        self.sampled_ids: list[int] = []
-        self.prompt_start = 0
-        self.action_starts: list[int] = []  # of the actions since prompt_start, as indices of token_ids
-        self.turns: list[Turn] = []
-        self.terminated = self.truncated = False
-        self.failure: str | None = None
-        try:
-            self.prompt_messages = _opening(environment.reset(**keywords), environment, roles)
-        except Exception as error:  # whatever a user's environment raises must not end the run
-            self._fail("reset", error)
-            return
-        self.token_ids = self._opening_ids()
-        if max_prompt_length is not None and len(self.token_ids) > max_prompt_length:
-            length = len(self.token_ids)
-            self._fail(
-                "reset", ValueError(f"the task has {length} tokens, `max_prompt_length` is {max_prompt_length}")
-            )
-
-    @property
-    def done(self) -> bool:
-        return self.terminated or self.truncated
-
-    @property
-    def prompt(self) -> Prompt:
-        return Prompt(
-            np.array(self.token_ids[self.prompt_start :], dtype=np.int32), len(self.token_ids) - self.prompt_start
-        )
-
-    def act(self, action: str | None, text: str, token_ids: list[int]) -> None:
-        """Let the environment answer `action`, said as `text` and `token_ids`; `None` if it could not be read."""
-        if action is None:
-            reply = render(self.roles.prompts.unreadable_action, action_format=self.roles.action_format)
-            result = StepResult(reply)
-        else:
-            try:
-                result = self.environment.step(action)
-                observation, reward = _text(result.observation), float(result.reward)
-                if not np.isfinite(reward):
-                    raise ValueError(f"the reward is {reward}")
-                result = StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
-            except Exception as error:
-                self._fail("step", error)  # the turn is not recorded: what it led to is not known
-                return
-        start = len(self.token_ids)
-        self.token_ids += self.roles.remembered(token_ids, action)
-        self.sampled_ids += token_ids
-        self.action_starts.append(start)
-        length = len(self.token_ids) - start
-        self.turns.append(
-            Turn(start, length, action or "", result.observation, result.reward, prompt_start=self.prompt_start)
-        )
-        self.completion_messages.append({"role": "assistant", "content": text})
-        self.completion_messages.append({"role": "user", "content": result.observation})
-        self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
-
-    def go_on(self, max_turns: int) -> None:
-        """After an action that did not end the episode: show the observation, or truncate at a limit."""
-        if len(self.turns) >= max_turns:
-            self.truncated = True
-            return
-        turn = self.turns[-1]
-        reply = self.roles.observation(self.token_ids[-1], turn.action, turn.next_observation)
-        length = len(self.token_ids) - self.prompt_start + len(reply)
-        if self.max_prompt_length is None or length <= self.max_prompt_length:
-            self.token_ids += reply
-        else:
-            self._cut_history(reply)
-
-    def _cut_history(self, reply: list[int]) -> None:
-        """Go on with the opening and as many of the newest turns as fit into half of the rest; truncate if none does."""
-        opening = self._opening_ids(self.roles.prompts.history_cut)
-        room = self.max_prompt_length - len(opening) - len(reply)
-        starts = [start for start in self.action_starts if len(self.token_ids) - start <= room // 2]
-        if not starts and len(self.token_ids) - self.action_starts[-1] <= room:
-            starts = self.action_starts[-1:]
-        if not starts:
-            self.truncated = True
-            return
-        self.prompt_start = len(self.token_ids)
-        shift = self.prompt_start + len(opening) - starts[0]
-        self.token_ids += opening + self.token_ids[starts[0] :] + reply
-        self.action_starts = [start + shift for start in starts]
-
-    def _opening_ids(self, mark: str = "") -> list[int]:
-        """The conversation up to the first action, with a mark at its end."""
-        *messages, last = self.prompt_messages
-        last = {**last, "content": f"{last['content']}\n\n{mark}"} if mark else last
-        tools = self.environment.tool_schemas if self.roles.calls_tools else None
-        return self.roles.chat.start([*messages, last], tools)
-
-    def reward(self, reward: float) -> None:
-        """Add to the reward of the last turn."""
-        self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
-
-    def episode(self) -> Episode:
-        end = self.turns[-1].prompt_end + self.turns[-1].action_length if self.turns else len(self.token_ids)
-        return Episode(
-            task=self.task,
-            first_observation=self.prompt_messages[-1]["content"] if self.prompt_messages else "",
-            token_ids=np.array(self.token_ids[:end], dtype=np.int32),
-            turns=tuple(self.turns),
-            terminated=self.terminated,
-            truncated=self.truncated,
-            failure=self.failure,
-        )
-
-    def _fail(self, where: str, error: Exception) -> None:
-        self.truncated = True
-        self.failure = f"{where}: {type(error).__name__}: {error}"
-        logger.warning("An environment failed in %s; its episode is truncated there.", where, exc_info=error)
 
 
 def play_episodes(
@@ -187,7 +53,9 @@ def play_episodes(
     rewards: EpisodeRewards | None = None,
 ) -> list[Episode]:
     """
-    Play one episode of each task (algorithm 1, lines 3 to 6), all at once: every turn is one batch of generation.
+    Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread,
+    while the episodes that wait for an action are answered in one batch. What an episode samples depends on torch's
+    random state at the start and on its place in `tasks`, not on how fast the others are.
 
     Args:
         pool ([`EnvironmentPool`]):
@@ -203,77 +71,219 @@ def play_episodes(
         sampling ([`~generation.Sampling`], *optional*):
             In place of the policy's own.
         rewards ([`~rewards.EpisodeRewards`], *optional*):
-            Reward functions that score the episodes at their end.
+            Reward functions that score the episodes at their end. They see the environments, so that an instance is
+            kept for its episode until then, and not more episodes than instances are played before.
 
     Returns:
         `list[Episode]`: in the order of the tasks. One whose environment failed ends with its last clean turn.
     """
-    recorders = [
-        Recorder(environment, roles, task, keywords, max_prompt_length)
-        for task, (environment, keywords) in zip(tasks, pool.take(tasks), strict=True)
-    ]
-    living = [recorder for recorder in recorders if not recorder.done]
-    while living:
-        answers = roles.ask(
+    seed = int(torch.randint(2**62, ()))
+    games = []
+    for i, task in enumerate(tasks):
+        name, keywords, tool_schemas = pool.route(task)
+        rng = random.Random(f"{seed} {i}")
+        if name in pool.seeded:
+            keywords = {"seed": rng.getrandbits(31), **keywords}
+        games.append(_Game(i, name, keywords, Recorder(roles, task, tool_schemas, max_prompt_length), rng))
+    size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
+    waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
+    while roles.generator.any_process(bool(waves)):
+        wave = waves.pop(0) if waves else []
+        _Rollout(pool, roles, max_turns, sampling, keeps_instances=rewards is not None).play(wave)
+        if rewards is not None:
+            _score(pool, wave, rewards)
+    return [game.recorder.episode() for game in games]
+
+
+@dataclass(eq=False)
+class _Game:
+    """An episode under way."""
+
+    index: int
+    name: str
+    keywords: dict[str, Any]
+    recorder: Recorder
+    rng: random.Random
+    worker: EnvironmentWorker | None = None
+    job: str = ""  # of the environment: "reset", "step" or "reward"
+    future: Future | None = None
+    deadline: float = math.inf
+    answer: Answer | None = None  # what the policy said to the environment
+
+
+class _Rollout:
+    """
+    Takes games through reset, actions and final reward. A game is pending until an instance is free for it, then by turns
+    busy, while its environment works, and waiting for an action.
+
+    Those that wait are answered when nothing else is busy, or when they have waited for as long as the last generation
+    took: so waiting for a fuller batch costs at most as much again as it can save.
+    """
+
+    def __init__(
+        self, pool: EnvironmentPool, roles: Roles, max_turns: int, sampling: Sampling | None, keeps_instances: bool
+    ):
+        self.pool = pool
+        self.roles = roles
+        self.max_turns = max_turns
+        self.sampling = sampling
+        self.keeps_instances = keeps_instances
+        self.patience = 1.0  # s
+        self.pending: deque[_Game] = deque()
+        self.busy: set[_Game] = set()
+        self.waiting: list[_Game] = []
+        self.finished: queue.SimpleQueue[_Game] = queue.SimpleQueue()  # jobs, in the order of their ends
+
+    def play(self, games: list[_Game]) -> None:
+        self.pending.extend(games)
+        try:
+            while self.roles.generator.any_process(bool(self.pending or self.busy or self.waiting)):
+                self._wait()
+                self._answer()
+        except BaseException:
+            for game in self.busy:
+                self.pool.discard(game.worker, hangs=True)
+            raise
+
+    def _wait(self) -> None:
+        """Let environments work until there is enough to answer."""
+        self._start()
+        patience_ends = math.inf
+        while self.busy:
+            now = time.monotonic()
+            if self.waiting:
+                patience_ends = min(patience_ends, now + self.patience)
+            until = min(patience_ends, *(game.deadline for game in self.busy))
+            try:
+                game = self.finished.get(timeout=min(max(0.0, until - now), threading.TIMEOUT_MAX))
+            except queue.Empty:
+                if time.monotonic() >= patience_ends:
+                    return
+                self._expire()
+            else:
+                if game in self.busy:  # and not given up before
+                    self.busy.remove(game)
+                    self._go_on(game)
+            self._start()
+
+    def _start(self) -> None:
+        while self.pending:
+            game = self.pending[0]
+            game.worker = self.pool.acquire(game.name)
+            if game.worker is None:
+                return
+            self.pending.popleft()
+            self._submit(game, "reset", lambda environment, game=game: environment.reset(**game.keywords))
+
+    def _answer(self) -> None:
+        """One turn of all that wait."""
+        games, self.waiting = sorted(self.waiting, key=lambda game: game.index), []
+        start = time.monotonic()
+        answers = self.roles.ask(
             "policy",
-            [recorder.prompt for recorder in living],
-            roles.parse_action,
-            sampling=sampling,
+            [game.recorder.prompt for game in games],
+            self.roles.parse_action,
+            sampling=self.sampling,
             max_format_retries=0,
+            seeds=[game.rng.getrandbits(62) for game in games],
         )
-        for recorder, answer in zip(living, answers, strict=True):
-            recorder.act(answer.parsed, answer.text, list(answer.token_ids))
-        living = [recorder for recorder in living if not recorder.done]
-        for recorder in living:
-            recorder.go_on(max_turns)
-        living = [recorder for recorder in living if not recorder.done]
-    if rewards is not None:
-        _score([recorder for recorder in recorders if recorder.turns and recorder.failure is None], rewards)
-    return [recorder.episode() for recorder in recorders]
+        if games:
+            self.patience = time.monotonic() - start
+        for game, answer in zip(games, answers, strict=True):
+            game.answer = answer
+            if answer.parsed is None:
+                reply = render(self.roles.prompts.unreadable_action, action_format=self.roles.action_format)
+                self._record(game, StepResult(reply))
+            else:
+                self._submit(game, "step", lambda environment, action=answer.parsed: environment.step(action))
+
+    def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
+        timeout = self.pool.timeout
+        game.job, game.deadline = job, math.inf if timeout is None else time.monotonic() + timeout
+        self.busy.add(game)
+        game.future = game.worker.submit(call)
+        game.future.add_done_callback(lambda _: self.finished.put(game))
+
+    def _go_on(self, game: _Game) -> None:
+        """After the environment has done its job."""
+        try:
+            result = game.future.result()
+            if game.job == "reset":
+                game.recorder.begin(result)
+            elif game.job == "step":
+                result = _checked_step(result)
+            else:
+                game.recorder.add_reward(_checked_reward(result))
+        except BaseException as error:  # whatever a user's environment raises must not end the run
+            self._fail(game, error.kind if isinstance(error, MalformedResult) else game.job, error)
+            return
+        if game.job == "reset":
+            self.waiting.append(game)
+        elif game.job == "step":
+            self._record(game, result)
+        elif not self.keeps_instances:
+            self.pool.release(game.worker)
+
+    def _record(self, game: _Game, result: StepResult) -> None:
+        """Write down a turn; then the next one, or the end."""
+        recorder, answer = game.recorder, game.answer
+        recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
+        if not recorder.done:
+            recorder.go_on(self.max_turns)
+        if recorder.done:
+            self._submit(game, "reward", lambda environment: environment.final_reward())
+        else:
+            self.waiting.append(game)
+
+    def _expire(self) -> None:
+        """Give up the environments that take too long."""
+        now = time.monotonic()
+        for game in [game for game in self.busy if game.deadline <= now and not game.future.done()]:
+            self.busy.remove(game)
+            error = TimeoutError(f"{game.job} took longer than `environment_timeout={self.pool.timeout}` seconds")
+            self._fail(game, "timeout", error)
+
+    def _fail(self, game: _Game, kind: str, error: BaseException) -> None:
+        game.recorder.fail(kind, error)
+        self.pool.discard(game.worker, hangs=kind == "timeout")
+        game.worker = None
+        self.pool.last_failure = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        logger.warning("An environment failed, its episode is truncated there: %s", game.recorder.failure)
 
 
-def replay_actions(environment: TextEnvironment, task: dict[str, Any], actions: list[str], roles: Roles) -> Episode:
-    """The episode in which the given actions are taken, as if the policy had said them."""
-    recorder = Recorder(environment, roles, task, task)
-    seen = recorder.prompt_messages[-1]["content"]
-    for i, action in enumerate(actions):
-        if i:
-            recorder.go_on(max_turns=len(actions))
-            seen = recorder.turns[-1].next_observation
-        recorder.act(action, action, roles.written_action(action, thought=seen))
-    return recorder.episode()
+def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -> None:
+    """Add the rewards of the reward functions to the last turns, and let the instances go."""
+    scored = [game for game in games if game.worker is not None]
+    try:
+        scores = rewards(
+            prompts=[game.recorder.prompt_messages for game in scored],
+            completions=[game.recorder.completion_messages for game in scored],
+            completion_ids=[game.recorder.sampled_ids for game in scored],
+            environments=[game.worker.environment.unwrapped for game in scored],
+            tasks=[game.recorder.task for game in scored],
+        )
+    except EnvironmentFailure as error:
+        for game in scored:
+            game.recorder.fail("reward", error)
+    else:
+        for game, score in zip(scored, scores, strict=True):
+            game.recorder.add_reward(score)
+    for game in scored:
+        pool.release(game.worker)
 
 
-def _score(recorders: list[Recorder], rewards: EpisodeRewards) -> None:
-    """Add the rewards of the reward functions to the last turns."""
-    if not recorders:
-        return
-    scores = rewards(
-        prompts=[recorder.prompt_messages for recorder in recorders],
-        completions=[recorder.completion_messages for recorder in recorders],
-        completion_ids=[recorder.sampled_ids for recorder in recorders],
-        environments=[recorder.environment.unwrapped for recorder in recorders],
-        tasks=[recorder.task for recorder in recorders],
-    )
-    for recorder, score in zip(recorders, scores, strict=True):
-        recorder.reward(score)
+def _checked_step(result: Any) -> StepResult:
+    if not isinstance(result, StepResult):
+        raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
+    observation, reward = checked_text(result.observation), _checked_reward(result.reward)
+    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
 
 
-def _opening(observation: str | list[Message], environment: TextEnvironment, roles: Roles) -> list[Message]:
-    """The first messages of a conversation: how to act, with which tools, and the first observation."""
-    messages = observation if isinstance(observation, list) else [{"role": "user", "content": _text(observation)}]
-    system = [render(roles.prompts.policy, action_format=roles.action_format)]
-    if not roles.calls_tools and environment.tool_schemas:
-        schemas = "\n".join(json.dumps(schema) for schema in environment.tool_schemas)
-        system.append(render(roles.prompts.tools, tools=schemas))
-    if messages[0]["role"] == "system":
-        system.append(messages[0]["content"])
-        messages = messages[1:]
-    content = "\n\n".join(part for part in system if part)
-    return [{"role": "system", "content": content}, *messages] if content else messages
-
-
-def _text(observation: Any) -> str:
-    if not isinstance(observation, str):
-        raise TypeError(f"the observation is {type(observation).__name__}, expected text")
-    return observation
+def _checked_reward(reward: Any) -> float:
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise MalformedResult("reward", f"the reward is {reward!r}, expected a finite number")
+    return number

@@ -50,6 +50,9 @@ class Turn:
     prompt_start: int = 0
 
 
+FAILURE_KINDS = ("reset", "step", "reward", "observation", "timeout")  # where an environment failed, or how
+
+
 @dataclass(frozen=True, eq=False)
 class Episode:
     """
@@ -70,7 +73,8 @@ class Episode:
         truncated (`bool`):
             The episode was cut (turn limit, length limit, failed environment): the last step still bootstraps.
         failure (`str`, *optional*):
-            What went wrong in the environment, if anything. A failure truncates.
+            What went wrong in the environment, if anything: one of `FAILURE_KINDS`, a colon, the error. A failure
+            truncates.
         is_log (`bool`, *optional*, defaults to `False`):
             Whether it was read from a log, and not played here.
     """

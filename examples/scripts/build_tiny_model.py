@@ -23,12 +23,13 @@ Like a pretrained LLM it then knows how the roles speak, how to copy, how to fol
 About an instance that a run will train on it knows nothing: half of the data are instances with fixed rules over names
 that no run uses, the other half have fresh random rules in every sample.
 
-python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 8000
+python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 10000
 """
 
 import argparse
 import json
 import random
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +225,13 @@ def score(model, chat: ChatEncoder, family, action_format: str, number: int) -> 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", default="tiny_model")
-    parser.add_argument("--max_steps", type=int, default=8000)
+    parser.add_argument("--max_steps", type=int, default=10000)
+    parser.add_argument(
+        "--first_step",
+        type=int,
+        default=0,
+        help="go on with the weights of this step in `output_dir`, with a fresh optimizer and fresh samples",
+    )
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--prompt_weight", type=float, default=0.1, help="weight of the loss on prompt tokens")
@@ -233,17 +240,21 @@ def main():
     args = parser.parse_args()
 
     tokenizer = build_tokenizer()
-    chat, model = ChatEncoder(tokenizer), build_model(tokenizer, args.seed)
+    if args.first_step:
+        model = LlamaForCausalLM.from_pretrained(args.output_dir)
+    else:
+        model = build_model(tokenizer, args.seed)
+    chat = ChatEncoder(tokenizer)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokenizer)} tokens, {num_parameters:,} parameters")
     families = {"rooms": RoomsFamily(), "service_desk": ServiceDeskFamily()}
-    rng = random.Random(args.seed)
+    rng = random.Random(args.seed + args.first_step)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     start, batches = time.perf_counter(), []
-    for step in range(args.max_steps):
+    for step in range(args.first_step, args.max_steps):
         progress = step / args.max_steps
-        rate = args.learning_rate * min(1, (step + 1) / 100) * min(1, (1 - progress) / 0.7)
+        rate = args.learning_rate * min(1, (step - args.first_step + 1) / 100) * min(1, (1 - progress) / 0.7)
         for group in optimizer.param_groups:
             group["lr"] = rate
         if not batches:  # batches of similar lengths, in random order
@@ -283,9 +294,10 @@ def main():
             tokenizer.save_pretrained(output_dir)
             COMPACT_PROMPTS.save(output_dir / "nlac_prompts.json")
     build = {
-        "command": f"python examples/scripts/build_tiny_model.py --max_steps {args.max_steps} --seed {args.seed}",
+        "command": " ".join(["python examples/scripts/build_tiny_model.py", *sys.argv[1:]]),
         "parameters": num_parameters,
         "samples": args.max_steps * args.batch_size,
+        "first_step": args.first_step,
         "seconds": round(time.perf_counter() - start),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -14,12 +14,13 @@
 
 """Environments: what a task is, and the tasks that come with the package."""
 
-from .base import Oracle, StepResult, TextEnvironment
+from .base import EnvironmentFailure, Oracle, StepResult, TextEnvironment
 from .rooms import RoomsEnvironment, RoomsWorld
 from .service_desk import ServiceDesk, ServiceDeskEnvironment
 
 
 __all__ = [
+    "EnvironmentFailure",
     "Oracle",
     "RoomsEnvironment",
     "RoomsWorld",

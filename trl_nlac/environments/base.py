@@ -24,6 +24,13 @@ from ..types import Transition
 Message = dict[str, Any]  # {"role": ..., "content": ...}
 
 
+class EnvironmentFailure(Exception):
+    """
+    Raised by an environment or a tool that cannot go on for reasons the agent has no part in: a server that is down, a
+    container that died. The episode is cut before the action, and not trained as if it had been lost.
+    """
+
+
 @dataclass(frozen=True)
 class StepResult:
     """
@@ -64,19 +71,25 @@ class Oracle(Protocol):
 
 class TextEnvironment(ABC):
     """
-    A task that is played in text. Subclass it, or write any class with the same two methods.
+    A task that is played in text. Subclass it, or write any class with `reset` and `step`. All methods may be
+    asynchronous.
 
-    An instance plays one episode at a time and is reused for the next.
+    An instance plays one episode at a time and is reused for the next. It lives in a thread of its own, in which it is
+    made, played and closed; other instances live at the same time. What goes wrong because of an action belongs into the
+    observation; an exception means that the environment itself failed: the episode is then cut, the instance thrown away.
 
     Attributes:
         oracle ([`Oracle`], *optional*):
             The truth about the world, where it is known; critics are then checked against it.
         tool_schemas (`list[dict[str, Any]]`):
             JSON schemas of the tools that actions can call, if any. They are told to the policy.
+        takes_seed (`bool`):
+            Whether `reset` takes a `seed`. A task without this column then gets one that is the episode's own.
     """
 
     oracle: Oracle | None = None
     tool_schemas: list[dict[str, Any]] = []
+    takes_seed: bool = False
 
     @abstractmethod
     def reset(self, **task) -> str | list[Message]:
@@ -89,6 +102,16 @@ class TextEnvironment(ABC):
     def step(self, action: str) -> StepResult:
         """Apply the agent's action."""
 
+    def final_reward(self) -> float:
+        """
+        Reward at the end of an episode, on top of those of its steps. Also asked for where the episode was cut by a limit
+        of the trainer, but not where the environment failed.
+        """
+        return 0.0
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what the environment holds (processes, containers, connections). It is not used afterwards."""
+
     @property
     def unwrapped(self) -> Any:
         """The environment as the user made it."""
@@ -96,7 +119,7 @@ class TextEnvironment(ABC):
 
 
 class PlainEnvironment(TextEnvironment):
-    """Plays an object that has `reset` and `step` without being a [`TextEnvironment`]."""
+    """Plays an object that has `reset` and `step`, and perhaps `close`, without being a [`TextEnvironment`]."""
 
     def __init__(self, environment: Any):
         self.environment = environment
@@ -106,6 +129,10 @@ class PlainEnvironment(TextEnvironment):
 
     def step(self, action: str) -> StepResult:
         return self.environment.step(action)
+
+    def close(self) -> None:
+        if "close" in dir(self.environment):
+            return self.environment.close()
 
     @property
     def unwrapped(self) -> Any:

@@ -14,14 +14,20 @@
 
 """Where the instances of environments come from."""
 
-from collections import Counter
+import time
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .base import Oracle, PlainEnvironment, TextEnvironment
+from .gym import GymEnvironment, is_gym
 from .trl_env import ToolEnvironment
+from .worker import EnvironmentWorker
 
 
+NO_TASK = {"prompt": [{"role": "user", "content": ""}]}  # row of a dataset for an environment that owns its data
 EnvironmentFactory = Callable[[], Any]
 
 
@@ -38,10 +44,29 @@ class EnvironmentPool:
 
     Args:
         environment_factory (`Callable` or `dict[str, Callable]`):
-            Makes an instance, told apart by its methods: one with `step` is a text environment, one without is a TRL
-            environment whose public methods are tools. With a dict, the column `environment` of a task names the factory.
+            Makes an instance, told apart by its methods: a [`gymnasium.Env`], a text environment if it has `step`, or else
+            a TRL environment whose public methods are tools. With a dict, the column `environment` of a task names the
+            factory.
         tools (`list[Callable]`, *optional*):
             Standalone tools, besides those of a TRL environment or without any.
+        max_instances (`int`, *optional*):
+            Number of instances that live at the same time. If `None`, as many as there are episodes.
+        timeout (`float`, *optional*):
+            Seconds after which a call of an instance counts as hanging. If `None`, never.
+
+    Attributes:
+        example ([`TextEnvironment`]):
+            An instance of the first environment.
+        oracle ([`Oracle`], *optional*):
+            The truth, if there is a single environment and it knows it.
+        tool_schemas (`list[dict[str, Any]]`):
+            JSON schemas of the tools of all environments.
+        seeded (`set[str]`):
+            Names of the environments whose `reset` takes a `seed`.
+        pays (`bool`):
+            Whether every environment gives rewards.
+        last_failure (`str`):
+            Traceback of the environment that failed last.
 
     Raises:
         TypeError: If it is not callable, or what it makes is not an environment.
@@ -52,76 +77,112 @@ class EnvironmentPool:
         self,
         environment_factory: EnvironmentFactory | dict[str, EnvironmentFactory] | None,
         tools: list[Callable] | None = None,
+        max_instances: int | None = None,
+        timeout: float | None = None,
     ):
         if environment_factory is None and tools:
             environment_factory = _NoEnvironment
+        self.max_instances = max_instances
+        self.timeout = timeout
+        self.last_failure = ""
         self._tools = tools
         self._routed = isinstance(environment_factory, dict)
         self._factories = environment_factory if self._routed else {"": environment_factory}
-        self._instances: dict[str, list[TextEnvironment]] = {}
+        self._workers: set[EnvironmentWorker] = set()
+        self._idle: defaultdict[str, list[EnvironmentWorker]] = defaultdict(list)
+        weakref.finalize(self, _close, self._workers)  # also when the program ends
+        examples: dict[str, TextEnvironment] = {}
         for name, factory in self._factories.items():
             if not callable(factory):
                 raise TypeError(
                     f"`environment_factory` must be a callable that returns an environment, or a dict of such, got "
                     f"{factory!r}."
                 )
-            self._instances[name] = [self._make(name)]
+            worker = self._hire(name)
+            examples[name] = worker.submit(lambda environment: environment).result()
+            self.release(worker)
+        self.example = next(iter(examples.values()))
+        self.oracle: Oracle | None = None if self._routed else self.example.oracle
+        self.seeded = {name for name, example in examples.items() if example.takes_seed}
+        self._schemas = {name: example.tool_schemas for name, example in examples.items()}
+        self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
+        self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
 
-    def _make(self, name: str) -> TextEnvironment:
-        instance = self._factories[name]()
-        if "reset" not in dir(instance):
-            raise TypeError(
-                f"`environment_factory` returned a {type(instance).__name__}, which has no `reset` method. An "
-                "environment defines `reset(**task)`, and `step(action: str) -> StepResult` or public methods as tools."
-            )
-        if "step" not in dir(instance):
-            return ToolEnvironment(instance, self._tools)
-        if self._tools:
-            raise ValueError(
-                f"`tools` go with an environment whose actions are tool calls, but {type(instance).__name__} defines "
-                "`step`. Leave `tools` out."
-            )
-        return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
-
-    @property
-    def example(self) -> TextEnvironment:
-        """An instance of the first environment."""
-        return next(iter(self._instances.values()))[0]
-
-    @property
-    def oracle(self) -> Oracle | None:
-        """The truth, if there is a single environment and it knows it."""
-        return None if self._routed else self.example.oracle
-
-    @property
-    def tool_schemas(self) -> list[dict[str, Any]]:
-        """JSON schemas of the tools of all environments."""
-        return [schema for instances in self._instances.values() for schema in instances[0].tool_schemas]
-
-    @property
-    def pays(self) -> bool:
-        """Whether every environment gives rewards."""
-        examples = [instances[0] for instances in self._instances.values()]
-        return all(example.pays for example in examples if isinstance(example, ToolEnvironment))
-
-    def take(self, tasks: list[dict[str, Any]]) -> list[tuple[TextEnvironment, dict[str, Any]]]:
+    def route(self, task: dict[str, Any]) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
         """
-        An instance for each task, none of them twice, and the keywords for its `reset`.
+        Name of the environment of a task, keywords for its `reset`, and JSON schemas of its tools.
 
         Raises:
             ValueError: If a task names an environment that does not exist.
         """
-        used: Counter[str] = Counter()
-        taken = []
-        for task in tasks:
-            name = task.get("environment") if self._routed else ""
-            if name not in self._factories:
-                raise ValueError(
-                    f"The column `environment` of a task is {name!r}; `environment_factory` has {list(self._factories)}."
-                )
-            if used[name] == len(self._instances[name]):
-                self._instances[name].append(self._make(name))
-            keywords = {key: value for key, value in task.items() if not (self._routed and key == "environment")}
-            taken.append((self._instances[name][used[name]], keywords))
-            used[name] += 1
-        return taken
+        if not self._routed:
+            owns_data = task == NO_TASK and not isinstance(self.example, ToolEnvironment)
+            return "", {} if owns_data else task, self._schemas[""]
+        name = task.get("environment")
+        if name not in self._factories:
+            raise ValueError(
+                f"The column `environment` of a task is {name!r}; `environment_factory` has {list(self._factories)}."
+            )
+        return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
+
+    def acquire(self, name: str) -> EnvironmentWorker | None:
+        """An instance that is free, or a new one; `None` while `max_instances` are in use."""
+        if self._idle[name]:
+            return self._idle[name].pop()
+        if self.max_instances is not None and len(self._workers) >= self.max_instances:
+            idle = next((workers for workers in self._idle.values() if workers), None)
+            if idle is None:
+                return None
+            self.discard(idle.pop())
+        return self._hire(name)
+
+    def release(self, worker: EnvironmentWorker) -> None:
+        """Give an instance back for the next episode."""
+        self._idle[worker.name].append(worker)
+
+    def discard(self, worker: EnvironmentWorker, hangs: bool = False) -> None:
+        """Close an instance for good, without waiting for it."""
+        self._workers.discard(worker)
+        worker.stop()
+        if hangs:
+            worker.kill()
+
+    def close(self) -> None:
+        """Close all instances. Those that are needed later are made again."""
+        self._idle.clear()
+        _close(self._workers)
+
+    def _hire(self, name: str) -> EnvironmentWorker:
+        worker = EnvironmentWorker(name, partial(_make, self._factories[name], self._tools))
+        self._workers.add(worker)
+        return worker
+
+
+def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvironment:
+    instance = factory()
+    if "reset" not in dir(instance):
+        raise TypeError(
+            f"`environment_factory` returned a {type(instance).__name__}, which has no `reset` method. An "
+            "environment defines `reset(**task)`, and `step(action: str) -> StepResult` or public methods as tools."
+        )
+    if "step" not in dir(instance):
+        return ToolEnvironment(instance, tools)
+    if tools:
+        raise ValueError(
+            f"`tools` go with an environment whose actions are tool calls, but {type(instance).__name__} defines "
+            "`step`. Leave `tools` out."
+        )
+    if is_gym(instance):
+        return GymEnvironment(instance)
+    return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
+
+
+def _close(workers: set[EnvironmentWorker], timeout: float = 10.0) -> None:
+    """End the workers; those that have not ended within `timeout` seconds are closed from other threads."""
+    deadline = time.monotonic() + timeout
+    for worker in workers:
+        worker.stop()
+    hanging = [worker for worker in workers if not worker.wait(max(0.0, deadline - time.monotonic()))]
+    for thread in [worker.kill() for worker in hanging]:
+        thread.join(timeout)
+    workers.clear()

@@ -14,7 +14,6 @@
 
 """TRL's environments, unchanged: a class whose public methods are tools."""
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable
@@ -23,16 +22,18 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..tool_calls import parse_tool_call
-from .base import Message, StepResult, TextEnvironment
+from .base import EnvironmentFailure, Message, StepResult, TextEnvironment
+from .worker import finish
 
 
 class ToolEnvironment(TextEnvironment):
     """
     Plays an environment written for [`~trl.GRPOTrainer`]: `reset(**row)`, public methods as tools, and optionally
-    `get_reward()`. Tools may be asynchronous.
+    `get_reward()`, which may be asynchronous but for `reset`. `_close()`, if there is one, is called at the end.
 
-    An action that is a tool call, `{"name": ..., "arguments": {...}}`, calls the tool; whatever goes wrong in it becomes
-    an observation. Any other action is the agent's final answer and ends the episode, as in TRL.
+    An action that is a tool call, `{"name": ..., "arguments": {...}}`, calls the tool; an exception in it becomes an
+    observation, as in TRL, but for [`EnvironmentFailure`]. Any other action is the agent's final answer and ends the
+    episode, as in TRL.
 
     Args:
         environment (`Any`, *optional*):
@@ -59,7 +60,8 @@ class ToolEnvironment(TextEnvironment):
         return self.environment
 
     def reset(self, prompt: str | list[Message] | None = None, **task) -> list[Message]:
-        messages = [{"role": "user", "content": prompt or ""}] if not isinstance(prompt, list) else list(prompt)
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        messages = [{**message, "content": _as_text(message["content"])} for message in messages]
         row = task if prompt is None else {"prompt": prompt, **task}
         observation = None if self.environment is None else self.environment.reset(**row)
         last = messages[-1]
@@ -69,23 +71,25 @@ class ToolEnvironment(TextEnvironment):
     def step(self, action: str) -> StepResult:
         call = parse_tool_call(action)
         if call is None:
-            return StepResult("", reward=self._reward(), terminated=True)
+            return StepResult("", terminated=True)
         name, arguments = call
         if name not in self.tools:
             return StepResult(json.dumps({"error": f"There is no tool {name!r}. Tools are: {list(self.tools)}."}))
         try:
-            result = _finish(self.tools[name](**arguments))
+            result = finish(self.tools[name](**arguments))
+        except EnvironmentFailure:
+            raise
         except Exception as error:  # as in TRL: the model reads what went wrong
             return StepResult(json.dumps({"error": str(error)}))
         return StepResult(_as_text(result))
 
-    def _reward(self) -> float:
-        reward = _finish(self.environment.get_reward()) if self.pays else 0.0
+    def final_reward(self) -> float:
+        reward = finish(self.environment.get_reward()) if self.pays else None
         return 0.0 if reward is None else float(reward)
 
-
-def _finish(result: Any) -> Any:
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+    def close(self) -> None:
+        if "_close" in dir(self.environment):
+            return self.environment._close()
 
 
 def _as_text(observation: Any) -> str:

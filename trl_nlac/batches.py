@@ -1,0 +1,58 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""From targets and refined actions to micro-batches."""
+
+from .critic import critic_prompt
+from .nlac_config import NLACConfig
+from .refinement import Refinement
+from .rehearsal import Rehearsal
+from .roles import Roles
+from .types import Answer, Sample, TrainingExample
+
+
+def make_batches(
+    roles: Roles,
+    samples: list[Sample],
+    targets: list[Answer],
+    refinements: list[Refinement | None],
+    args: NLACConfig,
+    rehearsal: Rehearsal,
+) -> list[list[TrainingExample]]:
+    """
+    Examples of both losses, and of rehearsal, for each micro-batch of `per_device_train_batch_size` transitions. A target
+    or action that broke its format is not trained on.
+    """
+    size = args.per_device_train_batch_size
+    batches: list[list[TrainingExample]] = []
+    for i, (sample, target, refinement) in enumerate(zip(samples, targets, refinements, strict=True)):
+        if i % size == 0:
+            batches.append(rehearsal.draw(size))
+        transition = sample.transition
+        if target.parsed is not None:
+            prompt = roles.opened(critic_prompt(roles, transition.state_action))
+            teacher_prompt = roles.opened(target.prompt) if args.critic_loss_type == "distill" else None
+            batches[-1].append(
+                TrainingExample(
+                    "critic", prompt, target.token_ids, sample.weight, sample.transition_id, teacher_prompt
+                )
+            )
+        if refinement is not None:
+            prompt, token_ids = roles.opened(transition.state), refinement.refined_action.token_ids
+            batches[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight))
+    for batch, sample in zip(batches, samples[::size], strict=True):
+        if not batch:  # every process must run the model, even with nothing to learn
+            state, ids = sample.transition.state, sample.transition.state_action.ids
+            batch.append(TrainingExample("policy", state, tuple(ids[len(state.ids) :]), weight=0.0))
+    return batches

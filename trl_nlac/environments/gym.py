@@ -1,0 +1,94 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Environments of gymnasium whose observations and actions are text."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .base import StepResult, TextEnvironment
+
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+def is_gym(instance: Any) -> bool:
+    """Whether `instance` is a `gymnasium.Env`. Does not import gymnasium: without it, nothing is one."""
+    gymnasium = sys.modules.get("gymnasium")
+    return gymnasium is not None and isinstance(instance, gymnasium.Env)
+
+
+class GymEnvironment(TextEnvironment):
+    """
+    Plays a `gymnasium.Env` whose observations and actions are text.
+
+    Actions reach `env.step` as the agent wrote them, also such as its `action_space` does not contain: it should answer
+    those with an observation. What it raises is a failure of the environment.
+
+    Args:
+        env (`gymnasium.Env`):
+            The environment. Its spaces are [`gymnasium.spaces.Text`](https://gymnasium.farama.org/api/spaces/fundamental/)
+            or left undefined.
+
+    Raises:
+        ImportError: If gymnasium is not installed.
+        TypeError: If one of its spaces is not text.
+    """
+
+    takes_seed = True
+
+    def __init__(self, env: "gymnasium.Env"):
+        try:
+            from gymnasium.spaces import Text
+        except ImportError as error:
+            raise ImportError("GymEnvironment needs gymnasium: `pip install gymnasium`.") from error
+        self.env = env
+        for name in ("observation_space", "action_space"):
+            space = getattr(env, name, None)  # undefined until an environment sets it
+            if space is not None and not isinstance(space, Text):
+                raise TypeError(
+                    f"`{name}` of {env} is {space}, but an agent reads and writes text. Wrap the environment in a "
+                    f"`gymnasium.{'ObservationWrapper' if name == 'observation_space' else 'ActionWrapper'}` that "
+                    "translates, and whose space is `gymnasium.spaces.Text`."
+                )
+
+    @property
+    def unwrapped(self) -> "gymnasium.Env":
+        return self.env
+
+    def reset(self, seed: int | None = None, **task) -> str:
+        """
+        Start an episode.
+
+        Args:
+            seed (`int`, *optional*):
+                Seed of `env.reset`.
+            task (`Any`, *optional*):
+                Other columns of the dataset, the `options` of `env.reset`. Without any these are `None`.
+
+        Returns:
+            `str`: The first observation.
+        """
+        observation, _ = self.env.reset(seed=seed, options=task or None)
+        return observation
+
+    def step(self, action: str) -> StepResult:
+        """Take a step. An episode that is both terminated and truncated counts as terminated."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return StepResult(observation, float(reward), bool(terminated), bool(truncated and not terminated), info)
+
+    def close(self) -> None:
+        self.env.close()
