@@ -56,11 +56,83 @@ if rank == 0:
 """
 
 
-def launch(*arguments: str) -> None:
+JOINT_SCRIPT = """
+import time
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from testing_utils import make_roles
+
+from trl_nlac.critic import bellman_targets, critiques, verdict_scores
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.generation import Completion, JointGenerator
+from trl_nlac.rewards import EpisodeRewards
+from trl_nlac.rollout import play_episodes
+from trl_nlac.types import Transition
+
+rank = PartialState(cpu=True).process_index
+roles = make_roles([])
+
+
+class Server:
+    '''Answers all processes at once and deals the answers out in equal shares, as TRL's vLLM server mode does.'''
+
+    def generate(self, prompts, sampling, seeds):
+        counts = gather_object([len(prompts)])
+        assert len(set(counts)) == 1 and len(seeds) == len(prompts), counts
+        answers = [self.answer(roles.chat.tokenizer.decode(prompt)) for prompt in gather_object(prompts)]
+        return answers[rank * len(prompts) : (rank + 1) * len(prompts)]
+
+    def answer(self, text):
+        said = "Future: late lose\\nOptimality: No" if "?" in text else f"take {text.split('win ')[1].split('<')[0]}"
+        return Completion(roles.chat.completion(said), True)
+
+    def score(self, prompts, completions):
+        assert len(set(gather_object([len(prompts)]))) == 1
+        return [-float(len(completion)) for completion in completions]
+
+
+class Counting:
+    def reset(self, name, turns):
+        self.name, self.left = name, turns
+        if name == "14":
+            raise ConnectionError
+        return f"win {name}"
+
+    def step(self, action):
+        assert action == f"take {self.name}", (action, self.name)  # its own answer, not another's
+        self.left -= 1
+        time.sleep(0.02 * rank)
+        return StepResult(f"late {self.left}", 1.0, terminated=not self.left)
+
+
+roles.generator = JointGenerator(Server())
+tasks = [{"name": f"{rank}{i}", "turns": 1 + (i + 3 * rank) % 7} for i in range([3, 8][rank])]
+rewards = EpisodeRewards([lambda environments, **kwargs: [0.0] * len(environments)])
+for options in ({}, {"rewards": rewards}):
+    pool = EnvironmentPool(Counting, max_instances=2)
+    episodes = play_episodes(pool, tasks, roles, max_turns=9, **options)
+    for task, episode in zip(tasks, episodes):
+        if task["name"] == "14":
+            assert episode.failure
+        else:
+            assert episode.failure is None and episode.score == task["turns"], episode
+transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))] * rank
+targets = bellman_targets(roles, transitions, ["implicit", "explicit"][0])
+judged = critiques(roles, [transition.state_action for transition in transitions])
+assert all(answer.parsed.optimal is False for answer in targets + judged)
+assert len(verdict_scores(roles, judged)) == len(judged) == len(transitions)
+print("done", rank, len(transitions))
+"""
+
+
+def launch(*arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
 
 
 def assert_same(first: Path, second: Path) -> None:
@@ -89,3 +161,11 @@ def test_two_processes(tmp_path):
     launch(str(script), str(tmp_path), "resume")
     for kind in ("model", "target"):
         assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_whole")
+
+
+def test_processes_that_generate_together_may_play_differently(tmp_path):
+    """Other numbers of episodes, turns and transitions on each process: nothing hangs, nobody gets another's answer."""
+    script = tmp_path / "script.py"
+    script.write_text(JOINT_SCRIPT)
+    output = launch(str(script))
+    assert "done 0 0" in output and "done 1 2" in output

@@ -12,13 +12,15 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import itertools
 import logging
+import random
 
 import pytest
 from testing_utils import make_episode
 
 from trl_nlac.health import HealthMonitor, backup_fidelity, refine_compliance
-from trl_nlac.metrics import SuccessRate
+from trl_nlac.metrics import PassHatK, SuccessRate
 from trl_nlac.prompts import Critique
 from trl_nlac.refinement import Refinement
 from trl_nlac.sampler import IterationSampler
@@ -75,3 +77,21 @@ class TestIterationSampler:
         assert sorted(sampler) == sorted(first) and list(sampler) != first
         sampler.set_epoch(0)
         assert list(sampler) == first
+
+
+class TestPassHatK:
+    def test_definition(self):
+        """Against the share of all ways to choose k of the episodes of a task in which all succeed."""
+        rng = random.Random(0)
+        tasks = [task for task in range(5) for _ in range(4)] + [5, 5]
+        successes = [rng.randrange(2) for _ in tasks]
+        rates = PassHatK(keep_in_memory=True).compute(tasks=tasks, successes=successes)
+        for k in range(1, 5):
+            chances = []
+            for task in set(tasks):
+                won = [success for other, success in zip(tasks, successes, strict=True) if other == task]
+                choices = list(itertools.combinations(won, k))
+                if choices:
+                    chances.append(sum(map(all, choices)) / len(choices))
+            assert rates[f"pass^{k}"] == pytest.approx(sum(chances) / len(chances))
+        assert set(rates) == {"pass^1", "pass^2", "pass^3", "pass^4"}

@@ -353,6 +353,27 @@ class TestEvaluation:
             **{k: v for k, v in trainer.state.log_history[-1].items() if "runtime" in k or "per_second" in k},
         }
 
+    def test_pass_hat_k_and_failures(self, tmp_path):
+        rows = [{"start": 2, "fails_at": None}, {"start": 2, "fails_at": "reset"}, {"start": 9, "fails_at": None}]
+        trainer = make_trainer(
+            tmp_path,
+            {"num_eval_episodes": 3, "eval_temperature": 0.0, "num_eval_critiques": 0},
+            eval_dataset=Dataset.from_list(rows),
+            environment_factory=Countdown,
+        )
+        metrics = trainer.evaluate()
+        assert [metrics[f"eval_episode/pass^{k}"] for k in (1, 2, 3)] == [0.5, 0.5, 0.5]  # the third is cut
+        assert metrics["eval_environment/failure_rate"] == metrics["eval_environment/reset_failure_rate"]
+        assert metrics["eval_environment/failure_rate"] == pytest.approx(1 / 3)
+        assert metrics["eval_episode/success_rate"] == 0.5 and metrics["eval_episode/length"] == 3
+
+    def test_during_training(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=TASKS)
+        trainer.train()
+        steps = [entry["step"] for entry in trainer.state.log_history if "eval_episode/success_rate" in entry]
+        assert steps == [1, 2]
+        assert len(trainer.replay.episodes) == 8  # of training alone
+
     def test_several_datasets(self, tmp_path):
         trainer = make_trainer(tmp_path, eval_dataset={"train": TASKS, "held_out": TASKS})
         metrics = trainer.evaluate()

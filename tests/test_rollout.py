@@ -12,20 +12,28 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import asyncio
 import json
 import logging
+import random
+import threading
+import time
 
 import numpy as np
 import pytest
+import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from testing_utils import make_roles
+from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACPrompts
 from trl_nlac.critic import bellman_targets
-from trl_nlac.environments import ServiceDesk, StepResult
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment
+from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.environments.trl_env import ToolEnvironment
+from trl_nlac.generation import TransformersGenerator
 from trl_nlac.logs import episodes_from_logs
 from trl_nlac.replay import episode_from_row, episode_to_row
 from trl_nlac.rewards import EpisodeRewards
@@ -216,6 +224,114 @@ class TestPlayEpisodes:
             rewards([[], []], [[], []], [[], []], [None, None], [{}, {}])
 
 
+class Waiter:
+    """Takes as long as its task says, and remembers what was going on when it ended."""
+
+    others_done = threading.Semaphore(0)
+
+    def reset(self, number, waits_for=0):
+        self.number, self.waits_for, self.turn = number, waits_for, 0
+        return f"win {number}"
+
+    def step(self, action):
+        self.turn += 1
+        if self.waits_for and self.turn == 1:
+            for _ in range(self.waits_for):
+                if not self.others_done.acquire(timeout=20):
+                    raise RuntimeError("the others were held up")
+        if self.turn == 3:
+            self.others_done.release()
+        return StepResult(f"win {action[-1]}", float(self.turn == 3), terminated=self.turn == 3)
+
+
+class TestConcurrency:
+    def test_slow_environments_do_not_hold_up_fast_ones(self):
+        tasks = [{"number": 0, "waits_for": 3}, {"number": 1}, {"number": 2}, {"number": 3}]
+        episodes = play_episodes(EnvironmentPool(Waiter), tasks, make_roles(["take 1"] * 12), max_turns=5)
+        assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1)] * 4
+
+    def test_environments_step_at_once(self):
+        barrier = threading.Barrier(8)
+
+        class Meeting:
+            def reset(self):
+                return "win"
+
+            def step(self, action):
+                barrier.wait(timeout=20)
+                return StepResult("win", 1.0, terminated=True)
+
+        class AsyncMeeting(Meeting):
+            async def step(self, action):
+                while barrier.n_waiting < 7:  # all the others
+                    await asyncio.sleep(0.001)
+                return await asyncio.to_thread(super().step, action)
+
+        for kinds in ([Meeting] * 8, [Meeting] * 7 + [AsyncMeeting]):
+            factories = {f"{i}": kind for i, kind in enumerate(kinds)}
+            tasks = [{"environment": name} for name in factories]
+            episodes = play_episodes(EnvironmentPool(factories), tasks, make_roles(["take 1"] * 8), max_turns=5)
+            assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1)] * 8
+
+    def test_the_same_seed_gives_the_same_episodes(self):
+        rng = random.Random(0)
+
+        class Slow:
+            def __init__(self):
+                self.environment = make_environment(DESK)
+
+            def reset(self, request):
+                return self.environment.reset(request=request)
+
+            def step(self, action):
+                time.sleep(rng.choice([0, 0, 0.02]))
+                return self.environment.step(action)
+
+        model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+        roles = make_roles([])
+        tokenizer = roles.chat.tokenizer
+        roles.generator = TransformersGenerator(Accelerator(cpu=True), tokenizer, [tokenizer.eos_token_id], 128)
+        played = []
+        with roles.generator.session(model):
+            for seed, max_instances in [(0, None), (0, 1), (0, 5), (1, None)]:
+                torch.manual_seed(seed)
+                pool = EnvironmentPool(Slow, max_instances=max_instances)
+                episodes = play_episodes(pool, [{"request": "baku"}] * 12, roles, max_turns=4)
+                played.append([episode.token_ids.tolist() for episode in episodes])
+        assert played[0] == played[1] == played[2] != played[3]
+        assert len(set(map(tuple, played[0]))) > 6
+
+    def test_reward_functions_see_the_environment_of_their_episode(self):
+        def final_number(environments, number, **kwargs):
+            assert [environment.number for environment in environments] == number
+            return [environment.number for environment in environments]
+
+        pool = EnvironmentPool(Waiter, max_instances=2)
+        tasks = [{"number": i} for i in range(5)]
+        rewards = EpisodeRewards([final_number])
+        episodes = play_episodes(pool, tasks, make_roles(["take 1"] * 15), max_turns=5, rewards=rewards)
+        assert [episode.score for episode in episodes] == [1, 2, 3, 4, 5]
+        assert len(pool._workers) == 2
+
+    def test_gymnasium_environments_get_the_seed_of_their_episode(self):
+        seeds = []
+
+        class Seeded(TextEnvironment):
+            takes_seed = True
+
+            def reset(self, seed, **task):
+                seeds.append(seed)
+                return "win"
+
+            def step(self, action):
+                return StepResult("win", terminated=True)
+
+        for tasks in ([{}] * 3, [{}] * 3, [{"seed": 5}]):
+            torch.manual_seed(0)
+            play_episodes(EnvironmentPool(Seeded, max_instances=1), tasks, make_roles(["take"] * 3), max_turns=5)
+        assert seeds[:3] == seeds[3:6] and len(set(seeds[:3])) == 3 and seeds[6] == 5
+
+
 class TestToolEnvironment:
     def test_contract(self):
         environment = ToolEnvironment(Counter())
@@ -229,6 +345,24 @@ class TestToolEnvironment:
         assert "There is no tool 'get_reward'" in environment.step('{"name": "get_reward"}').observation
         assert environment.step("I am done.") == StepResult("", terminated=True)
         assert environment.final_reward() == 1
+
+    def test_content_blocks_are_joined(self):
+        class Blocks(Counter):
+            def reset(self, **row):
+                return [
+                    {"type": "text", "text": " one"},
+                    {"type": "image", "image": None},
+                    {"type": "text", "text": "two"},
+                ]
+
+            def look(self):
+                """Look."""
+                return [{"type": "text", "text": "three"}]
+
+        environment = ToolEnvironment(Blocks())
+        prompt = [{"role": "user", "content": [{"type": "text", "text": "zero"}]}]
+        assert environment.reset(prompt=prompt) == [{"role": "user", "content": "zero one\ntwo"}]
+        assert environment.step('{"name": "look"}') == StepResult("three")
 
     def test_parse_tool_call(self):
         assert parse_tool_call('{"name": "a", "arguments": {"b": 1}}') == ("a", {"b": 1})

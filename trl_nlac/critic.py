@@ -179,6 +179,8 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
         pair = [token_ids[start:end], opposite["input_ids"]]
         prompts += [roles.opened(answer.prompt).ids + token_ids[:start]] * 2
         completions += pair if answer.parsed.optimal else pair[::-1]
+    if not roles.generator.any_process(bool(prompts)):
+        return []
     logps = roles.generator.score(prompts, completions)
     return [yes - no for yes, no in zip(logps[::2], logps[1::2], strict=True)]
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import nn
 from transformers import (
     EpsilonLogitsWarper,
@@ -201,6 +202,43 @@ class TransformersGenerator:
             if token_id in self.eos_token_ids:
                 return Completion(token_ids[: i + 1], True)
         return Completion(token_ids, False)
+
+
+class JointGenerator:
+    """
+    Lets processes generate together through a generator in which all of them must ask for the same number of completions,
+    as with TRL's vLLM server, whose answers are dealt out by process in equal shares. A process that asks for less gets
+    answers that nobody reads.
+
+    Args:
+        generator ([`Generator`]):
+            What generates for all processes together.
+    """
+
+    def __init__(self, generator: Generator):
+        self.generator = generator
+
+    def session(self, model: nn.Module) -> "contextmanager[None]":
+        return self.generator.session(model)
+
+    def any_process(self, wants: bool) -> bool:
+        return any(gather_object([wants]))
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
+        padding = self._padding(prompts)
+        completions = self.generator.generate(prompts + padding, sampling, seeds + [0] * len(padding))
+        return completions[: len(prompts)]
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        padding = self._padding(prompts)
+        return self.generator.score(prompts + padding, completions + [[]] * len(padding))[: len(prompts)]
+
+    @staticmethod
+    def _padding(prompts: list[list[int]]) -> list[list[int]]:
+        """Prompts that make up for those that this process has less than another one: copies of the shortest."""
+        counts, shortest = zip(*gather_object([(len(prompts), min(prompts, key=len, default=None))]), strict=True)
+        prompt = min((prompt for prompt in shortest if prompt is not None), key=len)
+        return [prompt] * (max(counts) - len(prompts))
 
 
 class _SeededChoice(LogitsProcessor):

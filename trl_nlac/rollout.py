@@ -254,6 +254,8 @@ class _Rollout:
 def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -> None:
     """Add the rewards of the reward functions to the last turns, and let the instances go."""
     scored = [game for game in games if game.worker is not None]
+    if not scored:
+        return
     try:
         scores = rewards(
             prompts=[game.recorder.prompt_messages for game in scored],

@@ -1,0 +1,108 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+# /// script
+# dependencies = ["trl-nlac[peft,textarena]"]
+# ///
+"""
+Train an agent on single-player games of textarena. Every seed is a task; evaluation plays seeds that are not trained on.
+
+The real run needs one GPU for LoRA adapters:
+
+accelerate launch examples/scripts/nlac_textarena.py \
+    --env_id Mastermind-v0 \
+    --use_peft --dtype bfloat16 --learning_rate 1e-5 \
+    --max_steps 500 --eval_strategy steps --eval_steps 50 \
+    --output_dir runs/mastermind
+
+Several games are trained at once with `--env_id Mastermind-v0 GuessTheNumber-v0 Minesweeper-v0`, and several GPUs are used
+with `accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. `docs/source/textarena.md` says which
+games need no network.
+
+To see it run on a CPU within a minute, with the tiny model of the package, which learns nothing here:
+
+python examples/scripts/nlac_textarena.py \
+    --model_name_or_path trl_nlac/tiny_model --use_cpu --bf16 False \
+    --env_id Secretary-v0 TowerOfHanoi-v0 --num_tasks 8 --num_eval_tasks 2 \
+    --max_steps 2 --max_turns 3 --max_completion_length 32 --action_format text
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from datasets import Dataset
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.environments.textarena import TextArenaEnvironment
+
+
+@dataclass
+class TextArenaArguments:
+    """
+    Arguments of this script, besides those of [`NLACConfig`] and [`~trl.ModelConfig`].
+
+    Args:
+        env_id (`list[str]`, *optional*, defaults to `["Mastermind-v0"]`):
+            Registered names of the games.
+        num_tasks (`int`, *optional*, defaults to `500`):
+            Number of seeds to train on, of each game.
+        num_eval_tasks (`int`, *optional*, defaults to `50`):
+            Number of other seeds to evaluate on, of each game.
+    """
+
+    env_id: list[str] = field(default_factory=lambda: ["Mastermind-v0"], metadata={"help": "Names of the games."})
+    num_tasks: int = field(default=500, metadata={"help": "Number of seeds to train on, of each game."})
+    num_eval_tasks: int = field(default=50, metadata={"help": "Number of other seeds to evaluate on, of each game."})
+
+
+def make_tasks(games: list[str], seeds: range) -> Dataset:
+    """A row for each game and seed; the column `environment` says which game it is."""
+    return Dataset.from_list([{"environment": game, "seed": seed} for seed in seeds for game in games])
+
+
+def main():
+    parser = TrlParser((TextArenaArguments, NLACConfig, ModelConfig))
+    parser.set_defaults(model_name_or_path="Qwen/Qwen3-4B-Instruct-2507", output_dir="runs/textarena")
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    games, num_tasks = script_args.env_id, script_args.num_tasks
+    trainer = NLACTrainer(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        train_dataset=make_tasks(games, range(num_tasks)),
+        eval_dataset=make_tasks(games, range(num_tasks, num_tasks + script_args.num_eval_tasks)),
+        environment_factory={game: partial(TextArenaEnvironment, game) for game in games},
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+    )
+    trainer.train()
+    metrics = trainer.evaluate()
+    trainer.save_model()
+    if training_args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.accelerator.print(
+        f"On seeds that it was not trained on, the agent wins {metrics['eval_episode/success_rate']:.0%} of the games; its "
+        f"mean reward is {metrics['eval_episode/return']:.2f}. The model is in {training_args.output_dir}."
+    )
+
+
+if __name__ == "__main__":
+    main()
