@@ -123,7 +123,7 @@ targets = bellman_targets(roles, transitions, ["implicit", "explicit"][0])
 judged = critiques(roles, [transition.state_action for transition in transitions])
 assert all(answer.parsed.optimal is False for answer in targets + judged)
 assert len(verdict_scores(roles, judged)) == len(judged) == len(transitions)
-print("done", rank, len(transitions))
+print(f"done {rank} {len(transitions)}\\n", end="", flush=True)
 """
 
 
@@ -168,4 +168,4 @@ def test_processes_that_generate_together_may_play_differently(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(JOINT_SCRIPT)
     output = launch(str(script))
-    assert "done 0 0" in output and "done 1 2" in output
+    assert "done 0 0" in output and "done 1 31" in output

@@ -15,8 +15,15 @@
 """The losses, as pure functions of tensors."""
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from trl.trainer.utils import selective_log_softmax
+
+
+def batch_logits(model: nn.Module, inputs: dict[str, torch.Tensor], prefix: str = "") -> torch.Tensor:
+    """What `model` gives for a batch, `(B, T, V)`; with `prefix="teacher_"`, for the teacher's side of it."""
+    input_ids, attention_mask = inputs[f"{prefix}input_ids"], inputs[f"{prefix}attention_mask"]
+    return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
 
 
 def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ from .generation import TransformersGenerator
 from .health import HealthMonitor, health_metrics
 from .loading import ending_token_ids, load_model, load_tokenizer
 from .logs import episodes_from_logs
-from .losses import sequence_kl, sequence_nll
+from .losses import batch_logits, sequence_kl, sequence_nll
 from .metrics import episode_metrics, mean_over_processes
 from .nlac_config import NLACConfig
 from .oracle import judge_refinements
@@ -97,6 +97,8 @@ class NLACTrainer(_BaseTrainer):
             return "Guess a number from 1 to 100."
 
         def step(self, action):
+            if not action.isdecimal():
+                return StepResult("That is no number.")
             guess = int(action)
             if guess == self.number:
                 return StepResult("Right!", reward=1.0, terminated=True)
@@ -117,13 +119,15 @@ class NLACTrainer(_BaseTrainer):
             Model to train: a model id or path, or an instance.
         args ([`NLACConfig`], *optional*):
             Configuration. If `None`, the defaults.
-        train_dataset ([`~datasets.Dataset`]):
-            Tasks. Each row is one task; its columns are the keywords of the environment's `reset`.
+        train_dataset ([`~datasets.Dataset`], *optional*):
+            Tasks. Each row is one task; its columns are the keywords of the environment's `reset`. If `None`, the
+            environment owns its data and `max_steps` sets the length of training.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Tasks for evaluation.
         environment_factory (`Callable` or `dict[str, Callable]`):
             Called without arguments, returns an environment: a text environment with `reset` and `step`, see
-            [`~environments.TextEnvironment`], or one written for [`~trl.GRPOTrainer`], whose public methods are tools.
+            [`~environments.TextEnvironment`], a `gymnasium.Env` of text, or one written for [`~trl.GRPOTrainer`], whose
+            public methods are tools.
             With a dict, the column `environment` of the dataset names the factory of each task.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
             Tokenizer with a chat template. If `None`, that of the model.
@@ -296,9 +300,9 @@ class NLACTrainer(_BaseTrainer):
         is_taught = "teacher_input_ids" in inputs
         if is_taught:
             with torch.no_grad(), self.target_weights.swapped_into(self.model):
-                teacher_logits = self._logits(model.eval(), inputs, "teacher_")  # (C, S, V)
+                teacher_logits = batch_logits(model.eval(), inputs, "teacher_")  # (C, S, V)
             model.train()
-        logits = self._logits(model, inputs)  # (B, T, V)
+        logits = batch_logits(model, inputs)  # (B, T, V)
         losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])  # (B,)
         if is_taught:
             rows = inputs["loss_ids"] == LOSSES.index("critic")
@@ -321,13 +325,8 @@ class NLACTrainer(_BaseTrainer):
 
     # Parts of an iteration
 
-    @staticmethod
-    def _logits(model, inputs: dict[str, torch.Tensor], prefix: str = "") -> torch.Tensor:
-        input_ids, attention_mask = inputs[f"{prefix}input_ids"], inputs[f"{prefix}attention_mask"]
-        return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
-        """Episodes of the tasks, again and again until training may start."""
+        """Episodes of the tasks, again and again until training may start on every process."""
         episodes: list[Episode] = []
         while True:
             played = play_episodes(
@@ -345,9 +344,9 @@ class NLACTrainer(_BaseTrainer):
                 checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
                 raise RuntimeError(self.failures.report(checkpoint, self.environments.last_failure))
             num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
-            if num_transitions and num_transitions >= self.args.learning_starts:
+            if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                 return episodes
-            if not any(episode.turns for episode in played):
+            if not any(gather_object([any(episode.turns for episode in played)])):
                 raise RuntimeError(nothing_played(played))
 
     def _reward_context(self) -> dict[str, Any]:

@@ -31,12 +31,13 @@ Several games are trained at once with `--env_id Mastermind-v0 GuessTheNumber-v0
 with `accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. `docs/source/textarena.md` says which
 games need no network.
 
-To see it run on a CPU within a minute, with the tiny model of the package, which learns nothing here:
+To see it run on a CPU within a minute, with the tiny model of the package, which learns nothing here; few of its critiques
+can be read:
 
 python examples/scripts/nlac_textarena.py \
-    --model_name_or_path trl_nlac/tiny_model --use_cpu --bf16 False \
-    --env_id Secretary-v0 TowerOfHanoi-v0 --num_tasks 8 --num_eval_tasks 2 \
-    --max_steps 2 --max_turns 3 --max_completion_length 32 --action_format text
+    --model_name_or_path trl_nlac/tiny_model --prompts trl_nlac/tiny_model/nlac_prompts.json --use_cpu --bf16 False \
+    --env_id Cryptarithm-v0 --num_tasks 8 --num_eval_tasks 2 --logging_steps 1 --max_format_retries 2 \
+    --max_steps 3 --max_turns 2 --max_completion_length 32 --action_format text
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ from functools import partial
 from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.environments.textarena import TextArenaEnvironment
 
 
@@ -61,11 +62,14 @@ class TextArenaArguments:
             Number of seeds to train on, of each game.
         num_eval_tasks (`int`, *optional*, defaults to `50`):
             Number of other seeds to evaluate on, of each game.
+        prompts (`str`, *optional*):
+            File with words of the roles in place of the defaults, see [`NLACPrompts.from_file`].
     """
 
     env_id: list[str] = field(default_factory=lambda: ["Mastermind-v0"], metadata={"help": "Names of the games."})
     num_tasks: int = field(default=500, metadata={"help": "Number of seeds to train on, of each game."})
     num_eval_tasks: int = field(default=50, metadata={"help": "Number of other seeds to evaluate on, of each game."})
+    prompts: str | None = field(default=None, metadata={"help": "File with words of the roles."})
 
 
 def make_tasks(games: list[str], seeds: range) -> Dataset:
@@ -90,6 +94,7 @@ def main():
         train_dataset=make_tasks(games, range(num_tasks)),
         eval_dataset=make_tasks(games, range(num_tasks, num_tasks + script_args.num_eval_tasks)),
         environment_factory={game: partial(TextArenaEnvironment, game) for game in games},
+        prompts=NLACPrompts.from_file(script_args.prompts) if script_args.prompts else None,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )

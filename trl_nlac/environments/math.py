@@ -1,0 +1,178 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Mathematical problems: one answer, verified by math-verify."""
+
+import importlib.util
+import inspect
+import json
+import queue
+import re
+import signal
+import subprocess
+import sys
+from functools import lru_cache
+
+from .base import StepResult, TextEnvironment
+
+
+INSTRUCTION = r"Put the final answer in \boxed{}."
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""What is in the last `\boxed{...}` of a text; `None` if there is none, or if it does not end."""
+    boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
+    if not boxes:
+        return None
+    rest = text[boxes[-1].end() :]
+    if not rest.startswith("{"):  # TeX also boxes what follows without braces
+        return re.match(r"[^\s$]*", rest)[0].rstrip(".,") or None
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", rest):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a sign like any other
+        if depth == 0:
+            return rest[1 : brace.start()].strip() or None
+    return None
+
+
+def _serve(timeout: int) -> None:
+    """All that a child process of [`AnswerVerifier`] does: read lines of `[gold, answer]`, say whether they are equal."""
+    import sys
+
+    sys.path[:] = [path for path in sys.path if path]  # do not import from the folder that the trainer runs in
+    import json
+    import logging
+    import signal
+
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    config = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    replies, sys.stdout = sys.stdout, sys.stderr  # nobody else may write between the replies
+    logging.disable(logging.WARNING)  # of the timeouts that are missing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ends with the parent
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for line in sys.stdin:
+        signal.alarm(timeout)  # kills the process, even within a computation that Python cannot interrupt
+        gold, answer = (
+            parse(rf"\boxed{{{text}}}", [config], extraction_mode="first_match", parsing_timeout=None)
+            for text in json.loads(line)
+        )
+        equal = verify(gold, answer, timeout_seconds=None)
+        signal.alarm(0)
+        print(json.dumps(equal), file=replies, flush=True)
+
+
+class AnswerVerifier:
+    r"""
+    Compares answers by math-verify, in child processes with a limit of time.
+
+    math-verify's own timeouts are signals, which work in the main thread only, while environments are played in other
+    threads; so they are disabled. There must be a limit all the same: an answer like `\boxed{9^{9^{9^{9}}}}` is computed
+    forever, and holds Python's lock meanwhile, so that in a thread it would stop the whole trainer. Needs a POSIX system.
+
+    Args:
+        timeout (`int`, *optional*, defaults to `5`):
+            Seconds for one comparison. An answer that takes longer is wrong.
+        num_processes (`int`, *optional*, defaults to `4`):
+            Largest number of child processes. They start when they are needed and end with the parent.
+
+    Raises:
+        ImportError: If the package math-verify is not installed.
+    """
+
+    def __init__(self, timeout: int = 5, num_processes: int = 4):
+        if importlib.util.find_spec("math_verify") is None:
+            raise ImportError("`MathEnvironment` needs the package math-verify: `pip install trl-nlac[math]`.")
+        self._command = [sys.executable, "-c", f"{inspect.getsource(_serve)}\n_serve({timeout})"]
+        self._num_processes = num_processes
+        self._idle: queue.LifoQueue[subprocess.Popen | None] = queue.LifoQueue()
+        for _ in range(num_processes):
+            self._idle.put(None)
+
+    def __call__(self, gold: str, answer: str) -> bool:
+        """
+        Whether the LaTeX of `answer` is equal to that of `gold`; not so if either cannot be read. From any thread.
+
+        Raises:
+            RuntimeError, OSError: If the child process died of something else than the limit of time.
+        """
+        process, kept = self._idle.get(), None
+        try:
+            if process is None:
+                pipe = subprocess.PIPE
+                process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
+            print(json.dumps([gold, answer]), file=process.stdin, flush=True)
+            reply = process.stdout.readline()
+            if reply:
+                kept = process
+                return json.loads(reply)
+            process.communicate()
+            if process.returncode == -signal.SIGALRM:
+                return False
+            raise RuntimeError(f"The process that verifies answers ended with exit status {process.returncode}.")
+        finally:
+            self._idle.put(kept)
+
+    def close(self) -> None:
+        """End the child processes. The next comparison starts one again."""
+        for process in [self._idle.get() for _ in range(self._num_processes)]:
+            if process is not None:
+                process.communicate()
+            self._idle.put(None)
+
+
+@lru_cache(maxsize=1)
+def _shared_verifier() -> AnswerVerifier:
+    """The one of all environments."""
+    return AnswerVerifier()
+
+
+class MathEnvironment(TextEnvironment):
+    r"""
+    Asks for the solution of one mathematical problem (paper, section 6.1); use it with `NLACConfig(single_step=True,
+    max_turns=1)`. `reset(problem=..., answer=...)` states the problem; `answer` is the reference in LaTeX, without a box.
+
+    The only action is the whole solution. It gets reward 1 if the last `\boxed{}` in it is equal to the reference, and 0
+    if it is not, cannot be read or is missing.
+
+    Args:
+        verifier ([`AnswerVerifier`], *optional*):
+            What compares answers. If `None`, one that all environments share.
+
+    Raises:
+        ImportError: If the package math-verify is not installed.
+    """
+
+    def __init__(self, verifier: AnswerVerifier | None = None):
+        self._verifier = _shared_verifier() if verifier is None else verifier
+        self._gold = ""
+
+    def reset(self, problem: str, answer: str, **task) -> str:
+        """
+        The problem, and the instruction to put the answer in a box.
+
+        Raises:
+            ValueError: If math-verify cannot read the reference answer, so that nothing could be right.
+        """
+        if not self._verifier(answer, answer):
+            raise ValueError(f"math-verify cannot read the reference answer {answer!r}. Correct it, or drop the task.")
+        self._gold = answer
+        return f"{problem}\n\n{INSTRUCTION}"
+
+    def step(self, action: str) -> StepResult:
+        answer = boxed_answer(action)
+        if answer is None:
+            return StepResult(r"There is no answer in \boxed{}.", terminated=True)
+        right = self._verifier(self._gold, answer)
+        return StepResult("Right." if right else "Wrong.", reward=float(right), terminated=True)

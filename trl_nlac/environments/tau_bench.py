@@ -1,0 +1,199 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Customer service of the package tau_bench: tools, a policy to keep to, and a customer who is a language model."""
+
+from typing import Any
+
+from datasets import Dataset
+
+from ..tool_calls import parse_tool_call
+from .base import Message, StepResult, TextEnvironment
+
+
+RESPOND_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "respond",
+        "description": "Say something to the user and read the answer.",
+        "parameters": {
+            "type": "object",
+            "properties": {"content": {"type": "string", "description": "What to say."}},
+            "required": ["content"],
+        },
+    },
+}
+
+
+class TauBenchEnvironment(TextEnvironment):
+    """
+    Plays the tasks of [τ-bench](https://github.com/sierra-research/tau-bench):
+    `pip install git+https://github.com/sierra-research/tau-bench`.
+
+    `reset(task_index=...)` gives the policy of the company as the system message and the first words of the user, whom
+    a language model plays. An action is a call of one of the company's tools, `{"name": ..., "arguments": {...}}`, or
+    text for the user, either plain or as `{"name": "respond", "arguments": {"content": ...}}`. The task ends when the
+    user ends the conversation or is transferred to a human. It pays 1 if the database is then as it should be and the
+    user was told what had to be told, and 0 otherwise.
+
+    Unknown tools and wrong arguments become observations. If the user's model fails, so does the environment: the error
+    is raised. Each instance has a database and a user of its own, so instances can play in different threads.
+
+    Args:
+        env_name (`str`, *optional*, defaults to `"retail"`):
+            Company: `"retail"` or `"airline"`.
+        task_split (`str`, *optional*, defaults to `"train"`):
+            Tasks: `"train"`, `"dev"` or `"test"` of the retailer; the airline has only `"test"`.
+        user_model (`str`, *optional*, defaults to `"gpt-4.1"`):
+            Model that plays the user.
+        user_base_url (`str`, *optional*):
+            Address of an OpenAI-compatible server that serves it, such as `"http://localhost:8000/v1"`. If `None`, that
+            of the provider.
+        user_provider (`str`, *optional*):
+            Who serves it, as litellm names it. If `None`, `"hosted_vllm"` (any OpenAI-compatible server, without a key)
+            where there is a `user_base_url`, and `"openai"` (with the key in `OPENAI_API_KEY`) otherwise.
+        user_kwargs (`dict[str, Any]`, *optional*):
+            Further keyword arguments of `litellm.completion`, such as `temperature` or `api_key`. Without others there
+            are `timeout=60` (seconds) and `num_retries=2`.
+        respond_tool (`bool`, *optional*, defaults to `True`):
+            Whether talking to the user is listed among the tools, as for `action_format="react"`. With
+            `action_format="tool_call"` it is not needed: models talk in plain text.
+
+    Raises:
+        ImportError: If tau_bench is not installed.
+        ValueError: If tau_bench has no such company or tasks.
+    """
+
+    def __init__(
+        self,
+        env_name: str = "retail",
+        task_split: str = "train",
+        user_model: str = "gpt-4.1",
+        user_base_url: str | None = None,
+        user_provider: str | None = None,
+        user_kwargs: dict[str, Any] | None = None,
+        respond_tool: bool = True,
+    ):
+        self._env = _load(env_name, task_split)
+        self._env.user = _make_user(
+            model=user_model,
+            custom_llm_provider=user_provider or ("hosted_vllm" if user_base_url else "openai"),
+            base_url=user_base_url,
+            **{"timeout": 60, "num_retries": 2, **(user_kwargs or {})},
+        )
+        self.tool_schemas = [*self._env.tools_info, *([RESPOND_TOOL] if respond_tool else [])]
+
+    def reset(self, task_index: int, **task) -> list[Message]:
+        """
+        Start a task.
+
+        Args:
+            task_index (`int`):
+                Which task of the split, see [`make_tasks`].
+            **task:
+                Other columns of the dataset, not used.
+
+        Returns:
+            `list[dict[str, Any]]`: The policy of the company, and the user's first words.
+        """
+        first_words = self._env.reset(task_index=task_index).observation
+        return [{"role": "system", "content": self._env.wiki}, {"role": "user", "content": first_words}]
+
+    def step(self, action: str) -> StepResult:
+        """Call a tool, or talk to the user. The observation is the tool's result or the user's answer."""
+        from tau_bench.types import Action
+
+        call = parse_tool_call(action)
+        if call is None and action.lstrip().startswith("{"):  # a call that went wrong is not meant for the user
+            return StepResult('Error: a tool call is written {"name": <tool>, "arguments": <JSON object>}')
+        name, arguments = call or ("respond", {"content": action})
+        mistake = _find_mistake(name, arguments)
+        if mistake:
+            return StepResult(f"Error: {mistake}")
+        try:
+            response = self._env.step(Action(name=name, kwargs=arguments))
+        except ValueError:  # a tool that returns nothing, as one does where it cannot do what is asked
+            if name == "respond":
+                raise
+            return StepResult(f"Error: {name} could not do this")
+        info = response.info.model_dump(exclude={"task"}, exclude_none=True)
+        return StepResult(response.observation, float(response.reward), terminated=response.done, info=info)
+
+
+def make_tasks(env_name: str = "retail", task_split: str = "train") -> Dataset:
+    """
+    Every task of one company and split, as the installed tau_bench has them.
+
+    Args:
+        env_name (`str`, *optional*, defaults to `"retail"`):
+            Company, see [`TauBenchEnvironment`].
+        task_split (`str`, *optional*, defaults to `"train"`):
+            Tasks of the company.
+
+    Returns:
+        [`~datasets.Dataset`]: with the columns `environment`, such as `"retail_train"`, by which a dict of factories can
+        be routed, and `task_index`.
+
+    Raises:
+        ImportError: If tau_bench is not installed.
+        ValueError: If tau_bench has no such company or tasks.
+    """
+    number = len(_load(env_name, task_split).tasks)
+    return Dataset.from_dict({"environment": [f"{env_name}_{task_split}"] * number, "task_index": list(range(number))})
+
+
+def _load(env_name: str, task_split: str) -> Any:
+    """A `tau_bench.envs.base.Env` whose user is still to be put in: "human" is the one that makes no call at once."""
+    try:
+        from tau_bench.envs import get_env
+    except ImportError as error:
+        raise ImportError(
+            "TauBenchEnvironment needs tau_bench: `pip install git+https://github.com/sierra-research/tau-bench`."
+        ) from error
+    try:
+        return get_env(env_name, user_strategy="human", user_model="", task_split=task_split, task_index=0)
+    except ValueError as error:
+        raise ValueError(
+            f"τ-bench has no tasks for `env_name={env_name!r}` and `task_split={task_split!r}` ({error}). Use 'retail' "
+            "with 'train', 'dev' or 'test', or 'airline' with 'test'."
+        ) from error
+
+
+def _make_user(**completion_kwargs) -> Any:
+    """τ-bench's simulated user, with its prompt, but with an endpoint of its own and no call before the first task."""
+    from litellm import completion
+    from tau_bench.envs.user import LLMUserSimulationEnv
+
+    class User(LLMUserSimulationEnv):
+        def __init__(self):
+            self.messages, self.total_cost = [], None
+
+        def generate_next_message(self, messages: list[Message]) -> str:
+            words = completion(messages=messages, **completion_kwargs).choices[0].message.content
+            if not words:
+                raise RuntimeError(f"The user's model {completion_kwargs['model']!r} said nothing.")
+            self.messages.append({"role": "assistant", "content": words})
+            return words
+
+    return User()
+
+
+def _find_mistake(name: str, arguments: dict[str, Any]) -> str | None:
+    """What τ-bench itself does not answer in words."""
+    if name == "respond" and not isinstance(arguments.get("content"), str):
+        return "respond takes the argument `content`, a string"
+    if name == "calculate" and "**" in str(arguments.get("expression")):
+        return "powers are not allowed in expression"  # τ-bench evaluates them, and 9**9**9 does not end
+    return None
