@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from trl_nlac.chat import ChatEncoder
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.service_desk import TOOL
-from trl_nlac.tool_calls import format_tool_call
+from trl_nlac.tool_calls import format_tool_call, format_tool_calls
 
 
 USER = {"role": "user", "content": "baku 2"}
@@ -85,8 +85,8 @@ class TestConversations:
         action = chat.past_turn(messages[1])
         assert chat.decode_action(opening, action) == format_tool_call("route", ARGUMENTS)
         assert chat.decode_action(opening, sampled(chat, "I am done.")) == "I am done."
-        token_ids = opening + chat.remembered(action, "route")
-        token_ids += chat.reply(token_ids[-1], messages[2]["content"], "route")
+        token_ids = opening + chat.remembered(action, ("route",))
+        token_ids += chat.results(token_ids[-1], [messages[2]["content"]], ("route",))
         whole = chat.tokenizer.apply_chat_template(
             messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
         )
@@ -98,7 +98,7 @@ class TestConversations:
     def test_thoughts_between_tool_calls_stay_where_the_template_keeps_them(self):
         chat = ChatEncoder(make_tokenizer("qwen3"))
         call = [*chat._encode_scaffold("<think>\nWho?\n</think>\n\n"), *chat.past_turn(self.call())]
-        assert chat.remembered(call, "route") == call
+        assert chat.remembered(call, ("route",)) == call
         assert chat.remembered(sampled(chat, "done")) == chat.past_turn("done")
         assert chat.decode_action([], call) == format_tool_call("route", ARGUMENTS)
 
@@ -115,9 +115,37 @@ class TestConversations:
         broken = chat._encode_scaffold(chat.tokenizer.decode(call)[:cut]) + call[-1:]
         assert chat.decode_action([], broken) == ""
 
-    def test_several_calls_are_no_action(self):
-        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+    def test_several_calls_are_those_of_the_template(self):
+        able = []
+        for template in TOOL_TEMPLATES:
+            chat = ChatEncoder(make_tokenizer(template))
+            if not chat._takes_several_calls():
+                continue
+            able.append(template)
+            calls = [("route", ARGUMENTS), ("close", {"when": "now"})]
+            functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+            said = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": f} for f in functions],
+            }
+            results = [{"role": "tool", "name": name, "content": f'{name} "1"'} for name, _ in calls]
+            opening, action = chat.start([USER], [TOOL]), chat.past_turn(said)
+            assert chat.decode_action(opening, action) == format_tool_calls(calls)
+            token_ids = opening + chat.remembered(action, ("route", "close"))
+            token_ids += chat.results(token_ids[-1], [message["content"] for message in results], ("route", "close"))
+            messages = [USER, said, *results]
+            whole = chat.tokenizer.apply_chat_template(
+                messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
+            )
+            assert token_ids + chat.prefill == whole, template
+            assert chat.start(messages, [TOOL]) == token_ids
+        assert {"qwen2_5", "qwen3"} <= set(able)
+
+    def test_several_calls_are_no_action_where_the_template_shows_one(self, tokenizer):
+        chat = ChatEncoder(tokenizer)
         call = chat.past_turn(self.call())
+        assert not chat._takes_several_calls()
         assert chat.decode_action([], [*call[:-1], *call]) == ""
 
     def test_system_text_without_a_system_role(self):
@@ -159,7 +187,7 @@ class TestConversations:
         assert count(chat.reply(chat.end_of_turn_id, hostile)) == count(chat.reply(chat.end_of_turn_id, "hello"))
         assert hostile in tokenizer.decode(chat.reply(chat.end_of_turn_id, hostile))
         if chat.calls_tools:
-            replies = [chat.reply(chat.stop_ids[-1], text, "route") for text in ("hello", hostile)]
+            replies = [chat.results(chat.stop_ids[-1], [text], ("route",)) for text in ("hello", hostile)]
             assert count(replies[0]) == count(replies[1])
         thought = chat.tokenizer(hostile, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         assert count(thought) == 0

@@ -192,7 +192,7 @@ class TestFaults:
         calls = [{"where": "up"}, {"here": "up"}, {"where": "up"}]
         answers = [f'{{"name": "look", "arguments": {{"{name}": "up"}}}}' for call in calls for name in call]
         (episode,) = play([{}], Env, make_roles(answers))
-        assert [turn.next_observation for turn in episode.turns][0] == '{"error": "\'up\'"}'
+        assert [turn.next_observation for turn in episode.turns][0] == str({"error": "'up'"})
         assert "unexpected keyword argument 'here'" in episode.turns[1].next_observation
         assert episode.failure == "step: EnvironmentFailure: the server is down"
         assert len(episode.turns) == 2 and episode.score == 0

@@ -24,10 +24,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from testing_utils import make_roles
+from testing_utils import make_roles, make_roles_of, make_tokenizer
 from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACPrompts
+from trl_nlac.chat import ChatEncoder
 from trl_nlac.critic import bellman_targets
 from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
@@ -341,8 +342,8 @@ class TestToolEnvironment:
         assert environment.reset(start=4, prompt=prompt)[-1]["content"] == "Make it ten. Count is 4."
         assert environment.step('{"name": "add", "arguments": {"number": 1}}') == StepResult("5")
         assert environment.step('{"name": "double"}') == StepResult("10")
-        assert "error" in json.loads(environment.step('{"name": "add", "arguments": {"n": 1}}').observation)
-        assert "There is no tool 'get_reward'" in environment.step('{"name": "get_reward"}').observation
+        assert environment.step('{"name": "add", "arguments": {"n": 1}}').observation.startswith("{'error': ")
+        assert "Tool get_reward not found." in environment.step('{"name": "get_reward"}').observation
         assert environment.step("I am done.") == StepResult("", terminated=True)
         assert environment.final_reward() == 1
 
@@ -368,6 +369,29 @@ class TestToolEnvironment:
         assert parse_tool_call('{"name": "a", "arguments": {"b": 1}}') == ("a", {"b": 1})
         for action in ("hello", "[1]", '{"arguments": {}}', '{"name": 3}', '{"name": "a", "arguments": [1]}'):
             assert parse_tool_call(action) is None
+
+    def test_several_calls_in_one_turn(self):
+        seen = {}
+
+        def keep(completions, **kwargs):
+            seen["messages"] = completions[0]
+            return [0.0]
+
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        calls = [("add", {"number": 1}), ("open", {}), ("double", {})]
+        functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        calls_message = [{"type": "function", "function": function} for function in functions]
+        said = {"role": "assistant", "content": "", "tool_calls": calls_message}
+        roles = make_roles_of(chat, [chat.past_turn(said), "done"], action_format="tool_call")
+        rewards = EpisodeRewards([keep])
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles, max_turns=5, rewards=rewards)
+        assert episode.score == 1 and len(episode.turns) == 2
+        results = ["5", "{'error': 'Tool open not found.'}", "10"]
+        assert json.loads(episode.turns[0].next_observation) == results
+        names = ["add", "open", "double"]
+        answers = [{"role": "tool", "name": n, "content": r} for n, r in zip(names, results, strict=True)]
+        assert seen["messages"] == [said, *answers, {"role": "assistant", "content": "done"}]
+        assert "<tool_response>\n10\n</tool_response>" in chat.tokenizer.decode(roles.generator.prompts[1])
 
     def test_tools_are_told_to_the_policy(self):
         roles = make_roles(['{"name": "add", "arguments": {"number": 6}}', "ten"], prompts=NLACPrompts())

@@ -23,13 +23,14 @@ import json
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
-from .tool_calls import format_tool_call, parse_tool_call
+from .tool_calls import format_tool_calls
 
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}
@@ -43,10 +44,12 @@ _REASONING_TAGS = (
 
 @dataclass(frozen=True)
 class _ToolScaffold:
-    """Tokens around the result of one tool; whether the template writes it as JSON; whether the call keeps its thoughts."""
+    """
+    Tokens before, between and after the results of tools; whether the template writes them as JSON; whether the call
+    keeps its thoughts.
+    """
 
-    before: list[int]
-    after: list[int]
+    pieces: list[list[int]]
     as_json: bool
     keeps_reasoning: bool
 
@@ -141,33 +144,35 @@ class ChatEncoder:
         opening = self._fit(messages[:length])
         roles = tuple(message["role"] for message in opening)
         token_ids = self._join(self._scaffold(roles, json.dumps(tools) if tools else None), opening)
-        for message in messages[length:]:
-            if message["role"] == "assistant":
-                token_ids += self.past_turn(message)
-            else:
-                tool = message["name"] if message["role"] == "tool" else None
-                token_ids += self.reply(token_ids[-1], message["content"], tool)
+        for role, turn in groupby(messages[length:], lambda message: message["role"]):
+            for group in [list(turn)] if role == "tool" else [[message] for message in turn]:
+                contents = [message["content"] for message in group]
+                if role == "assistant":
+                    token_ids += self.past_turn(group[0])
+                elif role == "tool":
+                    token_ids += self.results(token_ids[-1], contents, tuple(message["name"] for message in group))
+                else:
+                    token_ids += self.reply(token_ids[-1], contents[0])
         return token_ids
 
-    def reply(self, last_id: int, content: str, tool: str | None = None) -> list[int]:
+    def reply(self, last_id: int, content: str) -> list[int]:
         """
-        Token ids of the message that follows an assistant's turn, up to where the assistant speaks again.
+        Token ids of the user's message that follows an assistant's turn, up to where the assistant speaks again.
 
         Args:
             last_id (`int`):
                 Last token of the assistant's turn. If that was cut off before its end-of-turn token, that comes first.
             content (`str`):
                 The message.
-            tool (`str`, *optional*):
-                Name of the tool whose result it is. If `None`, it is a user's message.
         """
-        before, after = self._user_header, self._opening_ids
-        if tool is not None:
-            scaffold = self._tool_scaffold(tool)
-            before, after = scaffold.before, scaffold.after
-            content = json.dumps(content, ensure_ascii=False)[1:-1] if scaffold.as_json else content
-        end = [] if last_id in self._turn_end_ids else [self.end_of_turn_id]
-        return end + self._join([before, after], [{"content": content}])
+        return self._end(last_id) + self._join([self._user_header, self._opening_ids], [{"content": content}])
+
+    def results(self, last_id: int, contents: list[str], tools: tuple[str, ...]) -> list[int]:
+        """Token ids of the results of the `tools` that an assistant's turn called, in place of a user's message."""
+        scaffold = self._tool_scaffold(tools)
+        if scaffold.as_json:
+            contents = [json.dumps(content, ensure_ascii=False)[1:-1] for content in contents]
+        return self._end(last_id) + self._join(scaffold.pieces, [{"content": content} for content in contents])
 
     def past_turn(self, message: str | Message) -> list[int]:
         """Token ids of an assistant's turn as it stands within a conversation."""
@@ -185,7 +190,7 @@ class ChatEncoder:
         return [*header, *self._encode(message["content"]), self._stop_id]
 
     def remembered(
-        self, token_ids: list[int], tool: str | None = None, keeps_reasoning: bool | None = None
+        self, token_ids: list[int], tools: tuple[str, ...] = (), keeps_reasoning: bool | None = None
     ) -> list[int]:
         """
         What stays in the conversation of a sampled turn.
@@ -193,18 +198,18 @@ class ChatEncoder:
         Args:
             token_ids (`list[int]`):
                 The turn as it was sampled.
-            tool (`str`, *optional*):
-                The tool that it calls, if any.
+            tools (`tuple[str, ...]`, *optional*):
+                The tools that it calls, if any.
             keeps_reasoning (`bool`, *optional*):
                 Whether its chain of thought stays. If `None`, as the template does.
         """
         if keeps_reasoning is None:
-            keeps_reasoning = self._keeps_reasoning if tool is None else self._tool_scaffold(tool).keeps_reasoning
+            keeps_reasoning = self._tool_scaffold(tools).keeps_reasoning if tools else self._keeps_reasoning
         if self.reasoning_tags is None or keeps_reasoning:
             kept = [*self.prefill, *token_ids]
         else:
-            kept = [*([] if tool else self._header), *token_ids[self.content_start(token_ids) :]]
-        if kept and kept[-1] == self._stop_id and tool is None:
+            kept = [*([] if tools else self._header), *token_ids[self.content_start(token_ids) :]]
+        if kept and kept[-1] == self._stop_id and not tools:
             kept[-1] = self.end_of_turn_id
         return kept
 
@@ -219,8 +224,8 @@ class ChatEncoder:
         self, prompt_ids: list[int], token_ids: list[int], tools: list[dict[str, Any]] | None = None
     ) -> str:
         """
-        The text of an answer that may call a tool: the call in JSON, see [`~tool_calls.format_tool_call`], or what was
-        said without one. Empty if a call cannot be read, or if there are several.
+        The text of an answer that may call tools: the calls in JSON, see [`~tool_calls.format_tool_calls`], or what was
+        said without one. Empty if a call cannot be read, or if there are several and the template shows only one.
         """
         prefix = [*prompt_ids, *self.prefill]
         try:
@@ -231,10 +236,10 @@ class ChatEncoder:
         if not calls:
             is_broken = self._call_opener in _without_space(self.tokenizer.decode(token_ids))
             return "" if is_broken else self.decode(token_ids)
-        name, arguments = calls[0].get("name"), calls[0].get("arguments") or {}
-        if len(calls) > 1 or not isinstance(name, str) or not isinstance(arguments, dict):
+        read = [(call.get("name"), call.get("arguments") or {}) for call in calls]
+        if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in read):
             return ""
-        return format_tool_call(name, arguments)
+        return format_tool_calls(read) if len(read) == 1 or self._takes_several_calls() else ""
 
     def content_start(self, token_ids: list[int]) -> int:
         """Index at which the content of an answer begins, after its chain of thought."""
@@ -320,16 +325,27 @@ class ChatEncoder:
         pieces[-1] = pieces[-1].removesuffix(self._prefill)
         return [self._encode_scaffold(piece) for piece in pieces]
 
-    def _cut_tool_scaffold(self, tool: str) -> _ToolScaffold:
-        call, result = _call(tool), {"role": "tool", "name": tool, "content": _mark(2)}
-        _, _, before, after = _cut(self._render([_user(0), call, result]), [0, 1, 2])
+    def _cut_tool_scaffold(self, tools: tuple[str, ...]) -> _ToolScaffold:
+        number = len(tools)
+        results = [{"role": "tool", "name": tool, "content": _mark(1 + number + i)} for i, tool in enumerate(tools)]
+        text = self._render([_user(0), _calls(*tools), *results])
+        pieces = _cut(text, range(1 + 2 * number))[1 + number :]
+        before, *between, after = [*pieces[:-1], pieces[-1].removesuffix(self._prefill)]
         before_ids = self._encode_scaffold(before)
+        before_ids = before_ids[before_ids.index(self._call_end_id) + 1 :]
         return _ToolScaffold(
-            before=before_ids[before_ids.index(self._call_end_id) + 1 :],
-            after=self._encode_scaffold(after.removesuffix(self._prefill)),
+            pieces=[before_ids, *[self._encode_scaffold(piece) for piece in [*between, after]]],
             as_json=before.endswith('"') and after.startswith('"'),
-            keeps_reasoning=self._is_reasoning_kept(call, result),
+            keeps_reasoning=self._is_reasoning_kept(_calls(tools[0]), {**results[0], "content": _mark(2)}),
         )
+
+    def _takes_several_calls(self) -> bool:
+        """Whether the template shows several calls in one turn."""
+        try:
+            self._tool_scaffold(("NLACTOOL", "NLACTOOL"))
+        except (TemplateError, ValueError):
+            return False
+        return True
 
     def _learn_tool_calls(self) -> bool:
         """How a tool call begins and ends, if the template knows tools and its answers can be read."""
@@ -341,21 +357,24 @@ class ChatEncoder:
             except ValueError:
                 return False
         result = {"role": "tool", "name": "NLACTOOL", "content": _mark(2)}
-        text = _cut(self._render([_user(0), _call("NLACTOOL"), result]), [0, 1, 2])[1]
+        text = _cut(self._render([_user(0), _calls("NLACTOOL"), result]), [0, 1, 2])[1]
         text = text.removeprefix(self._opening).partition("NLACTOOL")[0]
         if self.reasoning_tags is not None:
             text = text.rpartition(self.reasoning_tags[1])[2]
         self._call_opener = _without_space(text.partition("{")[0]) or _without_space(text)
-        self._call_end_id = self._special_ids_after(_user(0), _call("NLACTOOL"))[-1]
+        self._call_end_id = self._special_ids_after(_user(0), _calls("NLACTOOL"))[-1]
         return True
 
     def _encode_tool_call(self, message: Message) -> list[int]:
-        call = message["tool_calls"][0]["function"]
-        arguments = json.dumps(call["arguments"], ensure_ascii=False)
-        if any(token in arguments for token in self.tokenizer.all_special_tokens):
-            raise ValueError(f"The arguments of a tool call hold a special token of the chat template: {arguments}.")
-        result = {"role": "tool", "name": call["name"], "content": _mark(2)}
-        text = self._render([_user(0), message, result]).partition(_mark(0))[2]
+        calls = [call["function"] for call in message["tool_calls"]]
+        for call in calls:
+            arguments = json.dumps(call["arguments"], ensure_ascii=False)
+            if any(token in arguments for token in self.tokenizer.all_special_tokens):
+                raise ValueError(
+                    f"The arguments of a tool call hold a special token of the chat template: {arguments}."
+                )
+        results = [{"role": "tool", "name": call["name"], "content": _mark(2)} for call in calls]
+        text = self._render([_user(0), message, *results]).partition(_mark(0))[2]
         token_ids = self._encode_scaffold(text.removeprefix(self._opening))
         return token_ids[: token_ids.index(self._call_end_id) + 1]
 
@@ -389,6 +408,10 @@ class ChatEncoder:
                 "every turn stands for itself."
             )
 
+    def _end(self, last_id: int) -> list[int]:
+        """What is missing at the end of a turn whose last token is `last_id`."""
+        return [] if last_id in self._turn_end_ids else [self.end_of_turn_id]
+
     def _join(self, scaffold: list[list[int]], messages: list[Message]) -> list[int]:
         token_ids = list(scaffold[0])
         for message, piece in zip(messages, scaffold[1:], strict=True):
@@ -400,12 +423,6 @@ class ChatEncoder:
 
     def _encode_scaffold(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def tool_name(action: str | None) -> str | None:
-    """The tool that an action calls, if any."""
-    call = parse_tool_call(action) if action else None
-    return call[0] if call else None
 
 
 def _from_assistant(message: str | Message) -> Message:
@@ -428,9 +445,10 @@ def _assistant(i: int) -> Message:
     return {"role": "assistant", "content": _mark(i)}
 
 
-def _call(tool: str) -> Message:
-    function = {"name": tool, "arguments": {"x": _mark(1)}}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+def _calls(*tools: str) -> Message:
+    functions = [{"name": tool, "arguments": {"x": _mark(1 + i)}} for i, tool in enumerate(tools)]
+    calls = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _cut(text: str, marks) -> list[str]:

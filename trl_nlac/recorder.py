@@ -105,8 +105,9 @@ class Recorder:
         self.turns.append(
             Turn(start, length, action or "", result.observation, result.reward, prompt_start=self.prompt_start)
         )
-        self.completion_messages.append({"role": "assistant", "content": text})
-        self.completion_messages.append({"role": "user", "content": result.observation})
+        self.completion_messages.append(self.roles.said(action, text))
+        if result.observation:
+            self.completion_messages += self.roles.heard(action, result.observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
     def go_on(self, max_turns: int) -> None:

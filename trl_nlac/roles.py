@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from .chat import ChatEncoder, tool_name
+from .chat import ChatEncoder
 from .generation import Generator, Sampling
 from .prompts import ACTION_PARSERS, NLACPrompts
-from .tool_calls import parse_tool_call
+from .tool_calls import parse_results, parse_tool_calls
 from .types import Answer, Prompt
 
 
@@ -118,7 +118,10 @@ class Roles:
 
     def observation(self, last_id: int, action: str, observation: str) -> list[int]:
         """Token ids of what the environment answered to `action`, whose last token is `last_id`."""
-        return self.chat.reply(last_id, observation, self._tool(action))
+        tools = self._tools(action)
+        if not tools:
+            return self.chat.reply(last_id, observation)
+        return self.chat.results(last_id, parse_results(observation, len(tools)), tools)
 
     def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
         """`prompt`, which ends with `action`, followed by what the environment answered: s_{t+1} from (s_t, a_t)."""
@@ -126,7 +129,7 @@ class Roles:
 
     def remembered(self, token_ids: list[int], action: str | None, keeps_reasoning: bool | None = None) -> list[int]:
         """What stays in the conversation of sampled tokens that were read as `action`."""
-        return self.chat.remembered(token_ids, self._tool(action), keeps_reasoning)
+        return self.chat.remembered(token_ids, self._tools(action), keeps_reasoning)
 
     def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
         """`prompt` followed by `answer`, as it stays in the conversation."""
@@ -138,14 +141,31 @@ class Roles:
 
     def written_action(self, action: str, thought: str) -> list[int]:
         """Token ids of an action as if the policy had sampled it."""
-        if self._tool(action):
-            name, arguments = parse_tool_call(action)
-            call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-            return self.chat.completion({"role": "assistant", "content": "", "tool_calls": [call]})
+        if self._tools(action):
+            return self.chat.completion(self.said(action, ""))
         return self.chat.completion(f"Thought: {thought}\nAction: {action}" if self.shows_thoughts else action)
 
-    def _tool(self, action: Any) -> str | None:
-        return tool_name(action) if self.calls_tools and isinstance(action, str) else None
+    def said(self, action: str | None, text: str) -> dict[str, Any]:
+        """An answer of the policy as a message: with the tool calls that were read from it, or as `text`."""
+        if not self._tools(action):
+            return {"role": "assistant", "content": text}
+        calls = [{"name": name, "arguments": arguments} for name, arguments in parse_tool_calls(action)]
+        calls = [{"type": "function", "function": call} for call in calls]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    def heard(self, action: str | None, observation: str) -> list[dict[str, Any]]:
+        """What the environment answered, as messages: results of tools, or the user's."""
+        tools = self._tools(action)
+        if not tools:
+            return [{"role": "user", "content": observation}]
+        results = parse_results(observation, len(tools))
+        return [{"role": "tool", "name": t, "content": result} for t, result in zip(tools, results, strict=True)]
+
+    def _tools(self, action: Any) -> tuple[str, ...]:
+        """Names of the tools that an action calls in the chat template's own format."""
+        if not self.calls_tools or not isinstance(action, str):
+            return ()
+        return tuple(name for name, _ in parse_tool_calls(action))
 
     # Questions
 

@@ -20,16 +20,50 @@ from typing import Any
 
 def format_tool_call(name: str, arguments: dict[str, Any]) -> str:
     """A tool call as JSON, `{"name": ..., "arguments": {...}}`."""
-    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return format_tool_calls([(name, arguments)])
+
+
+def format_tool_calls(calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """Tool calls of one turn as JSON: the call, or a list of several."""
+    written = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    return json.dumps(written[0] if len(written) == 1 else written, ensure_ascii=False)
 
 
 def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of a tool call in JSON; `None` if `action` is none."""
+    """Name and arguments of a tool call in JSON; `None` if `action` is none, or several."""
+    calls = parse_tool_calls(action)
+    return calls[0] if len(calls) == 1 else None
+
+
+def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of the tool calls in JSON; empty if `action` is no call."""
     try:
-        call = json.loads(action)
+        written = json.loads(action)
     except json.JSONDecodeError:
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
-    return (call["name"], arguments) if isinstance(arguments, dict) else None
+        return []
+    calls = []
+    for call in written if isinstance(written, list) else [written]:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return []
+        arguments = call.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return []
+        calls.append((call["name"], arguments))
+    return calls
+
+
+def format_results(results: list[str]) -> str:
+    """What the tools of one turn answered, as one observation: the result, or a JSON list of several."""
+    return results[0] if len(results) == 1 else json.dumps(results, ensure_ascii=False)
+
+
+def parse_results(observation: str, number: int) -> list[str]:
+    """The results of `number` calls. An observation that is no list of so many is the answer to each of them."""
+    if number > 1:
+        try:
+            results = json.loads(observation)
+        except json.JSONDecodeError:
+            results = None
+        if isinstance(results, list) and len(results) == number and all(isinstance(r, str) for r in results):
+            return results
+    return [observation] * number

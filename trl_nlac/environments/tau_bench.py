@@ -116,8 +116,12 @@ class TauBenchEnvironment(TextEnvironment):
         from tau_bench.types import Action
 
         call = parse_tool_call(action)
-        if call is None and action.lstrip().startswith("{"):  # a call that went wrong is not meant for the user
-            return StepResult('Error: a tool call is written {"name": <tool>, "arguments": <JSON object>}')
+        if call is None and action.lstrip().startswith(
+            ("{", "[{")
+        ):  # a call that went wrong is not meant for the user
+            return StepResult(
+                'Error: a tool call is written {"name": <tool>, "arguments": <JSON object>}, one at a time'
+            )
         name, arguments = call or ("respond", {"content": action})
         mistake = _find_mistake(name, arguments)
         if mistake:

@@ -15,13 +15,12 @@
 """TRL's environments, unchanged: a class whose public methods are tools."""
 
 import inspect
-import json
 from collections.abc import Callable
 from typing import Any
 
 from transformers.utils import get_json_schema
 
-from ..tool_calls import parse_tool_call
+from ..tool_calls import format_results, parse_tool_calls
 from .base import EnvironmentFailure, Message, StepResult, TextEnvironment
 from .worker import finish
 
@@ -31,8 +30,8 @@ class ToolEnvironment(TextEnvironment):
     Plays an environment written for [`~trl.GRPOTrainer`]: `reset(**row)`, public methods as tools, and optionally
     `get_reward()`, which may be asynchronous but for `reset`. `_close()`, if there is one, is called at the end.
 
-    An action that is a tool call, `{"name": ..., "arguments": {...}}`, calls the tool; an exception in it becomes an
-    observation, as in TRL, but for [`EnvironmentFailure`]. Any other action is the agent's final answer and ends the
+    An action that is a tool call, `{"name": ..., "arguments": {...}}`, or a list of such, calls the tools in turn; an
+    exception in one becomes an observation, as in TRL, but for [`EnvironmentFailure`]. Any other action is the agent's final answer and ends the
     episode, as in TRL.
 
     Args:
@@ -69,19 +68,21 @@ class ToolEnvironment(TextEnvironment):
         return messages
 
     def step(self, action: str) -> StepResult:
-        call = parse_tool_call(action)
-        if call is None:
+        calls = parse_tool_calls(action)
+        if not calls:
             return StepResult("", terminated=True)
-        name, arguments = call
-        if name not in self.tools:
-            return StepResult(json.dumps({"error": f"There is no tool {name!r}. Tools are: {list(self.tools)}."}))
+        return StepResult(format_results([self._call(name, arguments) for name, arguments in calls]))
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        """What a tool answers, with errors in TRL's words."""
         try:
-            result = finish(self.tools[name](**arguments))
+            if name not in self.tools:
+                raise ValueError(f"Tool {name} not found.")
+            return _as_text(finish(self.tools[name](**arguments)))
         except EnvironmentFailure:
             raise
         except Exception as error:  # as in TRL: the model reads what went wrong
-            return StepResult(json.dumps({"error": str(error)}))
-        return StepResult(_as_text(result))
+            return str({"error": str(error)})
 
     def final_reward(self) -> float:
         reward = finish(self.environment.get_reward()) if self.pays else None
