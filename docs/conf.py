@@ -56,7 +56,8 @@ def autodoc(match: re.Match) -> str:
 def described(item, name: str) -> str:
     """Signature and docstring."""
     parameters = []
-    for parameter in inspect.signature(item).parameters.values():
+    is_error = inspect.isclass(item) and issubclass(item, Exception)  # those have no signature of their own
+    for parameter in [] if is_error else inspect.signature(item).parameters.values():
         if parameter.name == "self":
             continue
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
