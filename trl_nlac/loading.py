@@ -16,10 +16,13 @@
 
 from typing import TYPE_CHECKING
 
+from accelerate import Accelerator
 from accelerate.logging import get_logger
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model, get_config_model_id
 
+from .generation import Generator, TransformersGenerator
 from .nlac_config import NLACConfig
 
 
@@ -91,6 +94,46 @@ def load_tokenizer(
     model.config.get_text_config().pad_token_id = processing_class.pad_token_id
     model.generation_config.pad_token_id = processing_class.pad_token_id
     return processing_class
+
+
+def load_generator(
+    model: PreTrainedModel,
+    args: NLACConfig,
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    eos_token_ids: list[int],
+) -> Generator:
+    """
+    What the roles speak through.
+
+    Raises:
+        ImportError: If `use_vllm` is set and vLLM is not installed.
+    """
+    generator = TransformersGenerator(
+        accelerator,
+        tokenizer,
+        eos_token_ids,
+        batch_size=args.max_generation_batch_size,
+        gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
+    )
+    if not args.use_vllm:
+        return generator
+    if not is_vllm_available():
+        raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
+    from .vllm_generation import Engine, VLLMGenerator
+
+    engine = Engine(
+        model,
+        accelerator,
+        tokenizer,
+        mode=args.vllm_mode,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_model_length=args.vllm_max_model_length,
+        max_num_seqs=args.max_generation_batch_size,
+        model_impl=args.vllm_model_impl,
+        trust_remote_code=args.trust_remote_code,
+    )
+    return VLLMGenerator(engine, generator, eos_token_ids)
 
 
 def ending_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: list[int]) -> list[int]:

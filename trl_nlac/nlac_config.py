@@ -17,21 +17,21 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl.trainer.base_config import _BaseConfig
-
 from .config_checks import check_options
 from .generation import Sampling
 from .prompts import ACTION_PARSERS
+from .vllm_config import VLLMOptions
 
 
 @dataclass
-class NLACConfig(_BaseConfig):
+class NLACConfig(VLLMOptions):
     r"""
     Configuration class for the [`NLACTrainer`].
 
     This class includes only the parameters that are specific to NLAC training. For a full list of training arguments,
     please refer to the [`~transformers.TrainingArguments`] documentation. Note that default values in this class may
-    differ from those in [`~transformers.TrainingArguments`].
+    differ from those in [`~transformers.TrainingArguments`]. Generation with vLLM has options of its own, see
+    [`~vllm_config.VLLMOptions`].
 
     Parameters:
         > Parameters that control the model
@@ -121,7 +121,7 @@ class NLACConfig(_BaseConfig):
         repetition_penalty (`float`, *optional*, defaults to `1.0`):
             Penalty for tokens that occurred already. `1.0` is none.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
-            Additional keyword arguments of [`~transformers.GenerationConfig`].
+            Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`.
         max_generation_batch_size (`int`, *optional*, defaults to `128`):
             Largest number of sequences that are generated in one call on one device.
         max_format_retries (`int`, *optional*, defaults to `1`):
@@ -193,7 +193,7 @@ class NLACConfig(_BaseConfig):
             Number of critiques compared with the truth in each evaluation, where the environment has an oracle.
     """
 
-    _VALID_DICT_FIELDS = _BaseConfig._VALID_DICT_FIELDS + [
+    _VALID_DICT_FIELDS = VLLMOptions._VALID_DICT_FIELDS + [
         "model_init_kwargs",
         "chat_template_kwargs",
         "generation_kwargs",

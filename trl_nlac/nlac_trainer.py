@@ -41,9 +41,8 @@ from .critic import bellman_targets
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .evaluation import critic_calibration, evaluate_policy, success_rates
 from .failures import FailureMonitor, nothing_played
-from .generation import TransformersGenerator
 from .health import HealthMonitor, health_metrics
-from .loading import ending_token_ids, load_model, load_tokenizer
+from .loading import ending_token_ids, load_generator, load_model, load_tokenizer
 from .logs import episodes_from_logs
 from .losses import batch_logits, sequence_kl, sequence_nll
 from .metrics import episode_metrics, mean_over_processes
@@ -231,13 +230,8 @@ class NLACTrainer(_BaseTrainer):
                 "The target weights do not support sharded parameters (DeepSpeed ZeRO-3, FSDP) yet. Use one process, "
                 "DDP or ZeRO-1/2."
             )
-        generator = TransformersGenerator(
-            self.accelerator,
-            tokenizer,
-            eos_token_ids=ending_token_ids(model, tokenizer, chat.stop_ids),
-            batch_size=args.max_generation_batch_size,
-            gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
-        )
+        eos_token_ids = ending_token_ids(model, tokenizer, chat.stop_ids)
+        generator = load_generator(self.model, args, self.accelerator, tokenizer, eos_token_ids)
         prompts = NLACPrompts() if prompts is None else prompts
         self.roles = Roles(
             generator,

@@ -226,7 +226,7 @@ class Roles:
         return [answers[i] for i in range(len(prompts))]
 
     def take_metrics(self) -> dict[str, float]:
-        """Means of the metrics since the last call."""
+        """Means of the metrics since the last call, and those of the generator."""
         means = {name: sum(values) / len(values) for name, values in self.metrics.items()}
         self.metrics.clear()
-        return means
+        return {**means, **self.generator.take_metrics()}
