@@ -363,7 +363,8 @@ class TestEvaluation:
             environment_factory=Countdown,
         )
         metrics = trainer.evaluate()
-        assert [metrics[f"eval_episode/pass^{k}"] for k in (1, 2, 3)] == [0.5, 0.5, 0.5]  # the third is cut
+        chances = {name: value for name, value in metrics.items() if "pass^" in name}
+        assert chances == {"eval_episode/pass^1": 0.5, "eval_episode/pass^2": 0.5}  # the third task is cut
         assert metrics["eval_environment/failure_rate"] == metrics["eval_environment/reset_failure_rate"]
         assert metrics["eval_environment/failure_rate"] == pytest.approx(1 / 3)
         assert metrics["eval_episode/success_rate"] == 0.5 and metrics["eval_episode/length"] == 3

@@ -96,12 +96,13 @@ def evaluate_policy(
 
 
 def success_rates(outcomes: list[tuple[int, float]]) -> dict[str, float]:
-    """Success rate with its interval and pass^k, over all processes."""
+    """Success rate with its interval and pass^k for powers of two, over all processes."""
     if not outcomes:
         return {}
     tasks, successes = zip(*outcomes, strict=True)
     rates = SuccessRate(keep_in_memory=True).compute(successes=list(successes))
-    rates.update(PassHatK(keep_in_memory=True).compute(tasks=list(tasks), successes=list(successes)))
+    chances = PassHatK(keep_in_memory=True).compute(tasks=list(tasks), successes=list(successes))
+    rates.update({f"pass^{2**i}": chances[f"pass^{2**i}"] for i in range(len(chances).bit_length())})
     return {f"episode/{name}": rate for name, rate in rates.items()}
 
 
