@@ -86,10 +86,10 @@ def summarize(cells: list[dict]) -> dict:
         ]
         rows.append(row)
     gains = [row["success_rate"]["after"] - row["success_rate"]["before"] for row in rows]
-    margin = T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5
+    margin = T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None
     return {
         "mean_improvement": mean(gains),
-        "mean_improvement_95": [mean(gains) - margin, mean(gains) + margin],
+        "mean_improvement_95": None if margin is None else [mean(gains) - margin, mean(gains) + margin],
         "num_at_least_0.8": sum(row["success_rate"]["after"] >= 0.8 for row in rows),
         "num_seeds": len(rows),
         "runs": rows,
@@ -147,9 +147,10 @@ def main():
     if args.readme:
         insert(as_markdown(report), args.readme)
     for world, summary in report["worlds"].items():
-        low, high = summary["mean_improvement_95"]
+        interval = summary["mean_improvement_95"]
+        interval = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
         reached = f"{summary['num_at_least_0.8']} of {summary['num_seeds']} at 0.8 or more"
-        print(f"{world}: success improved by {summary['mean_improvement']:.2f} ({low:.2f} to {high:.2f}), {reached}")
+        print(f"{world}: success improved by {summary['mean_improvement']:.2f}{interval}, {reached}")
 
 
 if __name__ == "__main__":

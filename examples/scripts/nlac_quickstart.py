@@ -25,9 +25,8 @@ The service desk has 4,096 actions per turn, of which one is right; before train
 fifty episodes. The rooms have four doors; there it wins about one episode in six. A run prints success and the
 critic's accuracy before and after training, and saves `learning_curve.png`, `results.json` and the model.
 
-With `--action_format react` or `tool_call` most tokens of an action are its thought or the form of the call. They share the loss,
-which is a mean over tokens, so training takes half as long again; and nothing mends a thought that was sampled wrong, which
-the policy would then learn, so refinement is greedy and unlikely tokens are not sampled.
+With `--action_format react` or `tool_call` most tokens of an action are its thought or the form of the call. Nothing mends a
+thought that was sampled wrong, which the policy would then learn, so refinement is greedy and unlikely tokens are not sampled.
 
 Departures from the paper's settings, all needed because the model is tiny: rehearsal of the roles (without it the shared
 weights forget how to copy and how to follow advice), greedy Bellman targets, cooler bootstrapped futures, a faster target
@@ -199,7 +198,7 @@ def main():
     chosen = first.parse_known_args()[0]
     world, settings = chosen.world, {**SETTINGS, **WORLD_SETTINGS[chosen.world]}
     if chosen.action_format != "text":
-        settings.update(refine_temperature=0.0, top_k=16, max_steps=settings["max_steps"] * 3 // 2)
+        settings.update(refine_temperature=0.0, top_k=16)
     parser = TrlParser((QuickstartArguments, NLACConfig))
     parser.set_defaults(**settings)
     script_args, training_args = parser.parse_args_and_config()
