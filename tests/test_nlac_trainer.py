@@ -321,7 +321,7 @@ class TestTraining:
 
         def turns(completions, request, environments, **kwargs):
             assert all(isinstance(environment, Ticket) for environment in environments)
-            return [len(messages) / 2 for messages in completions]
+            return [sum(message["role"] == "assistant" for message in messages) for messages in completions]
 
         with pytest.raises(ValueError, match="Nothing pays"):
             make_trainer(tmp_path, environment_factory=Ticket)

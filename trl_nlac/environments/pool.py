@@ -28,6 +28,7 @@ from .worker import EnvironmentWorker
 
 
 NO_TASK = {"prompt": [{"role": "user", "content": ""}]}  # row of a dataset for an environment that owns its data
+CLOSING_SECONDS = 10.0  # to wait for environments that are closed
 EnvironmentFactory = Callable[[], Any]
 
 
@@ -129,11 +130,13 @@ class EnvironmentPool:
         """An instance that is free, or a new one; `None` while `max_instances` are in use."""
         if self._idle[name]:
             return self._idle[name].pop()
-        if self.max_instances is not None and len(self._workers) >= self.max_instances:
+        while self.max_instances is not None and len(self._workers) >= self.max_instances:
             idle = next((workers for workers in self._idle.values() if workers), None)
             if idle is None:
                 return None
-            self.discard(idle.pop())
+            other = idle.pop()  # of another environment, to make room
+            self.discard(other)
+            other.wait(CLOSING_SECONDS)
         return self._hire(name)
 
     def release(self, worker: EnvironmentWorker) -> None:
@@ -177,12 +180,12 @@ def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvi
     return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
 
 
-def _close(workers: set[EnvironmentWorker], timeout: float = 10.0) -> None:
-    """End the workers; those that have not ended within `timeout` seconds are closed from other threads."""
-    deadline = time.monotonic() + timeout
+def _close(workers: set[EnvironmentWorker]) -> None:
+    """End the workers; those that take longer than `CLOSING_SECONDS` are closed from other threads."""
+    deadline = time.monotonic() + CLOSING_SECONDS
     for worker in workers:
         worker.stop()
     hanging = [worker for worker in workers if not worker.wait(max(0.0, deadline - time.monotonic()))]
     for thread in [worker.kill() for worker in hanging]:
-        thread.join(timeout)
+        thread.join(CLOSING_SECONDS)
     workers.clear()
