@@ -206,15 +206,19 @@ class _Rollout:
 
     def _go_on(self, game: _Game) -> None:
         """After the environment has done its job."""
-        try:
+        error = game.future.exception()  # whatever a user's environment raises must not end the run
+        if error is None:
             result = game.future.result()
-            if game.job == "reset":
-                game.recorder.begin(result)
-            elif game.job == "step":
-                result = _checked_step(result)
-            else:
-                game.recorder.add_reward(_checked_reward(result))
-        except BaseException as error:  # whatever a user's environment raises must not end the run
+            try:
+                if game.job == "reset":
+                    game.recorder.begin(result)
+                elif game.job == "step":
+                    result = _checked_step(result)
+                else:
+                    game.recorder.add_reward(_checked_reward(result))
+            except Exception as malformed:
+                error = malformed
+        if error is not None:
             self._fail(game, error.kind if isinstance(error, MalformedResult) else game.job, error)
             return
         if game.job == "reset":
