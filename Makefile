@@ -15,7 +15,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-BENCHMARKS ?= $(wildcard benchmarks/quickstart.py)
+BENCHMARKS ?= $(wildcard benchmarks/*.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
 .PHONY: help demo test test-vllm lint format bench docs clean

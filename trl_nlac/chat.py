@@ -30,7 +30,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
-from .tool_calls import format_tool_calls
+from .tool_calls import call_message, format_tool_calls
 
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}
@@ -446,9 +446,7 @@ def _assistant(i: int) -> Message:
 
 
 def _calls(*tools: str) -> Message:
-    functions = [{"name": tool, "arguments": {"x": _mark(1 + i)}} for i, tool in enumerate(tools)]
-    calls = [{"type": "function", "function": function} for function in functions]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+    return call_message([(tool, {"x": _mark(1 + i)}) for i, tool in enumerate(tools)])
 
 
 def _cut(text: str, marks) -> list[str]:

@@ -18,7 +18,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.torch import load_file, save_file
@@ -116,18 +115,14 @@ def load_state(
         batches[-1].append(
             TrainingExample(
                 row["loss"],
-                _prompt(row["prompt_ids"]),
+                Prompt.of(row["prompt_ids"]),
                 tuple(row["completion_ids"]),
                 row["weight"],
                 row["transition_id"],
-                teacher_prompt=None if teacher_prompt is None else _prompt(teacher_prompt),
+                teacher_prompt=None if teacher_prompt is None else Prompt.of(teacher_prompt),
             )
         )
     return batches, json.loads((folder / "state.json").read_text())
-
-
-def _prompt(token_ids: list[int]) -> Prompt:
-    return Prompt(np.array(token_ids, dtype=np.int32), len(token_ids))
 
 
 def _folder(directory: Path, rank: int) -> Path:

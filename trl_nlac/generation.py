@@ -157,13 +157,17 @@ class TransformersGenerator:
         return wants
 
     def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completions: dict[int, Completion] = {}
-        for start in range(0, len(order), self.batch_size):
-            chunk = order[start : start + self.batch_size]
+        for chunk in self._chunks(prompts):
             answers = self._generate([prompts[i] for i in chunk], sampling, [seeds[i] for i in chunk])
             completions.update(zip(chunk, answers, strict=True))
         return [completions[i] for i in range(len(prompts))]
+
+    def _chunks(self, prompts: list[list[int]]) -> Iterator[list[int]]:
+        """Indices of prompts in batches of similar length."""
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
 
     @torch.no_grad()
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
@@ -189,10 +193,8 @@ class TransformersGenerator:
 
     @torch.no_grad()
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         scores: dict[int, float] = {}
-        for start in range(0, len(order), self.batch_size):
-            chunk = order[start : start + self.batch_size]
+        for chunk in self._chunks(prompts):
             sequences = [prompts[i] + completions[i] for i in chunk]
             inputs = self.tokenizer.pad({"input_ids": sequences}, padding_side="right", return_tensors="pt")
             inputs = inputs.to(self._model.device)

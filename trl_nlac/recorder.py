@@ -76,9 +76,7 @@ class Recorder:
 
     @property
     def prompt(self) -> Prompt:
-        return Prompt(
-            np.array(self.token_ids[self.prompt_start :], dtype=np.int32), len(self.token_ids) - self.prompt_start
-        )
+        return Prompt.of(self.token_ids[self.prompt_start :])
 
     def begin(self, observation: str | list[Message]) -> None:
         """

@@ -58,9 +58,9 @@ class Rehearsal:
         for row in dataset:
             tools = row.get("tools")
             token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
-            prompt = np.array([*token_ids, *chat.prefill], dtype=np.int32)
+            prompt = Prompt.of([*token_ids, *chat.prefill])
             completion = tuple(chat.completion(row["completion"][0]))
-            self._examples.append(TrainingExample("rehearsal", Prompt(prompt, len(prompt)), completion))
+            self._examples.append(TrainingExample("rehearsal", prompt, completion))
 
     def draw(self, num_transitions: int) -> list[TrainingExample]:
         """Samples to go with a batch of so many transitions."""

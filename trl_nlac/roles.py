@@ -23,7 +23,7 @@ import torch
 from .chat import ChatEncoder
 from .generation import Generator, Sampling
 from .prompts import ACTION_PARSERS, NLACPrompts
-from .tool_calls import parse_results, parse_tool_calls
+from .tool_calls import call_message, parse_results, parse_tool_calls
 from .types import Answer, Prompt
 
 
@@ -141,17 +141,15 @@ class Roles:
 
     def written_action(self, action: str, thought: str) -> list[int]:
         """Token ids of an action as if the policy had sampled it."""
-        if self._tools(action):
-            return self.chat.completion(self.said(action, ""))
+        calls = self._calls(action)
+        if calls:
+            return self.chat.completion(call_message(calls))
         return self.chat.completion(f"Thought: {thought}\nAction: {action}" if self.shows_thoughts else action)
 
     def said(self, action: str | None, text: str) -> dict[str, Any]:
         """An answer of the policy as a message: with the tool calls that were read from it, or as `text`."""
-        if not self._tools(action):
-            return {"role": "assistant", "content": text}
-        calls = [{"name": name, "arguments": arguments} for name, arguments in parse_tool_calls(action)]
-        calls = [{"type": "function", "function": call} for call in calls]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
+        calls = self._calls(action)
+        return call_message(calls) if calls else {"role": "assistant", "content": text}
 
     def heard(self, action: str | None, observation: str) -> list[dict[str, Any]]:
         """What the environment answered, as messages: results of tools, or the user's."""
@@ -161,11 +159,12 @@ class Roles:
         results = parse_results(observation, len(tools))
         return [{"role": "tool", "name": t, "content": result} for t, result in zip(tools, results, strict=True)]
 
+    def _calls(self, action: Any) -> list[tuple[str, dict[str, Any]]]:
+        """The tools that an action calls in the chat template's own format, with their arguments."""
+        return parse_tool_calls(action) if self.calls_tools and isinstance(action, str) else []
+
     def _tools(self, action: Any) -> tuple[str, ...]:
-        """Names of the tools that an action calls in the chat template's own format."""
-        if not self.calls_tools or not isinstance(action, str):
-            return ()
-        return tuple(name for name, _ in parse_tool_calls(action))
+        return tuple(name for name, _ in self._calls(action))
 
     # Questions
 

@@ -52,6 +52,13 @@ def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
+def call_message(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """An assistant's message that calls tools, as chat templates take it."""
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    tool_calls = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
+
+
 def format_results(results: list[str]) -> str:
     """What the tools of one turn answered, as one observation: the result, or a JSON list of several."""
     return results[0] if len(results) == 1 else json.dumps(results, ensure_ascii=False)

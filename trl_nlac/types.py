@@ -147,6 +147,11 @@ class Prompt:
     branch: tuple[int, ...] = ()
     trunk_start: int = 0
 
+    @classmethod
+    def of(cls, token_ids: list[int]) -> "Prompt":
+        """A prompt that shares nothing with others."""
+        return cls(np.array(token_ids, dtype=np.int32), len(token_ids))
+
     @property
     def ids(self) -> list[int]:
         return self.trunk[self.trunk_start : self.trunk_end].tolist() + list(self.branch)

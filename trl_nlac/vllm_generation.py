@@ -14,6 +14,7 @@
 
 """Sampling with vLLM, through TRL's [`~trl.generation.vllm_generation.VLLMGeneration`]."""
 
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -172,7 +173,9 @@ class VLLMGenerator:
             path = Path(self._directory.name) / name
             self.engine.model.save_pretrained(path)
             known = [(weights, LoRARequest(name, self._num_adapters, str(path)))]
-        self._adapters = [entry for entry in self._adapters if entry[0] != weights][-1:] + known
+        self._adapters = [entry for entry in self._adapters if entry[0] != weights] + known
+        while len(self._adapters) > 2:
+            shutil.rmtree(self._adapters.pop(0)[1].path)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import Critique, NLACPrompts, render
-from ..tool_calls import format_tool_call
+from ..tool_calls import call_message, format_tool_call
 from .base import Message
 
 
@@ -125,8 +125,7 @@ class RoleDialogue:
             return _says(f"Thought: {seen}\nAction: {action}")
         if action_format == "text":
             return _says(action)
-        function = {"name": self.tool["function"]["name"], "arguments": self._arguments(action)}
-        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        return call_message([(self.tool["function"]["name"], self._arguments(action))])
 
     def _answer(self, observation: str, action_format: str) -> Message:
         if action_format == "tool_call":

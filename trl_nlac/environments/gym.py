@@ -12,7 +12,6 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-
 """Environments of gymnasium whose observations and actions are text."""
 
 import sys

@@ -116,12 +116,10 @@ class TauBenchEnvironment(TextEnvironment):
         from tau_bench.types import Action
 
         call = parse_tool_call(action)
-        if call is None and action.lstrip().startswith(
-            ("{", "[{")
-        ):  # a call that went wrong is not meant for the user
-            return StepResult(
-                'Error: a tool call is written {"name": <tool>, "arguments": <JSON object>}, one at a time'
-            )
+        if call is None and action.lstrip().startswith(("{", "[{")):
+            # A call that went wrong is not meant for the user.
+            expected = '{"name": <tool>, "arguments": <JSON object>}'
+            return StepResult(f"Error: a tool call is written {expected}, one at a time")
         name, arguments = call or ("respond", {"content": action})
         mistake = _find_mistake(name, arguments)
         if mistake:

@@ -31,8 +31,8 @@ class ToolEnvironment(TextEnvironment):
     `get_reward()`, which may be asynchronous but for `reset`. `_close()`, if there is one, is called at the end.
 
     An action that is a tool call, `{"name": ..., "arguments": {...}}`, or a list of such, calls the tools in turn; an
-    exception in one becomes an observation, as in TRL, but for [`EnvironmentFailure`]. Any other action is the agent's final answer and ends the
-    episode, as in TRL.
+    exception in one becomes an observation, as in TRL, but for [`EnvironmentFailure`]. Any other action is the agent's
+    final answer and ends the episode, as in TRL.
 
     Args:
         environment (`Any`, *optional*):

@@ -32,9 +32,17 @@ from .base import TextEnvironment
 logger = logging.getLogger(__name__)
 
 
-@lru_cache(maxsize=1)
+_loop_lock = threading.Lock()
+
+
 def _event_loop() -> asyncio.AbstractEventLoop:
     """Where everything asynchronous runs, so that environments may share locks and connections, as under TRL."""
+    with _loop_lock:  # threads may ask at the same time, and must get the same
+        return _start_event_loop()
+
+
+@lru_cache(maxsize=1)
+def _start_event_loop() -> asyncio.AbstractEventLoop:
     _, loop, is_ready = start_event_loop_in_daemon(name="environments")
     is_ready.wait()
     return loop
