@@ -59,7 +59,7 @@ class StubGenerator:
     def take_metrics(self) -> dict[str, float]:
         return {}
 
-    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
+    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar=None) -> list[Completion]:
         time.sleep(self.seconds)
         self.num_calls += 1
         return [Completion(self.token_ids, True) for _ in prompts]

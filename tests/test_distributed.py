@@ -75,21 +75,18 @@ rank = PartialState(cpu=True).process_index
 roles = make_roles([])
 
 
-class Server:
-    '''Answers all processes at once and deals the answers out in equal shares, as TRL's vLLM server mode does.'''
+class Engine:
+    '''Needs the prompts of all processes in each of them, as engines do that share a model by tensor parallelism.'''
 
-    def generate(self, prompts, sampling, seeds):
-        counts = gather_object([len(prompts)])
-        assert len(set(counts)) == 1 and len(seeds) == len(prompts), counts
-        answers = [self.answer(roles.chat.tokenizer.decode(prompt)) for prompt in gather_object(prompts)]
-        return answers[rank * len(prompts) : (rank + 1) * len(prompts)]
+    def generate(self, prompts, sampling, seeds, bar):
+        assert gather_object([prompts]) == [prompts] * 2 and len(seeds) == len(prompts)
+        return [self.answer(roles.chat.tokenizer.decode(prompt)) for prompt in prompts]
 
     def answer(self, text):
         said = "Future: late lose\\nOptimality: No" if "?" in text else f"take {text.split('win ')[1].split('<')[0]}"
         return Completion(roles.chat.completion(said), True)
 
     def score(self, prompts, completions):
-        assert len(set(gather_object([len(prompts)]))) == 1
         return [-float(len(completion)) for completion in completions]
 
 
@@ -107,7 +104,7 @@ class Counting:
         return StepResult(f"late {self.left}", 1.0, terminated=not self.left)
 
 
-roles.generator = JointGenerator(Server())
+roles.generator = JointGenerator(Engine())
 tasks = [{"name": f"{rank}{i}", "turns": 1 + (i + 3 * rank) % 7} for i in range([3, 8][rank])]
 rewards = EpisodeRewards([lambda environments, **kwargs: [0.0] * len(environments)])
 for options in ({}, {"rewards": rewards}):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from testing_utils import make_config
-from trl import TrlParser
+from trl import GRPOConfig, TrlParser
 from trl.trainer.base_config import _BaseConfig
 
 import trl_nlac
@@ -50,6 +50,9 @@ class TestNLACConfig:
             ("backup_temperature", -1.0),
             ("top_p", 0.0),
             ("refine_top_p", 2.0),
+            ("vllm_mode", "remote"),
+            ("vllm_server_timeout", 0.0),
+            ("vllm_tensor_parallel_size", 0),
         ],
     )
     def test_errors_name_option_and_value(self, tmp_path, option, value):
@@ -122,3 +125,13 @@ class TestNLACConfig:
         samplings = make_config(tmp_path, temperature=0.9, backup_temperature=0.0).samplings
         assert samplings["backup"].temperature == 0
         assert {samplings[role].temperature for role in ("policy", "successor", "critique", "refine")} == {0.9}
+
+
+def test_vllm_options_are_those_of_grpo():
+    def options(config) -> dict:
+        return {field.name: field.default for field in dataclasses.fields(config) if "vllm" in field.name}
+
+    expected = {name: value for name, value in options(GRPOConfig).items() if "importance_sampling" not in name}
+    ours = options(NLACConfig)
+    assert ours.pop("vllm_server_weights_dir") is None
+    assert ours == expected

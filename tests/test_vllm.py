@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Real vLLM, in an environment of its own: `make test-vllm`. Each test is a process, because an engine is one, too."""
+"""Real vLLM in the trainer's process: `make test-vllm`. Each test is a process, because an engine is one, too."""
 
 import json
 import os
@@ -25,88 +25,56 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-SCRIPT = """
+HEAD = """
 import json
 import sys
 
 import torch
 from testing_utils import make_config
+from vllm_utils import compare, greedy, logged, make_trainer, prompts_of
 
-from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.generation import Sampling
-
-desk, tasks = make_tasks("service_desk", 0)
-
-
-def make_trainer(**kwargs):
-    config = dict(
-        use_vllm=True, max_steps=3, learning_rate=3e-3, target_update_rate=0.4, vllm_max_model_length=512,
-        max_generation_batch_size=32, logging_steps=1, episodes_per_iteration=8, per_device_train_batch_size=8,
-    )
-    return NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(sys.argv[1], **{**config, **kwargs.pop("config", {})}),
-        train_dataset=tasks,
-        environment_factory=lambda: make_environment(desk),
-        prompts=COMPACT_PROMPTS,
-        **kwargs,
-    )
-
-
-def greedy(trainer, generator, prompts):
-    with generator.session(trainer.model):
-        completions = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
-    assert all(completion.finished for completion in completions)
-    return [completion.token_ids for completion in completions]
-
-
-def prompts_of(trainer):
-    chat = trainer.roles.chat
-    states = [chat.start([{"role": "user", "content": f"{request} 2"}]) for request in desk.rules]
-    action = chat.completion("route legal amber photo noon")
-    return states + [state + action + chat.reply(action[-1], "Critique?") for state in states]
-
-
-def compare(trainer):
-    '''Greedy tokens of both backends, for both sets of weights.'''
-    vllm, transformers = trainer.roles.generator, trainer.roles.generator.scorer
-    prompts, said = prompts_of(trainer), {}
-    for name in ("policy", "target", "policy again"):
-        if name == "target":
-            with trainer.target_weights.swapped_into(trainer.model):
-                said[name] = greedy(trainer, vllm, prompts), greedy(trainer, transformers, prompts)
-        else:
-            said[name] = greedy(trainer, vllm, prompts), greedy(trainer, transformers, prompts)
-        assert said[name][0] == said[name][1], name
-    assert said["policy"] == said["policy again"]
-    assert said["policy"] != said["target"]  # or nothing was compared
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 """
 
 FULL = """
-trainer = make_trainer()
-start = greedy(trainer, trainer.roles.generator, prompts_of(trainer))
-assert start == greedy(trainer, trainer.roles.generator.scorer, prompts_of(trainer))
-trainer.train()
-compare(trainer)
-assert start != greedy(trainer, trainer.roles.generator, prompts_of(trainer))
-print(json.dumps({name: logged(trainer, name) for name in ("generation/num_syncs", "generation/prefix_hit_rate", "loss", "time/sync")}))
+trainer = make_trainer(sys.argv[1])
 generator = trainer.roles.generator
+start = greedy(trainer, generator)
+assert start == greedy(trainer, generator.scorer)
+trainer.train()
+assert compare(trainer) != start
+names = "generation/num_syncs", "generation/prefix_hit_rate", "loss", "time/sync"
+print(json.dumps({name: logged(trainer, name) for name in names}))
 generator.take_metrics()
 for _ in range(3):
-    greedy(trainer, generator, prompts_of(trainer))
+    greedy(trainer, generator)
 assert generator.take_metrics()["generation/num_syncs"] == 0  # nothing has changed
-sampling = Sampling(max_tokens=24, temperature=1.5)
-prompts = prompts_of(trainer)
+
+prompts, sampling = prompts_of(trainer), Sampling(max_tokens=24, temperature=1.5)
 with generator.session(trainer.model):
     together = generator.generate(prompts, sampling, list(range(len(prompts))))
     alone = [generator.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
-assert together == alone and generator.generate([], sampling, []) == []
+    assert together == alone and generator.generate([], sampling, []) == []
+
+    # Prompts that do not fit are counted as cut off, completions that do not are cut.
+    long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
+    answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)
+    assert answers[0] == ([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
+
+    # Structured outputs.
+    regex = Sampling(max_tokens=24, temperature=1.5, regex="(ab|cd){3}")
+    said = [trainer.roles.chat.decode(a.token_ids) for a in generator.generate(prompts, regex, list(range(len(prompts))))]
+    assert all(len(text) == 6 and set(text.replace("ab", "").replace("cd", "")) == set() for text in said), said
+    assert len(set(said)) > 1
+
+# Asleep, an engine loses its weights: they are loaded again by the next session.
+generator.engine.sleep_level, generator.engine.forgets_weights = 2, True
+assert greedy(trainer, generator) == greedy(trainer, generator) == greedy(trainer, generator.scorer)
+assert generator.take_metrics()["generation/num_syncs"] == 1  # the weights were there when it first slept
+assert generator.engine.llm.llm_engine.is_sleeping()
+generator.engine.sleep_level, generator.engine.forgets_weights = 0, False
+generator.engine.llm.wake_up()
 """
 
 PREFIXES = """
@@ -131,35 +99,49 @@ print(json.dumps({"prefix_hit_rates": [first, second, other]}))
 LORA = """
 from peft import LoraConfig
 
-trainer = make_trainer(peft_config=LoraConfig(r=4, lora_alpha=64, target_modules="all-linear"), config={"learning_rate": 1e-2})
+trainer = make_trainer(sys.argv[1], peft_config=LoraConfig(r=4, lora_alpha=64, target_modules="all-linear"))
 before = {name: p.clone() for name, p in trainer.model.named_parameters() if not p.requires_grad}
 trainer.train()
 compare(trainer)
 for name, p in trainer.model.named_parameters():
     assert p.requires_grad or torch.equal(p, before[name]), name
-print(json.dumps({name: logged(trainer, name) for name in ("generation/num_syncs", "generation/prefix_hit_rate", "loss")}))
+names = "generation/num_syncs", "generation/prefix_hit_rate", "loss"
+print(json.dumps({name: logged(trainer, name) for name in names}))
+"""
+
+PROCESSES = """
+trainer = make_trainer(sys.argv[1], config={"vllm_tensor_parallel_size": int(sys.argv[2])})
+rank = trainer.args.process_index
+trainer.train()
+generator = trainer.roles.generator
+scorer = generator.generator.scorer if sys.argv[2] == "2" else generator.scorer
+prompts = prompts_of(trainer)[rank : 3 + 4 * rank]  # not the same on both, nor as many
+for weights in ("policy", "target"):
+    said = []
+    for speaker in (generator, scorer):
+        with speaker.session(trainer.model):
+            said.append(speaker.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts)))
+    assert said[0] == said[1], (rank, weights, said)
+    trainer.target_weights.swapped_into(trainer.model).__enter__()
+print(f"done {rank} {len(prompts)}\\n", end="", flush=True)
 """
 
 
-def run(script: str, tmp_path: Path) -> dict[str, list[float]]:
-    """What a script prints in its last line."""
+def run(script: str, tmp_path: Path, *arguments: str, processes: int = 1) -> str:
+    """What a script prints."""
     path = tmp_path / "script.py"
-    path.write_text(SCRIPT + script)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parent),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
-    finished = subprocess.run(
-        [sys.executable, path, tmp_path], capture_output=True, text=True, env=environment, timeout=600
-    )
+    path.write_text(HEAD + script)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
+    command = [sys.executable, *launcher, str(path), str(tmp_path), *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-6000:]
-    lines = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith(('{"gen', '{"pre'))]
-    return {name: value for line in lines for name, value in line.items()}
+    return finished.stdout
 
 
-def check(logs: dict[str, list[float]], num_syncs: list[int]) -> None:
+def check(output: str, num_syncs: list[int]) -> None:
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith(('{"gen', '{"pre'))]
+    logs = {name: value for line in lines for name, value in line.items()}
     assert logs["generation/num_syncs"] == num_syncs
     assert all(loss > 0 for loss in logs["loss"])
     first, second, other = logs["prefix_hit_rates"]
@@ -169,9 +151,16 @@ def check(logs: dict[str, list[float]], num_syncs: list[int]) -> None:
 
 def test_full_weights(tmp_path):
     """Greedy tokens equal those of transformers, for policy and target weights, before and after training."""
-    check(run(FULL + PREFIXES, tmp_path), [1, 3, 3])  # all weights are the same at first
+    check(run(FULL + PREFIXES, tmp_path), [1, 2, 2])  # all weights are the same at first
 
 
 def test_adapters(tmp_path):
     """The same with two adapters, without a single sync of the base weights, which stay as they are."""
     check(run(LORA + PREFIXES, tmp_path), [0, 0, 0])
+
+
+@pytest.mark.parametrize("tensor_parallel_size", ["1", "2"])
+def test_two_processes(tmp_path, tensor_parallel_size):
+    """With an engine each, or with one that they share: each process gets its own answers."""
+    output = run(PROCESSES, tmp_path, tensor_parallel_size, processes=2)
+    assert "done 0 3" in output and "done 1 6" in output

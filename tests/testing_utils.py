@@ -83,7 +83,7 @@ class ScriptedGenerator:
     def take_metrics(self) -> dict[str, float]:
         return {}
 
-    def generate(self, prompts, sampling, seeds) -> list[Completion]:
+    def generate(self, prompts, sampling, seeds, bar=None) -> list[Completion]:
         self.prompts += prompts
         answers = [self.answers.pop(0) for _ in prompts]
         return [Completion(a if isinstance(a, list) else self.chat.completion(a), True) for a in answers]

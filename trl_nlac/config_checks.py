@@ -53,6 +53,7 @@ def check_options(args: Any) -> None:
         "num_refinements",
         "num_eval_episodes",
         "environment_failure_window",
+        "vllm_tensor_parallel_size",
     ):
         check(name, args.__dict__[name] >= 1, "at least 1")
     for name in (
@@ -92,10 +93,14 @@ def check_options(args: Any) -> None:
     ):
         check(name, 0 <= args.__dict__[name] <= 1, "between 0 and 1")
     share = args.vllm_gpu_memory_utilization
+    check("vllm_server_timeout", args.vllm_server_timeout > 0, "above 0")
     check("vllm_gpu_memory_utilization", 0 < share <= 1, "above 0 and at most 1")
     check("target_update_rate", 0 < args.target_update_rate <= 1, "above 0 and at most 1")
     check("learning_starts", args.learning_starts <= args.replay_buffer_size, "at most `replay_buffer_size`")
 
+    if not args.use_vllm:
+        regex = args.vllm_structured_outputs_regex
+        check("vllm_structured_outputs_regex", regex is None, "None without `use_vllm=True`")
     if args.single_step and args.max_turns != 1:
         raise ValueError(f"`single_step=True` means tasks of one action: set `max_turns=1`, got {args.max_turns}.")
     if args.single_step and args.num_futures > 1:

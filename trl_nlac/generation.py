@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
@@ -66,7 +67,9 @@ class Sampling:
         top_p, top_k, min_p, repetition_penalty:
             As in [`~transformers.GenerationConfig`].
         generation_kwargs (`dict[str, Any]`, *optional*):
-            Anything else that [`~transformers.GenerationConfig`] takes.
+            Anything else that the backend takes: [`~transformers.GenerationConfig`], or vLLM's `SamplingParams`.
+        regex (`str`, *optional*):
+            Regular expression that a completion is made to match. Only with vLLM.
     """
 
     max_tokens: int
@@ -76,6 +79,7 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
+    regex: str | None = None
 
 
 class Completion(NamedTuple):
@@ -98,8 +102,13 @@ class Generator(Protocol):
         itself, it is what this process wants.
         """
 
-    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
-        """One completion for each prompt, in their order. What a seed gives does not depend on the other prompts."""
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        """
+        One completion for each prompt, in their order. What a seed gives does not depend on the other prompts. A `bar`
+        is told how many are done.
+        """
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         """Log-likelihood of each completion after its prompt, in nats, at temperature 1."""
@@ -156,11 +165,15 @@ class TransformersGenerator:
     def any_process(self, wants: bool) -> bool:
         return wants
 
-    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
         completions: dict[int, Completion] = {}
         for chunk in self._chunks(prompts):
             answers = self._generate([prompts[i] for i in chunk], sampling, [seeds[i] for i in chunk])
             completions.update(zip(chunk, answers, strict=True))
+            if bar is not None:
+                bar.update(len(chunk))
         return [completions[i] for i in range(len(prompts))]
 
     def _chunks(self, prompts: list[list[int]]) -> Iterator[list[int]]:
@@ -214,42 +227,46 @@ class TransformersGenerator:
 
 class JointGenerator:
     """
-    Lets processes generate together through a generator in which all of them must ask for the same number of completions,
-    as with TRL's vLLM server, whose answers are dealt out by process in equal shares. A process that asks for less gets
-    answers that nobody reads.
+    Lets a group of processes generate together through a generator that needs all of their prompts in each of them, as
+    engines do that share one model by tensor parallelism. The processes of a group ask at the same points, each for as
+    many completions as it likes.
 
     Args:
         generator ([`Generator`]):
-            What generates for all processes together.
+            What generates, alike in all processes of the group.
+        group (`torch.distributed.ProcessGroup`, *optional*):
+            The group. If `None`, all processes.
     """
 
-    def __init__(self, generator: Generator):
+    def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
         self.generator = generator
+        self.group = group
 
     def session(self, model: nn.Module) -> "contextmanager[None]":
         return self.generator.session(model)
 
     def any_process(self, wants: bool) -> bool:
-        return any(gather_object([wants]))
+        return any(self._gather(wants))
 
-    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
-        padding = self._padding(prompts)
-        completions = self.generator.generate(prompts + padding, sampling, seeds + [0] * len(padding))
-        return completions[: len(prompts)]
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        asked = self._gather((prompts, seeds))
+        everything = [prompt for prompts, _ in asked for prompt in prompts], [s for _, seeds in asked for s in seeds]
+        completions = self.generator.generate(everything[0], sampling, everything[1], bar)
+        start = sum(len(prompts) for prompts, _ in asked[: dist.get_rank(self.group)])
+        return completions[start : start + len(prompts)]
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        padding = self._padding(prompts)
-        return self.generator.score(prompts + padding, completions + [[]] * len(padding))[: len(prompts)]
+        return self.generator.score(prompts, completions)
 
     def take_metrics(self) -> dict[str, float]:
         return self.generator.take_metrics()
 
-    @staticmethod
-    def _padding(prompts: list[list[int]]) -> list[list[int]]:
-        """Prompts that make up for those that this process has less than another one: copies of the shortest."""
-        counts, shortest = zip(*gather_object([(len(prompts), min(prompts, key=len, default=None))]), strict=True)
-        prompt = min((prompt for prompt in shortest if prompt is not None), key=len)
-        return [prompt] * (max(counts) - len(prompts))
+    def _gather(self, value: Any) -> list[Any]:
+        values = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
 
 class _SeededChoice(LogitsProcessor):

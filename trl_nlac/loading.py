@@ -22,7 +22,7 @@ from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model, get_config_model_id
 
-from .generation import Generator, TransformersGenerator
+from .generation import Generator, JointGenerator, TransformersGenerator
 from .nlac_config import NLACConfig
 
 
@@ -108,6 +108,7 @@ def load_generator(
 
     Raises:
         ImportError: If `use_vllm` is set and vLLM is not installed.
+        ConnectionError: If there should be a vLLM server and there is none.
     """
     generator = TransformersGenerator(
         accelerator,
@@ -120,20 +121,40 @@ def load_generator(
         return generator
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
-    from .vllm_generation import Engine, VLLMGenerator
+    from .vllm_generation import VLLMGenerator
 
-    engine = Engine(
-        model,
-        accelerator,
-        tokenizer,
-        mode=args.vllm_mode,
+    options = {
+        "mode": args.vllm_mode,
+        "max_num_seqs": args.max_generation_batch_size,
+        "trust_remote_code": args.trust_remote_code,
+    }
+    if args.vllm_mode == "server":
+        from .vllm_server import ServerEngine
+
+        engine = ServerEngine(
+            *(model, accelerator, tokenizer),
+            server_base_url=args.vllm_server_base_url,
+            server_host=args.vllm_server_host,
+            server_port=args.vllm_server_port,
+            server_timeout=args.vllm_server_timeout,
+            group_port=args.vllm_group_port,
+            weights_dir=args.vllm_server_weights_dir,
+            **options,
+        )
+        return VLLMGenerator(engine, generator, eos_token_ids)
+    from .vllm_colocate import ColocatedEngine
+
+    engine = ColocatedEngine(
+        *(model, accelerator, tokenizer),
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_length=args.vllm_max_model_length,
-        max_num_seqs=args.max_generation_batch_size,
+        enable_sleep_mode=args.vllm_enable_sleep_mode,
         model_impl=args.vllm_model_impl,
-        trust_remote_code=args.trust_remote_code,
+        **options,
     )
-    return VLLMGenerator(engine, generator, eos_token_ids)
+    generator = VLLMGenerator(engine, generator, eos_token_ids)
+    return generator if args.vllm_tensor_parallel_size == 1 else JointGenerator(generator, engine.tp_group)
 
 
 def ending_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: list[int]) -> list[int]:

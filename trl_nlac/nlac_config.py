@@ -314,7 +314,8 @@ class NLACConfig(VLLMOptions):
         default=1.0, metadata={"help": "Penalty for tokens that occurred already. 1.0 is none."}
     )
     generation_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Additional keyword arguments of `GenerationConfig`."}
+        default=None,
+        metadata={"help": "Additional keyword arguments of `GenerationConfig`, or of vLLM's `SamplingParams`."},
     )
     max_generation_batch_size: int = field(
         default=128, metadata={"help": "Largest number of sequences that are generated in one call on one device."}
@@ -454,6 +455,7 @@ class NLACConfig(VLLMOptions):
                 min_p=self.min_p,
                 repetition_penalty=self.repetition_penalty,
                 generation_kwargs=self.generation_kwargs or {},
+                regex=self.vllm_structured_outputs_regex if role in ("policy", "refine", "evaluation") else None,
             )
             for role, (max_tokens, temperature, top_p) in roles.items()
         }

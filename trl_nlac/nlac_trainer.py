@@ -17,9 +17,9 @@
 import math
 import textwrap
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,12 @@ from .prompts import NLACPrompts
 from .refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
 from .rehearsal import Rehearsal
 from .replay import PrioritizedReplay
-from .rewards import EpisodeRewards, RewardFunc
+from .rewards import RewardFunc, load_rewards
 from .roles import Roles
 from .rollout import play_episodes
 from .sampler import IterationSampler
 from .target_weights import TargetUpdateCallback, TargetWeights
-from .types import Answer, Episode, Sample, TrainingExample
+from .types import Answer, Episode, Sample, TrainingExample, Transition
 
 
 if TYPE_CHECKING:
@@ -198,16 +198,7 @@ class NLACTrainer(_BaseTrainer):
         )
         if train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
-        if callable(reward_funcs):
-            reward_funcs = [reward_funcs]
-        if not reward_funcs and not self.environments.pays:
-            raise ValueError(
-                "Nothing pays: the environment defines neither `step` nor `get_reward`, and there are no "
-                "`reward_funcs`. Give one of them."
-            )
-        self.rewards = (
-            EpisodeRewards(reward_funcs, args.reward_weights, self._reward_context) if reward_funcs else None
-        )
+        self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         tokenizer = load_tokenizer(processing_class, model, args)
@@ -244,6 +235,7 @@ class NLACTrainer(_BaseTrainer):
             single_step=args.single_step,
             reasoning=args.reasoning,
             tools=self.environments.tool_schemas,
+            shows_progress=not args.disable_tqdm and self.is_world_process_zero(),
         )
         self.replay = PrioritizedReplay(
             args.replay_buffer_size,
@@ -262,29 +254,38 @@ class NLACTrainer(_BaseTrainer):
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
         self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._phase_time = 0.0  # s
+        self._seconds: Counter[str] = Counter()  # of the phases of the current iteration
         set_seed(args.seed, device_specific=True)  # processes sample differently
 
     # Algorithm 1
 
-    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def training_step(self, model, tasks, num_items_in_batch=None):
         if not self._batches:
             self._batches.extend(self._iteration(tasks))
+        start = time.perf_counter()
+        loss = super().training_step(model, tasks, num_items_in_batch)
+        self._metrics["time/train"].append(time.perf_counter() - start)
+        return loss
+
+    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return super()._prepare_inputs(self._collate(self._batches.popleft()))
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """One iteration of algorithm 1 up to its gradient steps: the micro-batches to take them on."""
-        with self._phase("rollout"):
-            episodes = self._play(tasks)
-            self.replay.add(episodes)
-        samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
-        transitions = [sample.transition for sample in samples]
-        with self.target_weights.swapped_into(self.model), self._phase("target"):
+        refines_fresh_actions = self.args.refinement_source == "policy"
+        with self._speaking():
+            with self._timed("rollout"):
+                episodes = self._play(tasks)
+                self.replay.add(episodes)
+            samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
+            transitions = [sample.transition for sample in samples]
+            if refines_fresh_actions:
+                refinements = self._refine(transitions, {})
+        with self.target_weights.swapped_into(self.model), self._speaking(), self._timed("target"):
             targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
-        with self._phase("refine"):
-            fraction = REPLAYED_FRACTIONS.get(self.args.refinement_source, self.args.replay_refinement_fraction)
-            replayed = {i: target for i, target in enumerate(targets) if torch.rand(()) < fraction}
-            refinements = refine_actions(self.roles, transitions, self.args.num_refinements, replayed)
+        if not refines_fresh_actions:  # the targets are the first critiques
+            with self._speaking():
+                refinements = self._refine(transitions, dict(enumerate(targets)))
         self._record_iteration(episodes, samples, targets, refinements)
         return make_batches(self.roles, samples, targets, refinements, self.args, self.rehearsal)
 
@@ -351,15 +352,25 @@ class NLACTrainer(_BaseTrainer):
             "log_extra": lambda column, values: None,
         }
 
+    def _refine(self, transitions: list[Transition], targets: dict[int, Answer]) -> list[Refinement | None]:
+        with self._timed("refine"):
+            fraction = REPLAYED_FRACTIONS.get(self.args.refinement_source, self.args.replay_refinement_fraction)
+            replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
+            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed)
+
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Lets the roles speak with the weights that the model has now, and takes the time."""
-        start = time.perf_counter()
-        with self.roles.generator.session(self.model_wrapped):
+    def _speaking(self) -> Iterator[None]:
+        """Lets the roles speak with the weights that the model has now."""
+        with ExitStack() as stack:
+            with self._timed("sync"):
+                stack.enter_context(self.roles.generator.session(self.model_wrapped))
             yield
-        seconds = time.perf_counter() - start
-        self._phase_time += seconds
-        self._metrics[f"time/{name}"].append(seconds)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[name] += time.perf_counter() - start
 
     # Records
 
@@ -371,6 +382,9 @@ class NLACTrainer(_BaseTrainer):
         refinements: list[Refinement | None],
     ) -> None:
         transitions = [sample.transition for sample in samples]
+        for name, seconds in self._seconds.items():
+            self._metrics[f"time/{name}"].append(seconds)
+        self._seconds.clear()
         metrics = {**self.roles.take_metrics(), **health_metrics(transitions, targets, refinements)}
         if self.environments.oracle is not None:
             metrics.update(judge_refinements(self.environments.oracle, transitions, refinements))
@@ -393,12 +407,6 @@ class NLACTrainer(_BaseTrainer):
             logs["environment/steps"] = self.num_environment_steps
             self._metrics.clear()
         super().log(logs, start_time)
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        start = time.perf_counter() - self._phase_time
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self._metrics["time/train"].append(time.perf_counter() - self._phase_time - start)
-        return loss
 
     def train(self, *args, **kwargs):
         try:

@@ -19,10 +19,32 @@ from collections.abc import Callable
 from typing import Any
 
 from .environments.base import EnvironmentFailure, Message
-from .environments.worker import finish
+from .event_loop import finish
 
 
 RewardFunc = Callable[..., list[float | None]]
+
+
+def load_rewards(
+    reward_funcs: RewardFunc | list[RewardFunc] | None,
+    weights: list[float] | None,
+    context: Callable[[], dict[str, Any]],
+    environment_pays: bool,
+) -> "EpisodeRewards | None":
+    """
+    The reward functions, if there are any.
+
+    Raises:
+        ValueError: If neither they nor the environment pay.
+    """
+    if not reward_funcs:
+        if environment_pays:
+            return None
+        raise ValueError(
+            "Nothing pays: the environment defines neither `step` nor `get_reward`, and there are no `reward_funcs`. "
+            "Give one of them."
+        )
+    return EpisodeRewards([reward_funcs] if callable(reward_funcs) else reward_funcs, weights, context)
 
 
 class EpisodeRewards:

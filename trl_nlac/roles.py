@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from .chat import ChatEncoder
 from .generation import Generator, Sampling
@@ -63,6 +64,8 @@ class Roles:
             Whether chains of thought are corrected before they are trained on. If `None`, if the template knows them.
         tools (`list[dict[str, Any]]`, *optional*):
             JSON schemas of all tools, by which the arguments of tool calls are read.
+        shows_progress (`bool`, *optional*, defaults to `False`):
+            Whether generations and rollouts that take long show a progress bar.
 
     Attributes:
         metrics (`dict[str, list[float]]`):
@@ -84,6 +87,7 @@ class Roles:
         single_step: bool = False,
         reasoning: bool | None = None,
         tools: list[dict[str, Any]] | None = None,
+        shows_progress: bool = False,
     ):
         if action_format == "tool_call" and not chat.calls_tools:
             raise ValueError(
@@ -108,6 +112,7 @@ class Roles:
         self.single_step = single_step
         self.corrects_reasoning = chat.reasoning_tags is not None if reasoning is None else reasoning
         self.tools = tools
+        self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
 
     # Conversations
@@ -209,9 +214,9 @@ class Roles:
         for attempt in range(1 + retries):
             if not self.generator.any_process(bool(pending)):
                 break
-            completions = self.generator.generate(
-                [self.opened(prompts[i]).ids for i in pending], sampling, [seeds[i] + attempt for i in pending]
-            )
+            opened = [self.opened(prompts[i]).ids for i in pending]
+            with self.progress(role, len(pending), "answer") as bar:
+                completions = self.generator.generate(opened, sampling, [seeds[i] + attempt for i in pending], bar)
             for i, completion in zip(pending, completions, strict=True):
                 if reads_calls:
                     text = self.chat.decode_action(prompts[i].ids, completion.token_ids, self.tools)
@@ -223,6 +228,10 @@ class Roles:
                 self.metrics["completions/clipped_ratio"].append(float(not completion.finished))
             pending = [i for i in pending if answers[i].parsed is None]
         return [answers[i] for i in range(len(prompts))]
+
+    def progress(self, description: str, total: int, unit: str) -> tqdm:
+        """A bar of something that may take long; it is not seen before it does."""
+        return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=not self.shows_progress)
 
     def take_metrics(self) -> dict[str, float]:
         """Means of the metrics since the last call, and those of the generator."""

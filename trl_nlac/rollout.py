@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from .environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from .environments.pool import EnvironmentPool
@@ -87,11 +88,12 @@ def play_episodes(
         games.append(_Game(i, name, keywords, Recorder(roles, task, tool_schemas, max_prompt_length), rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
     waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
-    while roles.generator.any_process(bool(waves)):
-        wave = waves.pop(0) if waves else []
-        _Rollout(pool, roles, max_turns, sampling, keeps_instances=rewards is not None).play(wave)
-        if rewards is not None:
-            _score(pool, wave, rewards)
+    with roles.progress("rollout", len(games), "episode") as bar:
+        while roles.generator.any_process(bool(waves)):
+            wave = waves.pop(0) if waves else []
+            _Rollout(pool, roles, max_turns, sampling, keeps_instances=rewards is not None, bar=bar).play(wave)
+            if rewards is not None:
+                _score(pool, wave, rewards)
     return [game.recorder.episode() for game in games]
 
 
@@ -121,13 +123,20 @@ class _Rollout:
     """
 
     def __init__(
-        self, pool: EnvironmentPool, roles: Roles, max_turns: int, sampling: Sampling | None, keeps_instances: bool
+        self,
+        pool: EnvironmentPool,
+        roles: Roles,
+        max_turns: int,
+        sampling: Sampling | None,
+        keeps_instances: bool,
+        bar: tqdm,
     ):
         self.pool = pool
         self.roles = roles
         self.max_turns = max_turns
         self.sampling = sampling
         self.keeps_instances = keeps_instances
+        self.bar = bar
         self.patience = 1.0  # s
         self.pending: deque[_Game] = deque()
         self.busy: set[_Game] = set()
@@ -225,8 +234,10 @@ class _Rollout:
             self.waiting.append(game)
         elif game.job == "step":
             self._record(game, result)
-        elif not self.keeps_instances:
-            self.pool.release(game.worker)
+        else:
+            self.bar.update()
+            if not self.keeps_instances:
+                self.pool.release(game.worker)
 
     def _record(self, game: _Game, result: StepResult) -> None:
         """Write down a turn; then the next one, or the end."""
@@ -248,6 +259,7 @@ class _Rollout:
             self._fail(game, "timeout", error)
 
     def _fail(self, game: _Game, kind: str, error: BaseException) -> None:
+        self.bar.update()
         game.recorder.fail(kind, error)
         self.pool.discard(game.worker, hangs=kind == "timeout")
         game.worker = None

@@ -20,9 +20,9 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
+from ..event_loop import finish
 from ..tool_calls import format_results, parse_tool_calls
 from .base import EnvironmentFailure, Message, StepResult, TextEnvironment
-from .worker import finish
 
 
 class ToolEnvironment(TextEnvironment):

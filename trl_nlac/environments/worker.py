@@ -14,45 +14,18 @@
 
 """An environment instance in a thread of its own."""
 
-import asyncio
-import inspect
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
 from typing import Any
 
-from trl.trainer.utils import start_event_loop_in_daemon
-
+from ..event_loop import finish
 from .base import TextEnvironment
 
 
 logger = logging.getLogger(__name__)
-
-
-_loop_lock = threading.Lock()
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Where everything asynchronous runs, so that environments may share locks and connections, as under TRL."""
-    with _loop_lock:  # threads may ask at the same time, and must get the same
-        return _start_event_loop()
-
-
-@lru_cache(maxsize=1)
-def _start_event_loop() -> asyncio.AbstractEventLoop:
-    _, loop, is_ready = start_event_loop_in_daemon(name="environments")
-    is_ready.wait()
-    return loop
-
-
-def finish(result: Any) -> Any:
-    """`result`, or what it gives if it is a coroutine. Not to be called from within a coroutine."""
-    if inspect.iscoroutine(result):
-        return asyncio.run_coroutine_threadsafe(result, _event_loop()).result()
-    return result
 
 
 class EnvironmentWorker:

@@ -1,0 +1,72 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Weights on their way from the trainer to vLLM."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from trl.generation.vllm_generation import VLLMGeneration
+
+
+_FILE_BYTES = 4 << 30
+
+
+def weights_of(engine: VLLMGeneration) -> Iterator[tuple[str, torch.Tensor]]:
+    """
+    All weights of the model by the names that vLLM knows, one after the other. Where they are sharded each is gathered in
+    its turn, so that all processes have to go through them.
+    """
+    model = engine.model
+    head, tied_name = model.get_output_embeddings(), None
+    if head is not None and model.config.get_text_config().tie_word_embeddings:
+        tied_name = next(name for name, parameter in model.named_parameters() if parameter is head.weight)
+        head_name = next(name for name, module in model.named_modules() if module is head)
+    for name, weight in engine._iter_named_params():
+        yield name, weight
+        if name == tied_name:
+            yield f"{head_name}.weight", weight  # must be named, although it is that of the input
+
+
+def save_weights(engine: VLLMGeneration, directory: Path) -> None:
+    """All processes go through the weights, the main process writes them as safetensors."""
+    shard: dict[str, torch.Tensor] = {}
+    num_files = 0
+
+    def flush() -> None:
+        nonlocal num_files
+        save_file(shard, directory / f"model-{num_files:05d}.safetensors")
+        num_files += 1
+        shard.clear()
+
+    writes = engine.accelerator.is_main_process
+    if writes:
+        directory.mkdir(parents=True)
+    for name, weight in weights_of(engine):
+        if writes:
+            shard[name] = weight.detach().to("cpu", copy=True).contiguous()
+            if sum(weight.nbytes for weight in shard.values()) > _FILE_BYTES:
+                flush()
+    if shard:
+        flush()
+
+
+def save_adapter(engine: VLLMGeneration, directory: Path, writes: bool = True) -> None:
+    """All processes take part; those that are told to write."""
+    adapter = [parameter for parameter in engine.model.parameters() if parameter.requires_grad]
+    with engine._dist.gather_params(adapter):
+        if writes:
+            engine.model.save_pretrained(directory)
