@@ -57,6 +57,7 @@ if rank == 0:
 
 
 JOINT_SCRIPT = """
+import sys
 import time
 
 from accelerate import PartialState
@@ -70,21 +71,35 @@ from trl_nlac.generation import Completion, JointGenerator
 from trl_nlac.rewards import EpisodeRewards
 from trl_nlac.rollout import play_episodes
 from trl_nlac.types import Transition
+from trl_nlac.vllm_generation import TensorParallelGenerator
 
 rank = PartialState(cpu=True).process_index
 roles = make_roles([])
 
 
-class Engine:
-    '''Needs the prompts of all processes in each of them, as engines do that share a model by tensor parallelism.'''
+class Model:
+    '''Must be asked for as much by all processes, as one whose weights are sharded.'''
 
     def generate(self, prompts, sampling, seeds, bar):
-        assert gather_object([prompts]) == [prompts] * 2 and len(seeds) == len(prompts)
+        counts = gather_object([len(prompts)])
+        assert len(set(counts)) == 1 and len(seeds) == len(prompts), counts
         return [self.answer(roles.chat.tokenizer.decode(prompt)) for prompt in prompts]
 
     def answer(self, text):
         said = "Future: late lose\\nOptimality: No" if "?" in text else f"take {text.split('win ')[1].split('<')[0]}"
         return Completion(roles.chat.completion(said), True)
+
+    def score(self, prompts, completions):
+        assert len(set(gather_object([len(prompts)]))) == 1
+        return [-float(len(completion)) for completion in completions]
+
+
+class Engine(Model):
+    '''Must be asked for everything by all processes, as one that they share by tensor parallelism.'''
+
+    def generate(self, prompts, sampling, seeds, bar):
+        assert gather_object([prompts]) == [prompts] * 2 and len(seeds) == len(prompts)
+        return super().generate(prompts, sampling, seeds, bar)
 
     def score(self, prompts, completions):
         return [-float(len(completion)) for completion in completions]
@@ -104,7 +119,7 @@ class Counting:
         return StepResult(f"late {self.left}", 1.0, terminated=not self.left)
 
 
-roles.generator = JointGenerator(Engine())
+roles.generator = {"sharded": JointGenerator(Model()), "shared": TensorParallelGenerator(Engine())}[sys.argv[1]]
 tasks = [{"name": f"{rank}{i}", "turns": 1 + (i + 3 * rank) % 7} for i in range([3, 8][rank])]
 rewards = EpisodeRewards([lambda environments, **kwargs: [0.0] * len(environments)])
 for options in ({}, {"rewards": rewards}):
@@ -160,9 +175,10 @@ def test_two_processes(tmp_path):
         assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_whole")
 
 
-def test_processes_that_generate_together_may_play_differently(tmp_path):
+@pytest.mark.parametrize("what", ["sharded", "shared"])
+def test_processes_that_generate_together_may_play_differently(tmp_path, what):
     """Other numbers of episodes, turns and transitions on each process: nothing hangs, nobody gets another's answer."""
     script = tmp_path / "script.py"
     script.write_text(JOINT_SCRIPT)
-    output = launch(str(script))
+    output = launch(str(script), what)
     assert "done 0 0" in output and "done 1 31" in output

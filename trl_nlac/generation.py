@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import (
@@ -227,46 +227,44 @@ class TransformersGenerator:
 
 class JointGenerator:
     """
-    Lets a group of processes generate together through a generator that needs all of their prompts in each of them, as
-    engines do that share one model by tensor parallelism. The processes of a group ask at the same points, each for as
-    many completions as it likes.
+    Lets processes generate together through a generator in which all of them must ask for the same number of completions,
+    as with a model whose weights are sharded, where every forward pass needs all processes. A process that asks for less
+    gets answers that nobody reads.
 
     Args:
         generator ([`Generator`]):
-            What generates, alike in all processes of the group.
-        group (`torch.distributed.ProcessGroup`, *optional*):
-            The group. If `None`, all processes.
+            What generates for all processes together.
     """
 
-    def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
+    def __init__(self, generator: Generator):
         self.generator = generator
-        self.group = group
 
     def session(self, model: nn.Module) -> "contextmanager[None]":
         return self.generator.session(model)
 
     def any_process(self, wants: bool) -> bool:
-        return any(self._gather(wants))
+        return any(gather_object([wants]))
 
     def generate(
         self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
     ) -> list[Completion]:
-        asked = self._gather((prompts, seeds))
-        everything = [prompt for prompts, _ in asked for prompt in prompts], [s for _, seeds in asked for s in seeds]
-        completions = self.generator.generate(everything[0], sampling, everything[1], bar)
-        start = sum(len(prompts) for prompts, _ in asked[: dist.get_rank(self.group)])
-        return completions[start : start + len(prompts)]
+        padding = self._padding(prompts)
+        completions = self.generator.generate(prompts + padding, sampling, seeds + [0] * len(padding), bar)
+        return completions[: len(prompts)]
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        return self.generator.score(prompts, completions)
+        padding = self._padding(prompts)
+        return self.generator.score(prompts + padding, completions + [[]] * len(padding))[: len(prompts)]
 
     def take_metrics(self) -> dict[str, float]:
         return self.generator.take_metrics()
 
-    def _gather(self, value: Any) -> list[Any]:
-        values = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+    @staticmethod
+    def _padding(prompts: list[list[int]]) -> list[list[int]]:
+        """Prompts that make up for those that this process has less than another one: copies of the shortest."""
+        counts, shortest = zip(*gather_object([(len(prompts), min(prompts, key=len, default=None))]), strict=True)
+        prompt = min((prompt for prompt in shortest if prompt is not None), key=len)
+        return [prompt] * (max(counts) - len(prompts))
 
 
 class _SeededChoice(LogitsProcessor):

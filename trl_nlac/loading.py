@@ -22,7 +22,7 @@ from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model, get_config_model_id
 
-from .generation import Generator, JointGenerator, TransformersGenerator
+from .generation import Generator, TransformersGenerator
 from .nlac_config import NLACConfig
 
 
@@ -121,7 +121,7 @@ def load_generator(
         return generator
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
-    from .vllm_generation import VLLMGenerator
+    from .vllm_generation import TensorParallelGenerator, VLLMGenerator
 
     options = {
         "mode": args.vllm_mode,
@@ -154,7 +154,7 @@ def load_generator(
         **options,
     )
     generator = VLLMGenerator(engine, generator, eos_token_ids)
-    return generator if args.vllm_tensor_parallel_size == 1 else JointGenerator(generator, engine.tp_group)
+    return generator if args.vllm_tensor_parallel_size == 1 else TensorParallelGenerator(generator, engine.tp_group)
 
 
 def ending_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: list[int]) -> list[int]:

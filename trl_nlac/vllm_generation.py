@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
 
-from .generation import Completion, Sampling, TransformersGenerator
+from .generation import Completion, Generator, Sampling, TransformersGenerator
 
 
 logger = logging.getLogger(__name__)
@@ -197,6 +198,49 @@ class VLLMGenerator:
         self._adapters = [entry for entry in self._adapters if entry[0] != weights] + known
         while len(self._adapters) > 2:
             self.engine.drop_adapter(self._adapters.pop(0)[1])
+
+
+class TensorParallelGenerator:
+    """
+    Lets a group of processes generate together through an engine that they share, and that must be asked for all of their
+    completions by each of them. They ask at the same points, each for as many completions as it likes.
+
+    Args:
+        generator ([`Generator`]):
+            What generates, alike in all processes of the group.
+        group (`torch.distributed.ProcessGroup`, *optional*):
+            The group. If `None`, all processes.
+    """
+
+    def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
+        self.generator = generator
+        self.group = group
+
+    def session(self, model: nn.Module) -> "contextmanager[None]":
+        return self.generator.session(model)
+
+    def any_process(self, wants: bool) -> bool:
+        return any(self._gather(wants))
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        asked = self._gather((prompts, seeds))
+        everything = [prompt for prompts, _ in asked for prompt in prompts], [s for _, seeds in asked for s in seeds]
+        completions = self.generator.generate(everything[0], sampling, everything[1], bar)
+        start = sum(len(prompts) for prompts, _ in asked[: dist.get_rank(self.group)])
+        return completions[start : start + len(prompts)]
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        return self.generator.score(prompts, completions)
+
+    def take_metrics(self) -> dict[str, float]:
+        return self.generator.take_metrics()
+
+    def _gather(self, value: Any) -> list[Any]:
+        values = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
 
 @torch.no_grad()
