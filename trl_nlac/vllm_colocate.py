@@ -54,15 +54,14 @@ class ColocatedEngine(VLLMGeneration):
         options = {"dtype": precisions.get(self.accelerator.mixed_precision, dtype)}
         # Asleep at level 2 it loses its weights, which are loaded again anyway, but for the base weights of adapters.
         self.sleep_level = (1 if is_peft_model(self.model) else 2) if self.enable_sleep_mode else 0
+        options["enable_sleep_mode"], self.enable_sleep_mode = self.enable_sleep_mode, False  # not when TRL would sleep
         if is_peft_model(self.model):
             rank = max(config.r for config in self.model.peft_config.values())
             options.update(enable_lora=True, max_loras=2, max_lora_rank=_allowed_rank(rank))
-            options.update(enable_sleep_mode=self.enable_sleep_mode)
-            self.enable_sleep_mode = False  # TRL's own sleep is at level 2
         with mock.patch.object(vllm_generation, "LLM", lambda **kwargs: LLM(**{**kwargs, **options})):
             super()._init_vllm()
-        if self.sleep_level == 1:
-            self.llm.sleep(level=1)
+        if self.sleep_level:
+            self.llm.sleep(level=self.sleep_level)
         self.max_model_length = self.llm.model_config.max_model_len
         self.forgets_weights = self.sleep_level == 2
         self._adapters_dir = tempfile.TemporaryDirectory(prefix="nlac_adapters_")
@@ -79,6 +78,9 @@ class ColocatedEngine(VLLMGeneration):
                 self.llm.sleep(level=self.sleep_level)
 
     def sync_weights(self) -> None:
+        if self.sleep_level:
+            vllm_generation.empty_cache()
+            self.llm.wake_up(tags=["weights"])
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         if runner.device.type != "cpu":
             super().sync_weights()

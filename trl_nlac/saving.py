@@ -1,0 +1,109 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Checkpoints that are whole, whenever the process is killed."""
+
+import shutil
+from pathlib import Path
+
+from accelerate.logging import get_logger
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl.trainer.base_trainer import _BaseTrainer
+
+
+logger = get_logger(__name__)
+
+_ASIDE = "_incomplete"  # not uploaded with the output folder, because of the underscore
+_REPLACED = "replaced-"
+
+
+class AtomicSavingTrainer(_BaseTrainer):
+    """
+    Writes checkpoints aside and renames them once all processes are done, so that whatever carries the name of a
+    checkpoint is whole. Older ones are deleted after that.
+
+    Attributes:
+        checkpoint_sizes (`dict[str, int]`):
+            Bytes of the last checkpoint by kind of file, on the process that writes it.
+    """
+
+    checkpoint_sizes: dict[str, int] = {}
+    _writes_aside = False
+
+    def _get_output_dir(self, trial) -> str:
+        output_dir = super()._get_output_dir(trial)
+        return str(Path(output_dir, _ASIDE)) if self._writes_aside else output_dir
+
+    def _save_checkpoint(self, model, trial) -> None:
+        run_dir = Path(self._get_output_dir(trial))
+        checkpoint = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            recover(run_dir)
+        self.accelerator.wait_for_everyone()
+        pushes, self.args.push_to_hub = self.args.push_to_hub, False  # not before it has its name
+        self._writes_aside = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._writes_aside = False
+            self.args.push_to_hub = pushes
+        self.accelerator.wait_for_everyone()
+        if self.state.best_global_step == self.state.global_step:
+            self.state.best_model_checkpoint = str(checkpoint)
+        if self.args.should_save:
+            written = run_dir / _ASIDE / checkpoint.name
+            self.state.save_to_json(str(written / "trainer_state.json"))
+            self.checkpoint_sizes = _sizes(written)
+            told = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in self.checkpoint_sizes.items())
+            logger.info(f"{checkpoint}: {told}")
+            _publish(written, checkpoint)
+            rotate_checkpoints(str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, True)
+        self.accelerator.wait_for_everyone()
+        if pushes:
+            self._push_from_checkpoint(str(checkpoint))
+
+
+def recover(run_dir: Path) -> None:
+    """Clean up after a process that was killed while it saved."""
+    aside = run_dir / _ASIDE
+    for replaced in aside.glob(f"{_REPLACED}*"):
+        checkpoint = run_dir / replaced.name.removeprefix(_REPLACED)
+        if not checkpoint.exists():
+            replaced.rename(checkpoint)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _publish(written: Path, checkpoint: Path) -> None:
+    if checkpoint.exists():
+        checkpoint.rename(written.parent / f"{_REPLACED}{checkpoint.name}")
+    written.rename(checkpoint)
+    shutil.rmtree(written.parent)
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """Bytes by kind of file."""
+    sizes = {"model": 0, "optimizer": 0, "target weights": 0, "replay buffer": 0, "other": 0}
+    for path in directory.rglob("*"):
+        name, size = path.name, path.stat().st_size if path.is_file() else 0
+        if name.startswith("target_weights"):
+            sizes["target weights"] += size
+        elif "nlac" in path.relative_to(directory).parts:
+            sizes["replay buffer"] += size
+        elif name.startswith("optimizer") or "optim_states" in name:
+            sizes["optimizer"] += size
+        elif name.endswith((".safetensors", "model_states.pt")):
+            sizes["model"] += size
+        else:
+            sizes["other"] += size
+    return {kind: size for kind, size in sizes.items() if size}
