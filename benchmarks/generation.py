@@ -46,7 +46,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.critic import bellman_targets
-from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.logs import episodes_from_logs
 from trl_nlac.prompts import Critique, NLACPrompts
 from trl_nlac.refinement import refine_actions
@@ -152,6 +152,7 @@ def run_cell(args) -> dict[str, float]:
 
         engine = partial(colocate.LLM, enable_prefix_caching=reuses_prefixes == "True")
         mock.patch.object(colocate, "LLM", engine).start()
+    desk, tasks = make_tasks("service_desk", 0)
     with tempfile.TemporaryDirectory() as directory:
         trainer = NLACTrainer(
             model=make_model(args, directory),
@@ -175,9 +176,8 @@ def run_cell(args) -> dict[str, float]:
                     else {"min_new_tokens": args.completion_tokens}
                 ),
             ),
-            train_dataset=Dataset.from_list([{"task": 0}]),
-            environment_factory=lambda: None,
-            reward_funcs=lambda environments, **kwargs: [0.0],
+            train_dataset=tasks,  # not played
+            environment_factory=lambda: make_environment(desk),
             peft_config=peft_config,
         )
         options = {"action_format": "text", "max_format_retries": 0}

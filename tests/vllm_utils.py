@@ -107,7 +107,7 @@ class Server:
         """Start it, if it does not run; do not wait for it."""
         if self.process is not None and self.process.poll() is None:
             return
-        options = "--dtype float32 --enable-lora --max-loras 2 --max-lora-rank 8".split()
+        options = "--dtype float32 --enable-lora --max-loras 2 --max-lora-rank 8 --no-enable-chunked-prefill".split()
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TINY_MODEL]
         command += [
             "--host",

@@ -58,6 +58,11 @@ class ColocatedEngine(VLLMGeneration):
         if is_peft_model(self.model):
             rank = max(config.r for config in self.model.peft_config.values())
             options.update(enable_lora=True, max_loras=2, max_lora_rank=_allowed_rank(rank))
+        if self.accelerator.device.type == "cpu":
+            # A prompt that is read in several steps cannot be sampled by a seed there: vLLM would turn its random
+            # generator back, which those of the CPU do not allow.
+            context = self.max_model_length or self.model.config.get_text_config().max_position_embeddings
+            options.update(enable_chunked_prefill=False, max_num_batched_tokens=max(4096, context))
         with mock.patch.object(vllm_generation, "LLM", lambda **kwargs: LLM(**{**kwargs, **options})):
             super()._init_vllm()
         if self.sleep_level:
