@@ -34,9 +34,9 @@ from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.environments.trl_env import ToolEnvironment
+from trl_nlac.episode_store import decode_episode, encode_episode
 from trl_nlac.generation import TransformersGenerator
 from trl_nlac.logs import episodes_from_logs
-from trl_nlac.replay import episode_from_row, episode_to_row
 from trl_nlac.rewards import EpisodeRewards
 from trl_nlac.rollout import play_episodes
 from trl_nlac.tool_calls import parse_tool_call
@@ -127,8 +127,7 @@ class TestPlayEpisodes:
         assert "take 0" not in text and "trap" in text
         action = Transition(episode, 7).state_action
         assert roles.chat.tokenizer.decode(action.ids).endswith("<|assistant|> take 7<|end|>")
-        row = json.loads(json.dumps(episode_to_row(episode)))
-        assert episode_from_row(row).turns == episode.turns
+        assert decode_episode(encode_episode(episode)).turns == episode.turns
 
     def test_episodes_that_cannot_be_cut_are_truncated(self):
         roles = make_roles(["route legal ruby photo noon"])

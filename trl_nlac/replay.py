@@ -15,40 +15,16 @@
 """Prioritized replay: episodes stored once, transitions sampled in proportion to priority^alpha."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from .types import Episode, Sample, Transition, Turn
-
-
-_TURN = pa.struct(
-    {
-        "prompt_end": pa.int32(),
-        "action_length": pa.int32(),
-        "action": pa.string(),
-        "next_observation": pa.string(),
-        "reward": pa.float64(),
-        "prompt_start": pa.int32(),
-    }
-)
-_EPISODE = pa.schema(
-    {
-        "task": pa.string(),  # JSON
-        "first_observation": pa.string(),
-        "token_ids": pa.list_(pa.int32()),
-        "turns": pa.list_(_TURN),
-        "terminated": pa.bool_(),
-        "truncated": pa.bool_(),
-        "failure": pa.string(),
-        "is_log": pa.bool_(),
-        "priorities": pa.list_(pa.float64()),
-    }
-)
+from .episode_files import episode_lengths, read_episodes, write_episodes
+from .episode_store import EpisodeStore
+from .resharding import read_share
+from .sum_tree import SumTree
+from .types import Episode, Sample, Transition
 
 
 class PrioritizedReplay:
@@ -66,6 +42,11 @@ class PrioritizedReplay:
             Beta of the importance weights `(N P(i))^-beta`, scaled so that the largest of a sample is 1.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the sampling.
+        memory_limit (`int`, *optional*):
+            Bytes of memory for the compressed episodes. Beyond it, the oldest ones lie in files. If `None`, all stay in
+            memory.
+        spill_directory (`str` or `Path`, *optional*):
+            Folder of these files, which vanish with the process. If `None`, the system's folder for temporary files.
     """
 
     def __init__(
@@ -74,33 +55,33 @@ class PrioritizedReplay:
         priority_exponent: float = 0.1,
         importance_sampling_exponent: float = 0.0,
         seed: int = 0,
+        memory_limit: int | None = None,
+        spill_directory: str | Path | None = None,
     ):
         self.capacity = capacity
         self.priority_exponent = priority_exponent
         self.importance_sampling_exponent = importance_sampling_exponent
         self._rng = np.random.default_rng(seed)
-        self._episodes: dict[int, Episode] = {}  # first transition id -> episode, oldest first
-        self._next_id = 0  # ids count up for ever; the slot of a transition is its id modulo the capacity
-        self._size = 0
+        self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
+        # Ids count up for ever; the slot of a transition is its id modulo the capacity.
+        self._first_id = self._next_id = 0  # those from the first to before the next are stored
         self._max_priority = 1.0
-        self._first_ids = np.zeros(capacity, dtype=np.int64)
+        self._episode_ids = np.zeros(capacity, dtype=np.int64)  # slot -> first transition id of the episode
         self._priorities = np.zeros(capacity)
-        # A binary tree of sums in one array: node i has the children 2i and 2i + 1, the leaves are the slots.
-        self._num_leaves = 1 << max(1, (capacity - 1).bit_length())
-        self._tree = np.zeros(2 * self._num_leaves)
+        self._tree = SumTree(capacity)
 
     def __len__(self) -> int:
         """Number of transitions."""
-        return self._size
+        return self._next_id - self._first_id
 
     @property
     def episodes(self) -> list[Episode]:
-        """The stored episodes, oldest first."""
-        return list(self._episodes.values())
+        """The stored episodes, oldest first. All are built at once, which takes the memory that the buffer saves."""
+        return [self._store[number] for number in self._store]
 
     @property
     def priority_mean(self) -> float:
-        return float(self._priorities.sum() / max(1, self._size))
+        return float(self._priorities.sum() / max(1, len(self)))
 
     def add(self, episodes: Iterable[Episode]) -> None:
         """
@@ -108,55 +89,56 @@ class PrioritizedReplay:
 
         Raises:
             ValueError: If an episode has more turns than the buffer holds.
+            TypeError: If JSON cannot hold a task.
         """
-        for episode in episodes:
-            if episode.turns:
-                self._add(episode, np.full(len(episode.turns), self._max_priority))
+        self._extend((episode, np.full(len(episode.turns), self._max_priority)) for episode in episodes)
 
-    def _add(self, episode: Episode, priorities: np.ndarray) -> None:
+    def _extend(self, episodes: Iterable[tuple[Episode, np.ndarray]]) -> None:
+        first, end = self._first_id, self._next_id
+        try:
+            for episode, priorities in episodes:
+                if episode.turns:
+                    self._append(episode, priorities)
+        finally:
+            # All slots that changed, once: those of transitions that left and of new ones.
+            changed = np.concatenate([np.arange(first, self._first_id), np.arange(end, self._next_id)])
+            if len(changed):
+                self._weigh(np.unique(changed % self.capacity))
+
+    def _append(self, episode: Episode, priorities: np.ndarray) -> None:
         length = len(episode.turns)
         if length > self.capacity:
             raise ValueError(
                 f"An episode of {length} turns does not fit into `replay_buffer_size={self.capacity}`. Make it larger."
             )
-        while self._size + length > self.capacity:
-            oldest = next(iter(self._episodes))
-            evicted = self._episodes.pop(oldest)
-            self._set(oldest + np.arange(len(evicted.turns)), np.zeros(len(evicted.turns)))
-            self._size -= len(evicted.turns)
-        ids = self._next_id + np.arange(length)
-        self._episodes[self._next_id] = episode
-        self._first_ids[ids % self.capacity] = self._next_id
+        self._store.append(self._next_id, episode)
+        while len(self) + length > self.capacity:
+            self._store.pop_oldest()
+            evicted, self._first_id = self._first_id, next(iter(self._store))
+            self._priorities[np.arange(evicted, self._first_id) % self.capacity] = 0
+        slots = np.arange(self._next_id, self._next_id + length) % self.capacity
+        self._episode_ids[slots] = self._next_id
+        self._priorities[slots] = priorities
         self._next_id += length
-        self._size += length
-        self._set(ids, priorities)
 
     def sample(self, number: int) -> list[Sample]:
         """
-        Draw transitions with replacement.
+        Draw transitions with replacement. Those of one episode share it.
 
         Raises:
             ValueError: If the buffer is empty.
         """
-        if not self._size:
+        if not len(self):
             raise ValueError("The replay buffer is empty: no episode with at least one turn was added.")
-        remainder = self._rng.random(number) * self._tree[1]
-        node = np.ones(number, dtype=np.int64)
-        while node[0] < self._num_leaves:
-            left = self._tree[2 * node]
-            # Never walk into an empty subtree, however the sums were rounded.
-            right = (remainder >= left) & (self._tree[2 * node + 1] > 0) | (left == 0)
-            remainder -= np.where(right, left, 0.0)
-            node = 2 * node + right
-        slots = node - self._num_leaves
-        probabilities = self._tree[node] / self._tree[1]
-        weights = (self._size * probabilities) ** -self.importance_sampling_exponent
+        slots, weights = self._tree.draw(self._rng.random(number))
+        weights = (len(self) * weights / self._tree.total) ** -self.importance_sampling_exponent
         weights /= weights.max()
-        newest = self._next_id - 1
-        ids = newest - (newest - slots) % self.capacity
+        episode_ids = self._episode_ids[slots]
+        indices = (slots - episode_ids) % self.capacity
+        episodes = {i: self._store[i] for i in episode_ids.tolist()}
         return [
-            Sample(Transition(self._episodes[first], int(i - first)), int(i), float(weight))
-            for i, first, weight in zip(ids, self._first_ids[slots].tolist(), weights, strict=True)
+            Sample(Transition(episodes[i], index), i + index, weight)
+            for i, index, weight in zip(episode_ids.tolist(), indices.tolist(), weights.tolist(), strict=True)
         ]
 
     def update_priorities(self, transition_ids: Sequence[int], priorities: Sequence[float]) -> None:
@@ -169,69 +151,75 @@ class PrioritizedReplay:
         ids, values = np.asarray(transition_ids, dtype=np.int64), np.asarray(priorities, dtype=np.float64)
         if not np.isfinite(values).all() or (values < 0).any():
             raise ValueError(f"Priorities must be finite and not negative, got {values.tolist()}.")
-        kept = ids >= self._next_id - self._size
+        kept = ids >= self._first_id
         if kept.any():
             values = np.maximum(values[kept], 1e-6)  # a priority of zero would never be sampled again
             self._max_priority = max(self._max_priority, float(values.max()))
-            self._set(ids[kept], values)
+            slots = ids[kept] % self.capacity
+            self._priorities[slots] = values
+            self._weigh(slots)
 
-    def _set(self, ids: np.ndarray, priorities: np.ndarray) -> None:
-        slots = ids % self.capacity
-        self._priorities[slots] = priorities
-        nodes = slots + self._num_leaves
-        self._tree[nodes] = np.where(priorities > 0, priorities**self.priority_exponent, 0.0)
-        while nodes[0] > 1:
-            nodes = np.unique(nodes // 2)
-            self._tree[nodes] = self._tree[2 * nodes] + self._tree[2 * nodes + 1]
+    def _weigh(self, slots: np.ndarray) -> None:
+        """Let the priorities of slots take effect; free slots have none."""
+        priorities = self._priorities[slots]
+        self._tree.set(slots, np.where(priorities > 0, priorities**self.priority_exponent, 0.0))
 
     def save(self, directory: str | Path) -> None:
         """Write the buffer to `episodes.parquet` and `replay.json` in `directory`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        rows = []
-        for first, episode in self._episodes.items():
-            slots = (first + np.arange(len(episode.turns))) % self.capacity
-            rows.append({**episode_to_row(episode), "priorities": self._priorities[slots].tolist()})
-        pq.write_table(pa.Table.from_pylist(rows, schema=_EPISODE), directory / "episodes.parquet")
+        write_episodes(directory / "episodes.parquet", self._items())
         state = {"max_priority": self._max_priority, "rng": self._rng.bit_generator.state, "next_id": self._next_id}
         (directory / "replay.json").write_text(json.dumps(state))
 
+    def _items(self) -> Iterator[tuple[Episode, np.ndarray]]:
+        """The episodes with their priorities, oldest first."""
+        for number in self._store:
+            episode = self._store[number]
+            yield episode, self._priorities[np.arange(number, number + len(episode.turns)) % self.capacity]
+
     def load(self, directory: str | Path) -> None:
         """Replace the content by what [`PrioritizedReplay.save`] wrote. Sampling goes on exactly where it was."""
-        directory = Path(directory)
-        state = json.loads((directory / "replay.json").read_text())
-        self.__init__(self.capacity, self.priority_exponent, self.importance_sampling_exponent)
-        rows = pq.read_table(directory / "episodes.parquet").to_pylist()
-        self._next_id = state["next_id"] - sum(len(row["turns"]) for row in rows)
-        for row in rows:
-            self._add(episode_from_row(row), np.array(row["priorities"]))
+        path = Path(directory) / "episodes.parquet"
+        state = json.loads((path.parent / "replay.json").read_text())
+        self._clear(state["next_id"] - int(episode_lengths(path).sum()))
+        self._extend(read_episodes(path))
         self._max_priority = state["max_priority"]
         self._rng.bit_generator.state = state["rng"]
 
+    def load_share(self, directories: Sequence[str | Path], rank: int, world_size: int) -> None:
+        """
+        Replace the content by the share of one of `world_size` processes in what another number of processes saved, see
+        [`~resharding.read_share`]. Transitions get new ids. Sampling goes on where the saved process of the same rank was;
+        if there was none, with the seed of this buffer.
 
-def episode_to_row(episode: Episode) -> dict[str, Any]:
-    """An episode as a row of a table."""
-    return {
-        "task": json.dumps(episode.task),
-        "first_observation": episode.first_observation,
-        "token_ids": episode.token_ids.tolist(),
-        "turns": [vars(turn) for turn in episode.turns],
-        "terminated": episode.terminated,
-        "truncated": episode.truncated,
-        "failure": episode.failure,
-        "is_log": episode.is_log,
-    }
+        Args:
+            directories (`Sequence[str | Path]`):
+                What each of the processes saved, in the order of their ranks.
+            rank (`int`):
+                This process.
+            world_size (`int`):
+                Number of processes now.
 
+        Raises:
+            ValueError: If the share does not fit.
+        """
+        directories = [Path(directory) for directory in directories]
+        states = [json.loads((directory / "replay.json").read_text()) for directory in directories]
+        self._clear(0)
+        self._extend(read_share([directory / "episodes.parquet" for directory in directories], rank, world_size))
+        if self._first_id > 0:
+            raise ValueError(
+                f"The buffers of {len(states)} processes do not fit into those of {world_size}: this one would hold "
+                f"{self._next_id} transitions, `replay_buffer_size` is {self.capacity}. Make it larger."
+            )
+        self._max_priority = max(state["max_priority"] for state in states)
+        if rank < len(states):
+            self._rng.bit_generator.state = states[rank]["rng"]
 
-def episode_from_row(row: dict[str, Any]) -> Episode:
-    """The inverse of [`episode_to_row`]."""
-    return Episode(
-        task=json.loads(row["task"]),
-        first_observation=row["first_observation"],
-        token_ids=np.array(row["token_ids"], dtype=np.int32),
-        turns=tuple(Turn(**turn) for turn in row["turns"]),
-        terminated=row["terminated"],
-        truncated=row["truncated"],
-        failure=row["failure"],
-        is_log=row["is_log"],
-    )
+    def _clear(self, next_id: int) -> None:
+        """Drop everything and go on with `next_id`."""
+        self._store.clear()
+        self._first_id = self._next_id = next_id
+        self._priorities[:] = 0
+        self._tree = SumTree(self.capacity)

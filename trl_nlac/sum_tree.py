@@ -1,0 +1,66 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Drawing indices in proportion to their weights, in logarithmic time."""
+
+import numpy as np
+
+
+class SumTree:
+    """
+    Weights of the indices from 0 to `size - 1`, at first zero, and their sums over halves of halves.
+
+    Args:
+        size (`int`):
+            Number of indices.
+    """
+
+    def __init__(self, size: int):
+        # A binary tree in one array: node i has the children 2i and 2i + 1, the leaves are the indices.
+        self._num_leaves = 1 << max(1, (size - 1).bit_length())
+        self._sums = np.zeros(2 * self._num_leaves)
+
+    @property
+    def total(self) -> float:
+        """Sum of all weights."""
+        return float(self._sums[1])
+
+    def set(self, indices: np.ndarray, weights: np.ndarray) -> None:
+        """Set the weights of at least one index. Of an index that occurs twice, the last weight counts."""
+        nodes = indices + self._num_leaves
+        self._sums[nodes] = weights
+        while nodes[0] > 1:
+            nodes = np.unique(nodes // 2)
+            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+
+    def draw(self, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """
+        The index at each fraction of the total, counted along the indices. None has the weight zero.
+
+        Args:
+            fractions (`np.ndarray` of shape `(number,)`):
+                At least 0, less than 1.
+
+        Returns:
+            `tuple[np.ndarray, np.ndarray]`: indices and their weights.
+        """
+        remainder = fractions * self._sums[1]
+        node = np.ones(len(fractions), dtype=np.int64)
+        while node[0] < self._num_leaves:
+            left = self._sums[2 * node]
+            # Never walk into an empty subtree, however the sums were rounded.
+            right = (remainder >= left) & (self._sums[2 * node + 1] > 0) | (left == 0)
+            remainder -= np.where(right, left, 0.0)
+            node = 2 * node + right
+        return node - self._num_leaves, self._sums[node]
