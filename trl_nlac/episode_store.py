@@ -143,9 +143,9 @@ def encode_episode(episode: Episode) -> bytes:
             f"The task {episode.task} cannot be stored: {error}. Use columns that JSON can hold."
         ) from error
     # Apart, because text between them would spoil the alignment that the repetitions of token ids have.
-    compressed = _CODEC.compress(token_ids, asbytes=True)
+    compressed = _CODEC.compress(token_ids)
     sizes = _SIZES.pack(len(compressed), len(token_ids), len(rest))
-    return b"".join((sizes, compressed, _CODEC.compress(rest, asbytes=True)))
+    return b"".join((sizes, compressed, _CODEC.compress(rest)))
 
 
 def decode_episode(record: bytes) -> Episode:

@@ -1,0 +1,227 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+What a replay buffer costs: memory, adding, sampling, updating, saving and loading, from a thousand to a million
+transitions, with all episodes in memory and with most of them spilled to files.
+
+Every measurement runs in a process of its own. Its memory is what the resident set grew by (`VmRSS`, after `malloc_trim`,
+so that it holds what the buffer keeps and not what was made on the way), with a buffer whose capacity is the number of
+transitions and that is full. `memory_ratio` relates it to the token ids of the stored episodes, once, as int32.
+
+Two kinds of episodes, each of `--num_turns` turns with 100 to 300 tokens of action and as many of observation:
+`text` cuts them out of Python's own documentation (the topics of `pydoc`), in pieces of at most six letters, which get
+arbitrary ids from a vocabulary of 151,643; `random` has the same text and ids that are drawn uniformly, which no
+compression can use.
+
+python benchmarks/replay.py --json benchmarks/results/replay.json
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from pydoc_data.topics import topics
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+
+from trl_nlac import PrioritizedReplay
+from trl_nlac.types import Episode, Turn
+
+
+VOCABULARY = 151_643  # of Qwen2.5
+
+
+class Source:
+    """Makes episodes out of a text."""
+
+    def __init__(self, kind: str, num_turns: int, seed: int = 0):
+        self.kind, self.num_turns = kind, num_turns
+        self.rng = np.random.default_rng(seed)
+        self.text = "\n".join(topics.values())
+        pieces = re.findall(r" ?\w{1,6}|\s+|[^\w\s]+", self.text)
+        self.ends = np.cumsum([0, *map(len, pieces)])
+        names = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+        ids = self.rng.choice(VOCABULARY, len(names), replace=False)
+        self.token_ids = ids[[names[piece] for piece in pieces]].astype(np.int32)
+
+    def cut(self, length: int) -> tuple[np.ndarray, str]:
+        start = int(self.rng.integers(len(self.token_ids) - length))
+        text = self.text[self.ends[start] : self.ends[start + length]]
+        return self.token_ids[start : start + length], text
+
+    def episode(self) -> Episode:
+        parts, turns, length = [], [], 0
+        lengths = self.rng.integers(100, 300, size=(self.num_turns, 2), endpoint=True).tolist()
+        opening, first = observation, _ = self.cut(300)
+        for i, (action_length, observation_length) in enumerate(lengths):
+            action, said = self.cut(action_length)
+            start = length + len(observation)
+            parts += [observation, action]
+            length = start + action_length
+            observation, seen = self.cut(observation_length)
+            reward = float(i == self.num_turns - 1)
+            turns.append(Turn(start, action_length, said[len(said) // 2 :], seen, reward))  # without its thought
+        token_ids = np.concatenate(parts)
+        if self.kind == "random":
+            token_ids = self.rng.integers(VOCABULARY, size=len(token_ids)).astype(np.int32)
+        return Episode({"seed": int(self.rng.integers(10**6))}, first, token_ids, tuple(turns), True, False)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status).group(1))
+
+
+def measure(args: argparse.Namespace) -> dict:
+    """One row of the report: a buffer of `args.size` transitions."""
+    source = Source(args.kind, args.num_turns)
+    warm_up = PrioritizedReplay(100)
+    warm_up.add([source.episode()])
+    warm_up.sample(args.batch_size)
+    del warm_up
+
+    before = resident()
+    replay = PrioritizedReplay(args.size, memory_limit=args.memory_limit, spill_directory=args.directory)
+    seconds, num_added, chunks = 0.0, 0, []
+    # One and a half times as many as fit, so that the oldest have left.
+    while num_added < 1.5 * args.size:
+        chunk = [source.episode() for _ in range(min(100, args.size // args.num_turns))]
+        start = time.perf_counter()
+        replay.add(chunk)
+        seconds += time.perf_counter() - start
+        num_added += len(chunk) * args.num_turns
+        chunks.append(sum(len(episode.token_ids) for episode in chunk) / len(chunk))
+    num_episodes = len(replay) // args.num_turns
+    num_kept = -(-num_episodes // len(chunk))
+    token_bytes = 4 * num_episodes * float(np.mean(chunks[-num_kept:]))
+    del chunk
+    memory = resident() - before
+
+    rng = np.random.default_rng(1)
+    samples, updates = [], []
+    for _ in range(args.repetitions):
+        start = time.perf_counter()
+        batch = replay.sample(args.batch_size)
+        samples.append(time.perf_counter() - start)
+        ids = [sample.transition_id for sample in batch]
+        del batch
+        priorities = rng.exponential(size=len(ids))
+        start = time.perf_counter()
+        replay.update_priorities(ids, priorities)
+        updates.append(time.perf_counter() - start)
+
+    trees = []
+    for _ in range(args.repetitions):
+        fractions = rng.random(args.batch_size)
+        start = time.perf_counter()
+        replay._tree.draw(fractions)
+        trees.append(time.perf_counter() - start)
+
+    with tempfile.TemporaryDirectory(dir=args.directory) as folder:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = time.perf_counter()
+        replay.save(folder)
+        save = time.perf_counter() - start
+        saved = sum(path.stat().st_size for path in Path(folder).iterdir())
+        save_growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+        start = time.perf_counter()
+        replay.load(folder)
+        load = time.perf_counter() - start
+    return {
+        "transitions": args.size,
+        "kind": args.kind,
+        "memory_limit_bytes": args.memory_limit,
+        "tokens_per_transition": round(token_bytes / 4 / len(replay), 1),
+        "memory_bytes": memory,
+        "memory_ratio": round(memory / token_bytes, 3),
+        "bytes_per_transition": round(memory / len(replay), 1),
+        "record_bytes_in_memory": replay._store.memory_size,
+        "record_bytes_on_disk": replay._store.disk_size,
+        "add_per_second": round(num_added / seconds),
+        "sample_us": round(1e6 * median(samples), 1),
+        "sample_tree_us": round(1e6 * median(trees), 1),
+        "update_us": round(1e6 * median(updates), 1),
+        "save_seconds": round(save, 2),
+        "saved_bytes": saved,
+        "peak_growth_of_save_bytes": 1024 * save_growth,
+        "load_seconds": round(load, 2),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
+    parser.add_argument("--num_turns", type=int, default=10)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument(
+        "--directory", type=Path, help="of spilled and saved episodes; default: that of temporary files"
+    )
+    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)  # the rest is for the process of one measurement
+    parser.add_argument("--kind", default="text", help=argparse.SUPPRESS)
+    parser.add_argument("--memory_limit", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.size is not None:
+        print(json.dumps(measure(args)))
+        return
+
+    runs = [(size, "text", None) for size in args.sizes]
+    runs += [(args.sizes[-2], "random", None)]
+    # Spilled: a tenth of the token data may stay in memory.
+    runs += [(size, "text", 160 * size) for size in args.sizes[-2:]]
+    rows = []
+    for size, kind, memory_limit in runs:
+        command = [sys.executable, __file__, "--size", str(size), "--kind", kind]
+        for name in ("num_turns", "batch_size", "repetitions"):
+            command += [f"--{name}", str(vars(args)[name])]
+        command += ["--memory_limit", str(memory_limit)] if memory_limit is not None else []
+        command += ["--directory", str(args.directory)] if args.directory is not None else []
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        print(json.dumps(rows[-1]), flush=True)
+    in_memory = [row for row in rows if row["memory_limit_bytes"] is None]
+    report = {
+        "date": date.today().isoformat(),
+        "turns": args.num_turns,
+        "batch_size": args.batch_size,
+        "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform()},
+        "versions": {name: version(name) for name in ("numpy", "pyarrow")},
+        "python": platform.python_version(),
+        "memory_ratio": max(row["memory_ratio"] for row in in_memory),
+        "sample_us": {str(row["transitions"]): row["sample_us"] for row in in_memory if row["kind"] == "text"},
+        "rows": rows,
+    }
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
