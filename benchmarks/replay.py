@@ -25,6 +25,10 @@ Two kinds of episodes, each of `--num_turns` turns with 100 to 300 tokens of act
 arbitrary ids from a vocabulary of 151,643; `random` has the same text and ids that are drawn uniformly, which no
 compression can use.
 
+`sample_us` is the time of drawing a batch, `sample_draw_us` that of finding its transitions in the tree, which is all that
+grows with the buffer; the rest builds the episodes. Times are medians of the fastest of `--rounds` rounds, because others
+may use the machine; `load_average` says whether they did.
+
 python benchmarks/replay.py --json benchmarks/results/replay.json
 """
 
@@ -110,8 +114,8 @@ def measure(args: argparse.Namespace) -> dict:
     before = resident()
     replay = PrioritizedReplay(args.size, memory_limit=args.memory_limit, spill_directory=args.directory)
     seconds, num_added, chunks = 0.0, 0, []
-    # One and a half times as many as fit, so that the oldest have left.
-    while num_added < 1.5 * args.size:
+    # More than fit, so that the oldest have left.
+    while num_added < 1.2 * args.size:
         chunk = [source.episode() for _ in range(min(100, args.size // args.num_turns))]
         start = time.perf_counter()
         replay.add(chunk)
@@ -125,24 +129,24 @@ def measure(args: argparse.Namespace) -> dict:
     memory = resident() - before
 
     rng = np.random.default_rng(1)
-    samples, updates = [], []
-    for _ in range(args.repetitions):
-        start = time.perf_counter()
-        batch = replay.sample(args.batch_size)
-        samples.append(time.perf_counter() - start)
-        ids = [sample.transition_id for sample in batch]
-        del batch
-        priorities = rng.exponential(size=len(ids))
-        start = time.perf_counter()
-        replay.update_priorities(ids, priorities)
-        updates.append(time.perf_counter() - start)
-
-    trees = []
-    for _ in range(args.repetitions):
-        fractions = rng.random(args.batch_size)
-        start = time.perf_counter()
-        replay._tree.draw(fractions)
-        trees.append(time.perf_counter() - start)
+    rounds = []
+    for _ in range(args.rounds):
+        samples, updates, draws = [], [], []
+        for _ in range(args.repetitions):
+            start = time.perf_counter()
+            batch = replay.sample(args.batch_size)
+            samples.append(time.perf_counter() - start)
+            ids = [sample.transition_id for sample in batch]
+            del batch
+            fractions, priorities = rng.random(len(ids)), rng.exponential(size=len(ids))
+            start = time.perf_counter()
+            replay._tree.draw(fractions)
+            draws.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            replay.update_priorities(ids, priorities)
+            updates.append(time.perf_counter() - start)
+        rounds.append([1e6 * median(seconds) for seconds in (samples, draws, updates)])
+    sample, draw, update = (min(medians) for medians in zip(*rounds, strict=True))
 
     with tempfile.TemporaryDirectory(dir=args.directory) as folder:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -165,13 +169,14 @@ def measure(args: argparse.Namespace) -> dict:
         "record_bytes_in_memory": replay._store.memory_size,
         "record_bytes_on_disk": replay._store.disk_size,
         "add_per_second": round(num_added / seconds),
-        "sample_us": round(1e6 * median(samples), 1),
-        "sample_tree_us": round(1e6 * median(trees), 1),
-        "update_us": round(1e6 * median(updates), 1),
+        "sample_us": round(sample, 1),
+        "sample_draw_us": round(draw, 1),
+        "update_us": round(update, 1),
         "save_seconds": round(save, 2),
         "saved_bytes": saved,
         "peak_growth_of_save_bytes": 1024 * save_growth,
         "load_seconds": round(load, 2),
+        "load_average": round(os.getloadavg()[0], 1),
     }
 
 
@@ -181,7 +186,8 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--num_turns", type=int, default=10)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=50, help="of sampling and updating in a round")
     parser.add_argument(
         "--directory", type=Path, help="of spilled and saved episodes; default: that of temporary files"
     )
@@ -200,7 +206,7 @@ def main():
     rows = []
     for size, kind, memory_limit in runs:
         command = [sys.executable, __file__, "--size", str(size), "--kind", kind]
-        for name in ("num_turns", "batch_size", "repetitions"):
+        for name in ("num_turns", "batch_size", "rounds", "repetitions"):
             command += [f"--{name}", str(vars(args)[name])]
         command += ["--memory_limit", str(memory_limit)] if memory_limit is not None else []
         command += ["--directory", str(args.directory)] if args.directory is not None else []

@@ -13,6 +13,7 @@
 # limitations under the License.
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ from transformers import (
 )
 from trl.import_utils import is_vllm_available
 
-from trl_nlac import NLACPrompts, NLACTrainer
+from trl_nlac import NLACPrompts, NLACTrainer, PrioritizedReplay
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
@@ -412,6 +413,35 @@ class TestSaving:
         assert_same(whole.target_weights.state_dict(), resumed.target_weights.state_dict())
         assert (whole.replay._priorities == resumed.replay._priorities).all()
         assert whole.num_environment_steps == resumed.num_environment_steps
+
+    def test_resume_of_two_processes(self, tmp_path):
+        """As if two had saved, and in the middle of an iteration: all transitions are there, the iteration starts again."""
+        config = {"max_steps": 4, "samples_per_iteration": 8, "save_strategy": "steps", "save_steps": 1}
+        make_trainer(tmp_path, config).train()
+        checkpoint = tmp_path / "checkpoint-1"
+        path = checkpoint / "nlac" / "rank_00000" / "state.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "world_size": 2}))
+        shutil.copytree(path.parent, checkpoint / "nlac" / "rank_00001")
+        resumed = make_trainer(tmp_path / "resumed", config)
+        saved = PrioritizedReplay(100)
+        saved.load(path.parent)
+
+        class Check(TrainerCallback):
+            def on_train_begin(self, *args, **kwargs):
+                tokens = [episode.token_ids.tolist() for episode in saved.episodes]
+                loaded = [episode.token_ids.tolist() for episode in resumed.replay.episodes]
+                assert sorted(loaded) == sorted(tokens * 2) and not resumed._batches
+                assert resumed.num_environment_steps == len(saved)
+
+        resumed.add_callback(Check())
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert resumed.state.global_step == 4
+
+    def test_replay_buffer_memory(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"replay_buffer_memory": 2**-22})  # 256 bytes
+        trainer.train()
+        assert trainer.replay._store.memory_size <= 256 < trainer.replay._store.disk_size
+        assert trainer.replay._store.directory == trainer.args.output_dir
 
     def test_checkpoint_holds_no_code(self, tmp_path):
         trainer = make_trainer(tmp_path, {"save_strategy": "steps", "save_steps": 2})

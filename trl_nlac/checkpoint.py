@@ -20,12 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from accelerate.logging import get_logger
 from safetensors.torch import load_file, save_file
 
 from .replay import PrioritizedReplay
 from .target_weights import TargetWeights
 from .types import Prompt, TrainingExample
 
+
+logger = get_logger(__name__)
 
 _EXAMPLE = pa.schema(
     {
@@ -63,7 +66,7 @@ def save_state(
         batches (`list[list[TrainingExample]]`):
             Micro-batches of the current iteration that are still to be trained on.
         state (`dict[str, Any]`):
-            Anything else that JSON can hold.
+            Anything else that JSON can hold, with the number of processes as `world_size`.
     """
     folder = _folder(directory, rank)
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,25 +91,44 @@ def save_state(
 
 
 def load_state(
-    directory: Path, rank: int, replay: PrioritizedReplay, target_weights: TargetWeights
+    directory: Path, rank: int, world_size: int, replay: PrioritizedReplay, target_weights: TargetWeights
 ) -> tuple[list[list[TrainingExample]], dict[str, Any]]:
     """
-    Read what [`save_state`] wrote.
+    Read what [`save_state`] wrote. If that was another number of processes, their replay buffers are dealt out to those
+    that there are now, and the iteration starts again: its micro-batches fit the old batches and transition ids.
 
     Returns:
-        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches and the state.
+        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches and the state. Where no process of
+        this rank saved, the state is without its own random state, `rehearsal_rng`.
 
     Raises:
         FileNotFoundError: If the checkpoint has no state of this process.
     """
-    folder = _folder(directory, rank)
-    if not folder.exists():
+    folder, first = _folder(directory, rank), _folder(directory, 0)
+    if not folder.exists() and not first.exists():
         raise FileNotFoundError(
             f"The checkpoint {directory} holds no replay buffer of process {rank}. It was saved with "
-            "`save_only_model=True`, or with fewer processes; resume with the same number of processes."
+            "`save_only_model=True`, or not all of its files were copied."
         )
-    replay.load(folder)
+    # Without a shared file system a node has the files of its own processes only.
+    saved_world_size = _state(first if first.exists() else folder)["world_size"]
     target_weights.load_state_dict(load_file(directory / "target_weights.safetensors"))
+    if saved_world_size == world_size:
+        replay.load(folder)
+        return _load_batches(folder), _state(folder)
+    logger.warning(
+        f"The checkpoint {directory} was saved by {saved_world_size} processes, now there are {world_size}: the replay "
+        "buffers are dealt out anew, and the iteration starts again."
+    )
+    replay.load_share([_folder(directory, i) for i in range(saved_world_size)], rank, world_size)
+    if rank < saved_world_size:
+        return [], _state(folder)
+    state = _state(first)
+    del state["rehearsal_rng"]
+    return [], state
+
+
+def _load_batches(folder: Path) -> list[list[TrainingExample]]:
     batches: list[list[TrainingExample]] = []
     for row in pq.read_table(folder / "batches.parquet").to_pylist():
         if row["batch"] == len(batches):
@@ -122,7 +144,11 @@ def load_state(
                 teacher_prompt=None if teacher_prompt is None else Prompt.of(teacher_prompt),
             )
         )
-    return batches, json.loads((folder / "state.json").read_text())
+    return batches
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "state.json").read_text())
 
 
 def _folder(directory: Path, rank: int) -> Path:

@@ -83,8 +83,8 @@ def check_options(args: Any) -> None:
         "num_oracle_probes",
     ):
         check(name, args.__dict__[name] >= 0, "not negative")
-    timeout = args.environment_timeout
-    check("environment_timeout", timeout is None or timeout > 0, "above 0, or None")
+    for name in ("environment_timeout", "replay_buffer_memory"):
+        check(name, args.__dict__[name] is None or args.__dict__[name] > 0, "above 0, or None")
     for name in (
         "max_environment_failure_rate",
         "priority_exponent",

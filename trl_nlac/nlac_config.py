@@ -131,6 +131,10 @@ class NLACConfig(VLLMOptions):
 
         replay_buffer_size (`int`, *optional*, defaults to `100000`):
             Number of transitions that each process keeps.
+        replay_buffer_memory (`float`, *optional*):
+            Memory, in GiB, that each process gives to the stored episodes, which are compressed. Beyond it the oldest lie in
+            files in `output_dir` that vanish with the process, and are read back when they are sampled. If `None`, all are
+            kept in memory.
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the global batch size: one optimizer step per iteration.
@@ -328,6 +332,13 @@ class NLACConfig(VLLMOptions):
     # Parameters that control the replay buffer
     replay_buffer_size: int = field(
         default=100_000, metadata={"help": "Number of transitions that each process keeps."}
+    )
+    replay_buffer_memory: float | None = field(
+        default=None,
+        metadata={
+            "help": "Memory, in GiB, that each process gives to the stored episodes. Beyond it the oldest lie in files "
+            "in `output_dir`. If None, all are kept in memory."
+        },
     )
     samples_per_iteration: int | None = field(
         default=None,

@@ -242,6 +242,8 @@ class NLACTrainer(_BaseTrainer):
             priority_exponent=args.priority_exponent,
             importance_sampling_exponent=args.importance_sampling_exponent,
             seed=args.seed + args.process_index,
+            memory_limit=None if args.replay_buffer_memory is None else int(args.replay_buffer_memory * 2**30),
+            spill_directory=args.output_dir,
         )
         if replay_dataset is not None:
             shard = replay_dataset.shard(args.world_size, args.process_index)
@@ -482,6 +484,7 @@ class NLACTrainer(_BaseTrainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         state = {
+            "world_size": self.args.world_size,
             "environment_steps": self.num_environment_steps,
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
         }
@@ -491,8 +494,9 @@ class NLACTrainer(_BaseTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            rank = self.args.process_index
-            batches, state = load_state(Path(checkpoint), rank, self.replay, self.target_weights)
+            rank, world_size = self.args.process_index, self.args.world_size
+            batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
             self._batches = deque(batches)
             self.num_environment_steps = state["environment_steps"]
-            self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
+            if "rehearsal_rng" in state:
+                self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
