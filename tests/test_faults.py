@@ -154,6 +154,24 @@ class TestFaults:
             assert episode.failure.startswith("reward: ")
             assert episode.truncated and not episode.terminated and len(episode.turns) == 1
 
+    def test_half_characters(self):
+        """They are no text, neither as observations nor within errors."""
+
+        class Halves:
+            def reset(self, fails):
+                self.fails = fails
+                return "win"
+
+            def step(self, action):
+                if self.fails:
+                    raise FileNotFoundError("caf\udce9")
+                return StepResult("caf\udce9", 1.0, terminated=True)
+
+        observed, failed = play([{"fails": False}, {"fails": True}], Halves)
+        assert observed.failure.startswith("observation: MalformedResult: the observation is no valid text")
+        assert failed.failure == "step: FileNotFoundError: caf\\udce9"
+        assert not observed.turns and observed.score == 0
+
     def test_limits_of_the_trainer_are_rewarded_too(self):
         class Env:
             def reset(self):

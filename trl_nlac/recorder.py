@@ -155,7 +155,8 @@ class Recorder:
         if self.terminated:
             self.turns.pop()
         self.terminated, self.truncated = False, True
-        self.failure = f"{kind}: {type(error).__name__}: {error}"
+        message = str(error).encode(errors="backslashreplace").decode()
+        self.failure = f"{kind}: {type(error).__name__}: {message}"
 
     def episode(self) -> Episode:
         end = self.turns[-1].prompt_end + self.turns[-1].action_length if self.turns else len(self.token_ids)
@@ -195,6 +196,12 @@ def checked_text(observation: Any) -> str:
     """
     if not isinstance(observation, str):
         raise MalformedResult("observation", f"the observation is {type(observation).__name__}, expected text")
+    try:
+        observation.encode()
+    except (
+        UnicodeEncodeError
+    ) as error:  # half a character, as `surrogateescape` leaves it: no tokenizer or file takes it
+        raise MalformedResult("observation", f"the observation is no valid text: {error}") from error
     return observation
 
 

@@ -1,0 +1,101 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+
+SCRIPT = """
+import json
+import sys
+from pathlib import Path
+
+from testing_utils import make_config
+from transformers import TrainerCallback
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+
+output_dir, batch_size, max_steps, checkpoint = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+desk, tasks = make_tasks("rooms", 0)
+trainer = NLACTrainer(
+    model=TINY_MODEL,
+    args=make_config(
+        output_dir,
+        max_steps=max_steps,
+        per_device_train_batch_size=batch_size,
+        episodes_per_iteration=4,
+        samples_per_iteration=16,
+        save_strategy="steps",
+        save_steps=3,
+    ),
+    train_dataset=tasks,
+    environment_factory=lambda: make_environment(desk),
+    prompts=COMPACT_PROMPTS,
+)
+
+
+class Loaded(TrainerCallback):
+    def on_train_begin(self, *args, **kwargs):
+        rows = [
+            [episode.token_ids.tolist(), priorities.tolist()] for episode, priorities in trainer.replay._items()
+        ]
+        loaded = {"rows": rows, "steps": trainer.num_environment_steps, "num_batches": len(trainer._batches)}
+        (output_dir / f"loaded_{trainer.args.process_index}.json").write_text(json.dumps(loaded))
+
+
+trainer.add_callback(Loaded())
+trainer.train(resume_from_checkpoint=checkpoint[0] if checkpoint else None)
+"""
+
+
+def train(script: Path, world_size: int, *arguments: str) -> None:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world_size)]
+    finished = subprocess.run(
+        [*command, str(script), *arguments], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "resumed"), [(2, 1), (1, 2)])
+def test_resume_on_another_number_of_processes(tmp_path, saved, resumed):
+    """From the middle of an iteration, with the same global batch: nothing is lost, nothing is there twice."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    train(script, saved, str(tmp_path), str(8 // saved), "3")
+    checkpoint = tmp_path / "checkpoint-3"
+    folders = sorted((checkpoint / "nlac").iterdir())
+    assert len(folders) == saved
+    rows = [row for folder in folders for row in pq.read_table(folder / "episodes.parquet").to_pylist()]
+
+    train(script, resumed, str(tmp_path), str(8 // resumed), "6", str(checkpoint))
+    loaded = [json.loads((tmp_path / f"loaded_{rank}.json").read_text()) for rank in range(resumed)]
+    assert sorted(row for of_one in loaded for row in of_one["rows"]) == sorted(
+        [row["token_ids"], row["priorities"]] for row in rows
+    )
+    for of_one in loaded:
+        assert of_one["steps"] == sum(len(row["turns"]) for row in rows) and of_one["num_batches"] == 0
+    assert len(sorted((tmp_path / "checkpoint-6" / "nlac").iterdir())) == resumed
