@@ -26,8 +26,8 @@ arbitrary ids from a vocabulary of 151,643; `random` has the same text and ids t
 compression can use.
 
 `sample_us` is the time of drawing a batch, `sample_draw_us` that of finding its transitions in the tree, which is all that
-grows with the buffer; the rest builds the episodes. Times are medians of the fastest of `--rounds` rounds, because others
-may use the machine; `load_average` says whether they did.
+grows with the buffer; the rest builds the episodes. These times are medians of the fastest of `--rounds` rounds. Others may
+use the machine (`load_average`), so that everything is timed twice: `_cpu` is without waiting for a processor, or for a disk.
 
 python benchmarks/replay.py --json benchmarks/results/replay.json
 """
@@ -57,6 +57,20 @@ from trl_nlac.types import Episode, Turn
 
 
 VOCABULARY = 151_643  # of Qwen2.5
+
+
+class Stopwatch:
+    """Seconds that passed within the `with` blocks, and seconds of processor."""
+
+    def __init__(self):
+        self.wall, self.cpu = [], []
+
+    def __enter__(self):
+        self._start = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *args):
+        self.wall.append(time.perf_counter() - self._start[0])
+        self.cpu.append(time.process_time() - self._start[1])
 
 
 class Source:
@@ -113,13 +127,12 @@ def measure(args: argparse.Namespace) -> dict:
 
     before = resident()
     replay = PrioritizedReplay(args.size, memory_limit=args.memory_limit, spill_directory=args.directory)
-    seconds, num_added, chunks = 0.0, 0, []
+    adding, num_added, chunks = Stopwatch(), 0, []
     # More than fit, so that the oldest have left.
     while num_added < 1.2 * args.size:
         chunk = [source.episode() for _ in range(min(100, args.size // args.num_turns))]
-        start = time.perf_counter()
-        replay.add(chunk)
-        seconds += time.perf_counter() - start
+        with adding:
+            replay.add(chunk)
         num_added += len(chunk) * args.num_turns
         chunks.append(sum(len(episode.token_ids) for episode in chunk) / len(chunk))
     num_episodes = len(replay) // args.num_turns
@@ -131,33 +144,31 @@ def measure(args: argparse.Namespace) -> dict:
     rng = np.random.default_rng(1)
     rounds = []
     for _ in range(args.rounds):
-        samples, updates, draws = [], [], []
+        sampling, drawing, updating = watches = Stopwatch(), Stopwatch(), Stopwatch()
         for _ in range(args.repetitions):
-            start = time.perf_counter()
-            batch = replay.sample(args.batch_size)
-            samples.append(time.perf_counter() - start)
+            with sampling:
+                batch = replay.sample(args.batch_size)
             ids = [sample.transition_id for sample in batch]
             del batch
             fractions, priorities = rng.random(len(ids)), rng.exponential(size=len(ids))
-            start = time.perf_counter()
-            replay._tree.draw(fractions)
-            draws.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            replay.update_priorities(ids, priorities)
-            updates.append(time.perf_counter() - start)
-        rounds.append([1e6 * median(seconds) for seconds in (samples, draws, updates)])
-    sample, draw, update = (min(medians) for medians in zip(*rounds, strict=True))
+            with drawing:
+                replay._tree.draw(fractions)
+            with updating:
+                replay.update_priorities(ids, priorities)
+        rounds.append([1e6 * median(seconds) for watch in watches for seconds in (watch.wall, watch.cpu)])
+    sample, sample_cpu, draw, draw_cpu, update, update_cpu = (
+        round(min(times), 1) for times in zip(*rounds, strict=True)
+    )
 
+    saving, loading = Stopwatch(), Stopwatch()
     with tempfile.TemporaryDirectory(dir=args.directory) as folder:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start = time.perf_counter()
-        replay.save(folder)
-        save = time.perf_counter() - start
+        with saving:
+            replay.save(folder)
         saved = sum(path.stat().st_size for path in Path(folder).iterdir())
         save_growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
-        start = time.perf_counter()
-        replay.load(folder)
-        load = time.perf_counter() - start
+        with loading:
+            replay.load(folder)
     return {
         "transitions": args.size,
         "kind": args.kind,
@@ -168,14 +179,20 @@ def measure(args: argparse.Namespace) -> dict:
         "bytes_per_transition": round(memory / len(replay), 1),
         "record_bytes_in_memory": replay._store.memory_size,
         "record_bytes_on_disk": replay._store.disk_size,
-        "add_per_second": round(num_added / seconds),
-        "sample_us": round(sample, 1),
-        "sample_draw_us": round(draw, 1),
-        "update_us": round(update, 1),
-        "save_seconds": round(save, 2),
+        "add_per_second": round(num_added / sum(adding.wall)),
+        "add_per_second_cpu": round(num_added / sum(adding.cpu)),
+        "sample_us": sample,
+        "sample_us_cpu": sample_cpu,
+        "sample_draw_us": draw,
+        "sample_draw_us_cpu": draw_cpu,
+        "update_us": update,
+        "update_us_cpu": update_cpu,
+        "save_seconds": round(saving.wall[0], 2),
+        "save_seconds_cpu": round(saving.cpu[0], 2),
         "saved_bytes": saved,
         "peak_growth_of_save_bytes": 1024 * save_growth,
-        "load_seconds": round(load, 2),
+        "load_seconds": round(loading.wall[0], 2),
+        "load_seconds_cpu": round(loading.cpu[0], 2),
         "load_average": round(os.getloadavg()[0], 1),
     }
 
@@ -200,9 +217,8 @@ def main():
         return
 
     runs = [(size, "text", None) for size in args.sizes]
-    runs += [(args.sizes[-2], "random", None)]
-    # Spilled: a tenth of the token data may stay in memory.
-    runs += [(size, "text", 160 * size) for size in args.sizes[-2:]]
+    runs += [(args.sizes[-1], "text", 160 * args.sizes[-1])]  # a tenth of the token ids' bytes may stay in memory
+    runs += [(10**4, "random", None)]
     rows = []
     for size, kind, memory_limit in runs:
         command = [sys.executable, __file__, "--size", str(size), "--kind", kind]
@@ -221,7 +237,10 @@ def main():
         "versions": {name: version(name) for name in ("numpy", "pyarrow")},
         "python": platform.python_version(),
         "memory_ratio": max(row["memory_ratio"] for row in in_memory),
-        "sample_us": {str(row["transitions"]): row["sample_us"] for row in in_memory if row["kind"] == "text"},
+        **{
+            name: {str(row["transitions"]): row[name] for row in in_memory if row["kind"] == "text"}
+            for name in ("sample_us", "sample_us_cpu")
+        },
         "rows": rows,
     }
     if args.json:
