@@ -28,6 +28,7 @@ from trl_nlac import PrioritizedReplay, episode_files, episode_store
 from trl_nlac.episode_files import episode_lengths, read_episodes, write_episodes
 from trl_nlac.episode_store import decode_episode, encode_episode
 from trl_nlac.resharding import deal_episodes
+from trl_nlac.sum_tree import SumTree
 from trl_nlac.types import Episode, Turn
 
 
@@ -110,6 +111,30 @@ class TestPrioritizedReplay:
             replay.update_priorities([0], [float("nan")])
 
 
+class TestSumTree:
+    @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100])
+    def test_draws_by_cumulative_sums(self, size):
+        rng = np.random.default_rng(size)
+        tree, weights = SumTree(size), np.zeros(size)
+        for _ in range(20):
+            indices = rng.integers(size, size=5)
+            weights[indices] = rng.integers(0, 4, size=5) * 0.25  # sums are exact
+            tree.set(indices, weights[indices])
+            assert tree.total == weights.sum()
+            if tree.total:
+                fractions = rng.random(50)
+                drawn, found = tree.draw(fractions)
+                expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
+                assert drawn.tolist() == expected.tolist() and found.tolist() == weights[drawn].tolist()
+
+    def test_rounding_never_draws_what_has_no_weight(self):
+        tree = SumTree(4)
+        tree.set(np.array([0, 2]), np.array([0.3, 0.7]))
+        largest = np.nextafter(1, 0)
+        assert largest * 1.0 - 0.3 >= 0.7  # as if it were past the third index
+        assert tree.draw(np.array([0.0, 0.5, largest]))[0].tolist() == [0, 2, 2]
+
+
 def make_text_episode(rng, num_turns: int = 3, num_tokens: int = 400) -> Episode:
     """An episode whose token ids cannot be compressed."""
     token_ids = rng.integers(2**31, size=num_tokens, dtype=np.int32)
@@ -162,7 +187,10 @@ class TestRecords:
 
     def test_samples_of_an_episode_share_it(self):
         replay = PrioritizedReplay(capacity=10)
-        replay.add([make_episode(num_turns=5)])
+        episode = make_episode(num_turns=5)
+        replay.add([episode])
+        assert replay.sample(1)[0].transition.episode is episode
+        del episode
         samples = replay.sample(20)
         assert len({id(sample.transition.episode.token_ids) for sample in samples}) == 1
         assert replay.sample(1)[0].transition.episode is samples[0].transition.episode
@@ -333,6 +361,19 @@ class TestFiles:
         for ours, theirs in zip(replay.episodes, loaded.episodes, strict=True):
             assert_same_episode(ours, theirs)
 
+    def test_loading_replaces_the_content(self, tmp_path):
+        replay = PrioritizedReplay(capacity=20, priority_exponent=1.0)
+        replay.add([make_episode(num_turns=2, text="saved")])
+        replay.save(tmp_path)
+        loaded = PrioritizedReplay(capacity=20, priority_exponent=1.0)
+        loaded.add([make_episode(num_turns=5, text="old") for _ in range(3)])
+        loaded.update_priorities(range(15), [100.0] * 15)
+        loaded.load(tmp_path)
+        assert len(loaded) == 2 and loaded.priority_mean == 1.0
+        assert {sample.transition_id for sample in loaded.sample(100)} == {0, 1}
+        loaded.add([make_episode(num_turns=1, text="new")])
+        assert np.bincount([sample.transition_id for sample in loaded.sample(3000)]).min() > 900
+
     def test_a_smaller_buffer_loads_the_newest(self, tmp_path):
         replay = PrioritizedReplay(capacity=20)
         replay.add([make_episode(num_turns=2, text=str(i)) for i in range(10)])
@@ -343,14 +384,14 @@ class TestFiles:
         assert {sample.transition_id for sample in loaded.sample(200)} == set(range(14, 20))
 
 
-def save_ranks(folder: Path, world_size: int, seed: int, capacity: int = 60) -> list[Path]:
+def save_ranks(folder: Path, world_size: int, seed: int, capacity: int = 300) -> list[Path]:
     """Buffers of several processes, some of them full, one of them empty if there are three or more."""
     rng = np.random.default_rng(seed)
     folders = [folder / f"rank_{rank}" for rank in range(world_size)]
     for rank, path in enumerate(folders):
         replay = PrioritizedReplay(capacity, seed=rank)
         if rank != 2:
-            for i in range(rng.integers(3, 40)):
+            for i in range(rng.integers(3, 130)):
                 replay.add([make_episode(int(rng.integers(1, 7)), text=f"{rank} {i}")])
             ids = np.arange(replay._first_id, replay._next_id)
             replay.update_priorities(ids, rng.exponential(size=len(ids)))
@@ -368,10 +409,10 @@ class TestResharding:
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_every_transition_once(self, tmp_path, saved_world_size, world_size):
         folders = save_ranks(tmp_path, saved_world_size, seed=10 * saved_world_size + world_size)
-        saved = [PrioritizedReplay(60) for _ in folders]
+        saved = [PrioritizedReplay(300) for _ in folders]
         for replay, folder in zip(saved, folders, strict=True):
             replay.load(folder)
-        shares = [PrioritizedReplay(1000, seed=50 + rank) for rank in range(world_size)]
+        shares = [PrioritizedReplay(3000, seed=50 + rank) for rank in range(world_size)]
         for rank, share in enumerate(shares):
             share.load_share(folders, rank, world_size)
         assert sorted(pair for share in shares for pair in content(share)) == sorted(
@@ -385,13 +426,13 @@ class TestResharding:
             for source in range(saved_world_size):  # what is older stays older
                 numbers = [int(name.split()[1]) for name, _ in content(share) if name.startswith(f"{source} ")]
                 assert numbers == sorted(numbers)
-            again = PrioritizedReplay(1000, seed=50 + rank)
+            again = PrioritizedReplay(3000, seed=50 + rank)
             again.load_share(folders, rank, world_size)
             assert content(again) == content(share)
             source = saved[rank] if rank < saved_world_size else PrioritizedReplay(1, seed=50 + rank)
             assert share._rng.bit_generator.state == source._rng.bit_generator.state
             if len(share):
-                assert {sample.transition_id for sample in share.sample(3000)} <= set(range(len(share)))
+                assert {sample.transition_id for sample in share.sample(100)} <= set(range(len(share)))
 
     def test_the_oldest_of_all_leave_first(self):
         """Age is the number of transitions that came later in the same buffer."""
@@ -402,5 +443,5 @@ class TestResharding:
     def test_a_share_that_does_not_fit_is_an_error(self, tmp_path):
         folders = save_ranks(tmp_path, 2, seed=0)
         sizes = [episode_lengths(folder / "episodes.parquet").sum() for folder in folders]
-        with pytest.raises(ValueError, match=f"this one would hold {sum(sizes)} .*`replay_buffer_size` is 60"):
-            PrioritizedReplay(60).load_share(folders, 0, 1)
+        with pytest.raises(ValueError, match=f"this one would hold {sum(sizes)} .*`replay_buffer_size` is 100"):
+            PrioritizedReplay(100).load_share(folders, 0, 1)
