@@ -92,7 +92,7 @@ def make_model(args, directory: str) -> str:
         intermediate_size=3 * args.hidden_size,
         num_hidden_layers=args.num_layers,
         num_attention_heads=args.hidden_size // 64,
-        num_key_value_heads=max(1, args.hidden_size // 256),
+        num_key_value_heads=args.hidden_size // 128,
         max_position_embeddings=args.max_length,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
@@ -188,10 +188,10 @@ def run_cell(args) -> dict[str, float]:
         episodes = episodes_from_logs(make_logs(args, words), roles)
         every = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
         rng, runs = random.Random(1), []
-        for _ in range(1 + args.repetitions):
+        measure(trainer, roles, every[:1])  # warm up
+        for _ in range(args.repetitions):
             runs.append(measure(trainer, roles, rng.sample(every, args.num_transitions)))
         num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    runs = runs[1:]  # the first one warms up
     seconds = sum(run["seconds"] for run in runs)
     counts = {name: sum(run[name] for run in runs) for name in ("prompt_tokens", "known_tokens", "tokens")}
     return {
@@ -258,16 +258,16 @@ def main():
     parser.add_argument("--vocab_size", type=int, default=0, help="if larger than the tokenizer's")
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
     parser.add_argument("--max_length", type=int, default=4096)
-    parser.add_argument("--num_episodes", type=int, default=16)
+    parser.add_argument("--num_episodes", type=int, default=8)
     parser.add_argument("--num_turns", type=int, default=8)
-    parser.add_argument("--system_words", type=int, default=1024)
-    parser.add_argument("--observation_words", type=int, default=96)
-    parser.add_argument("--action_words", type=int, default=32)
-    parser.add_argument("--completion_tokens", type=int, default=64)
-    parser.add_argument("--num_transitions", type=int, default=64)
+    parser.add_argument("--system_words", type=int, default=512)
+    parser.add_argument("--observation_words", type=int, default=32)
+    parser.add_argument("--action_words", type=int, default=12)
+    parser.add_argument("--completion_tokens", type=int, default=32)
+    parser.add_argument("--num_transitions", type=int, default=24)
     parser.add_argument("--batch_size", type=int, default=64, help="sequences at the same time")
     parser.add_argument("--gpu_memory_utilization", type=float, default=0.5)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--cells", nargs="+", default=[":".join(map(str, cell)) for cell in CELLS])
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -17,6 +17,7 @@
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from .prompts import Critique
 from .refinement import Refinement
@@ -124,3 +125,16 @@ class HealthMonitor:
                     level,
                 )
         return reported
+
+    def state_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return {
+            "count": dict(self._count),
+            "level": dict(self._level),
+            "best": dict(self._best),
+            "warned": sorted(self._warned),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count, self._level, self._best = Counter(state["count"]), dict(state["level"]), dict(state["best"])
+        self._warned = set(state["warned"])

@@ -30,7 +30,6 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
-from trl.trainer.base_trainer import _BaseTrainer
 from trl.trainer.utils import get_config_model_id, identity
 
 from .batches import make_batches
@@ -56,6 +55,7 @@ from .rewards import RewardFunc, load_rewards
 from .roles import Roles
 from .rollout import play_episodes
 from .sampler import IterationSampler
+from .saving import AtomicSavingTrainer
 from .target_weights import TargetUpdateCallback, TargetWeights
 from .types import Answer, Episode, Sample, TrainingExample, Transition
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-class NLACTrainer(_BaseTrainer):
+class NLACTrainer(AtomicSavingTrainer):
     """
     Trainer for Natural Language Actor-Critic (NLAC): off-policy actor-critic in language space. One model acts,
     criticises actions, writes the critic's Bellman targets with slowly moving weights, and refines its actions.
@@ -479,7 +479,11 @@ class NLACTrainer(_BaseTrainer):
     def _save_checkpoint(self, model, trial) -> None:
         name = self.args.hub_model_id or self.args.output_dir
         self.create_model_card(model_name=Path(name).name)
+        start = time.perf_counter()
         super()._save_checkpoint(model, trial)
+        self._metrics["time/save"].append(time.perf_counter() - start)
+        if self.checkpoint_sizes:
+            self._metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -487,6 +491,8 @@ class NLACTrainer(_BaseTrainer):
             "world_size": self.args.world_size,
             "environment_steps": self.num_environment_steps,
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
+            "health": self.health.state_dict(),
+            "failed_environments": list(self.failures.failed),
         }
         rank = self.args.process_index
         save_state(Path(output_dir), rank, self.replay, self.target_weights, list(self._batches), state)
@@ -498,5 +504,7 @@ class NLACTrainer(_BaseTrainer):
             batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
             self._batches = deque(batches)
             self.num_environment_steps = state["environment_steps"]
+            self.health.load_state_dict(state["health"])
+            self.failures.update(state["failed_environments"])
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
