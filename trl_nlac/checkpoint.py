@@ -20,8 +20,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from accelerate.logging import get_logger
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from .replay import PrioritizedReplay
 from .target_weights import TargetWeights
@@ -30,6 +32,7 @@ from .types import Prompt, TrainingExample
 
 logger = get_logger(__name__)
 
+_TARGET_WEIGHTS = "target_weights.safetensors"
 _EXAMPLE = pa.schema(
     {
         "batch": pa.int32(),
@@ -58,7 +61,7 @@ def save_state(
         directory (`Path`):
             Folder of a checkpoint.
         rank (`int`):
-            Which process. Rank 0 writes the target weights.
+            Which process. Rank 0 writes target weights that are whole, each process its shards of others.
         replay ([`PrioritizedReplay`]):
             Its buffer.
         target_weights ([`TargetWeights`]):
@@ -86,8 +89,7 @@ def save_state(
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=_EXAMPLE), folder / "batches.parquet")
     (folder / "state.json").write_text(json.dumps(state))
-    if rank == 0:
-        save_file(target_weights.state_dict(), directory / "target_weights.safetensors")
+    _save_target_weights(directory, rank, target_weights)
 
 
 def load_state(
@@ -112,7 +114,7 @@ def load_state(
         )
     # Without a shared file system a node has the files of its own processes only.
     saved_world_size = _state(first if first.exists() else folder)["world_size"]
-    target_weights.load_state_dict(load_file(directory / "target_weights.safetensors"))
+    _load_target_weights(directory, target_weights)
     if saved_world_size == world_size:
         replay.load(folder)
         return _load_batches(folder), _state(folder)
@@ -149,6 +151,44 @@ def _load_batches(folder: Path) -> list[list[TrainingExample]]:
 
 def _state(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "state.json").read_text())
+
+
+def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeights) -> None:
+    """In one file, or in one of each process where they are sharded; its metadata says where values belong."""
+    places = {name: place for name, place in target_weights.places.items() if place.is_counted}
+    if places:
+        is_sharded = any(place.is_shard for place in target_weights.places.values())
+        state = target_weights.state_dict()
+        save_file(
+            {name: state[name].contiguous() for name in places},
+            (_folder(directory, rank) if is_sharded else directory) / _TARGET_WEIGHTS,
+            {"places": json.dumps({name: [place.start, *place.shape] for name, place in places.items()})},
+        )
+
+
+def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None:
+    """Into the shards that there are now, from those that there were: each reads what it needs of all files."""
+    state = {name: torch.empty_like(average) for name, average in target_weights.state_dict().items()}
+    missing = {name: place.size for name, place in target_weights.places.items()}
+    for path in [*directory.glob(_TARGET_WEIGHTS), *directory.glob(f"nlac/*/{_TARGET_WEIGHTS}")]:
+        with safe_open(path, "pt") as file:
+            for name, (start, *shape) in json.loads(file.metadata()["places"]).items():
+                place = target_weights.places.get(name)
+                if place is None or list(place.shape) != shape:
+                    raise ValueError(f"The target weights in {path} do not fit the model, for example `{name}`.")
+                values = file.get_tensor(name).flatten()
+                first, last = max(start, place.start), min(start + len(values), place.start + place.size)
+                if first < last:
+                    own = state[name].view(-1)[first - place.start : last - place.start]
+                    own.copy_(values[first - start : last - start])
+                    missing[name] -= len(own)
+    incomplete = [name for name, number in missing.items() if number != 0]
+    if incomplete:
+        raise ValueError(
+            f"The checkpoint {directory} does not hold all of the target weights, for example of `{incomplete[0]}`. Were the "
+            "files of all processes copied?"
+        )
+    target_weights.load_state_dict(state)
 
 
 def _folder(directory: Path, rank: int) -> Path:

@@ -12,12 +12,16 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""When so many environments fail that training makes no sense."""
+"""When training makes no sense any more."""
 
 from collections import deque
 from pathlib import Path
 
 from .types import Episode
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot go on. What was learned until then is saved before this reaches the caller."""
 
 
 class FailureMonitor:

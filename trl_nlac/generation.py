@@ -132,6 +132,9 @@ class TransformersGenerator:
             Largest number of sequences in one call.
         gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
             With what to switch gradient checkpointing on again after a session.
+        gathers (`bool`, *optional*, defaults to `True`):
+            Whether each process holds the whole model during a session. Otherwise weights that are sharded stay so, each
+            forward pass gathers them, and processes must generate together, see [`JointGenerator`].
     """
 
     def __init__(
@@ -141,18 +144,20 @@ class TransformersGenerator:
         eos_token_ids: list[int],
         batch_size: int,
         gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        gathers: bool = True,
     ):
         self.accelerator = accelerator
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.batch_size = batch_size
         self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
+        self.gathers = gathers
         self._model: nn.Module | None = None
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
         training = model.training
-        with unwrap_model_for_generation(model, self.accelerator) as unwrapped:
+        with unwrap_model_for_generation(model, self.accelerator, self.gathers) as unwrapped:
             self._model = unwrapped.eval()
             try:
                 yield
@@ -197,7 +202,10 @@ class TransformersGenerator:
             **{name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS},
         )
         output = self._model.generate(
-            **inputs.to(self._model.device), generation_config=generation_config, logits_processor=processors
+            **inputs.to(self._model.device),
+            generation_config=generation_config,
+            logits_processor=processors,
+            synced_gpus=not self.gathers,
         )
         return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
 

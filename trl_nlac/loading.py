@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
 from accelerate.logging import get_logger
+from accelerate.utils import DistributedType
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model, get_config_model_id
 
-from .generation import Generator, TransformersGenerator
+from .generation import Generator, JointGenerator, TransformersGenerator
 from .nlac_config import NLACConfig
 
 
@@ -96,6 +97,22 @@ def load_tokenizer(
     return processing_class
 
 
+def check_sharding(accelerator: Accelerator) -> None:
+    """
+    Raises:
+        ValueError: If weights are sharded in a way in which target weights cannot be kept.
+    """
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError("FSDP 1 is not supported: set `fsdp_version: 2` in the configuration of Accelerate.")
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage == 3:
+        offload = plugin.deepspeed_config["zero_optimization"].get("offload_param") or {}
+        if offload.get("device") == "nvme":
+            raise ValueError(
+                '`offload_param` to "nvme" is not supported: target weights must be swapped in. Use "cpu".'
+            )
+
+
 def load_generator(
     model: PreTrainedModel,
     args: NLACConfig,
@@ -110,15 +127,19 @@ def load_generator(
         ImportError: If `use_vllm` is set and vLLM is not installed.
         ConnectionError: If there should be a vLLM server and there is none.
     """
+    plugin = accelerator.state.deepspeed_plugin
+    is_zero3 = plugin is not None and plugin.zero_stage == 3
+    gathers = args.ds3_gather_for_generation if is_zero3 else accelerator.distributed_type != DistributedType.FSDP
     generator = TransformersGenerator(
         accelerator,
         tokenizer,
         eos_token_ids,
         batch_size=args.max_generation_batch_size,
         gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
+        gathers=gathers,
     )
     if not args.use_vllm:
-        return generator
+        return generator if gathers else JointGenerator(generator)
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
     from .vllm_generation import TensorParallelGenerator, VLLMGenerator

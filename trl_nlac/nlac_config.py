@@ -124,6 +124,9 @@ class NLACConfig(VLLMOptions):
             Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`.
         max_generation_batch_size (`int`, *optional*, defaults to `128`):
             Largest number of sequences that are generated in one call on one device.
+        ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
+            Under DeepSpeed ZeRO-3, whether each process gathers the whole model to generate with transformers. Otherwise
+            every layer is gathered for every token, which is slow and needs little memory; FSDP2 always generates so.
         max_format_retries (`int`, *optional*, defaults to `1`):
             How often a target, critique or action that breaks its format is sampled again before it is dropped.
 
@@ -151,6 +154,9 @@ class NLACConfig(VLLMOptions):
             Tau: weight of the trained weights in each update of the target weights.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
+        target_weights_offload (`bool`, *optional*, defaults to `False`):
+            Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in the memory of
+            the CPU.
         critic_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the critic loss, lambda_1 in algorithm 1.
         critic_loss_type (`str`, *optional*, defaults to `"sampled"`):
@@ -324,6 +330,10 @@ class NLACConfig(VLLMOptions):
     max_generation_batch_size: int = field(
         default=128, metadata={"help": "Largest number of sequences that are generated in one call on one device."}
     )
+    ds3_gather_for_generation: bool = field(
+        default=True,
+        metadata={"help": "Under ZeRO-3, whether each process gathers the whole model to generate with transformers."},
+    )
     max_format_retries: int = field(
         default=1,
         metadata={"help": "How often an answer that breaks its format is sampled again before it is dropped."},
@@ -361,6 +371,9 @@ class NLACConfig(VLLMOptions):
     )
     target_sync_steps: int = field(
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
+    )
+    target_weights_offload: bool = field(
+        default=False, metadata={"help": "Whether the target weights are kept in the memory of the CPU."}
     )
     critic_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the critic loss."})
     critic_loss_type: str = field(

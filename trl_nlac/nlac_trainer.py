@@ -39,9 +39,9 @@ from .collator import LOSSES, NLACCollator
 from .critic import bellman_targets
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .evaluation import critic_calibration, evaluate_policy, success_rates
-from .failures import FailureMonitor, nothing_played
+from .failures import FailureMonitor, TrainingStopped, nothing_played
 from .health import HealthMonitor, health_metrics
-from .loading import ending_token_ids, load_generator, load_model, load_tokenizer
+from .loading import check_sharding, ending_token_ids, load_generator, load_model, load_tokenizer
 from .logs import episodes_from_logs
 from .losses import batch_logits, sequence_kl, sequence_nll
 from .metrics import episode_metrics, mean_over_processes
@@ -216,11 +216,7 @@ class NLACTrainer(AtomicSavingTrainer):
             optimizers=optimizers,
         )
         self.model.add_model_tags(self._tag_names)
-        if self.is_fsdp_enabled or (args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3):
-            raise NotImplementedError(
-                "The target weights do not support sharded parameters (DeepSpeed ZeRO-3, FSDP) yet. Use one process, "
-                "DDP or ZeRO-1/2."
-            )
+        check_sharding(self.accelerator)
         eos_token_ids = ending_token_ids(model, tokenizer, chat.stop_ids)
         generator = load_generator(self.model, args, self.accelerator, tokenizer, eos_token_ids)
         prompts = NLACPrompts() if prompts is None else prompts
@@ -248,7 +244,10 @@ class NLACTrainer(AtomicSavingTrainer):
         if replay_dataset is not None:
             shard = replay_dataset.shard(args.world_size, args.process_index)
             self.replay.add(episodes_from_logs(shard, self.roles))
-        self.target_weights = TargetWeights(self.model, args.target_update_rate)
+        is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
+        self.target_weights = TargetWeights(
+            None if is_sharded_later else self.model, args.target_update_rate, args.target_weights_offload
+        )
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.health = HealthMonitor(args.health_warning_ratio)
         self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
@@ -262,10 +261,14 @@ class NLACTrainer(AtomicSavingTrainer):
     # Algorithm 1
 
     def training_step(self, model, tasks, num_items_in_batch=None):
-        if not self._batches:
-            self._batches.extend(self._iteration(tasks))
-        start = time.perf_counter()
-        loss = super().training_step(model, tasks, num_items_in_batch)
+        try:
+            if not self._batches:
+                self._batches.extend(self._iteration(tasks))
+            start = time.perf_counter()
+            loss = super().training_step(model, tasks, num_items_in_batch)
+        except TrainingStopped:
+            self._save_checkpoint(self.model, trial=None)
+            raise
         self._metrics["time/train"].append(time.perf_counter() - start)
         return loss
 
@@ -295,9 +298,10 @@ class NLACTrainer(AtomicSavingTrainer):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
         is_taught = "teacher_input_ids" in inputs
-        if is_taught:
+        if self.args.critic_loss_type == "distill":
             with torch.no_grad(), self.target_weights.swapped_into(self.model):
-                teacher_logits = batch_logits(model.eval(), inputs, "teacher_")  # (C, S, V)
+                # Where weights are sharded, processes run the model together: also one whose targets were all dropped.
+                teacher_logits = batch_logits(model.eval(), inputs, "teacher_" if is_taught else "")  # (C, S, V)
             model.train()
         logits = batch_logits(model, inputs)  # (B, T, V)
         losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])  # (B,)
@@ -337,9 +341,7 @@ class NLACTrainer(AtomicSavingTrainer):
             episodes += played
             self.failures.update(gather_object([episode.failure is not None for episode in played]))
             if self.failures.is_exceeded:
-                self._save_checkpoint(self.model, trial=None)
-                checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-                raise RuntimeError(self.failures.report(checkpoint, self.environments.last_failure))
+                raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
             num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
             if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                 return episodes
@@ -500,6 +502,7 @@ class NLACTrainer(AtomicSavingTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
+            self.target_weights.start(self.model)
             rank, world_size = self.args.process_index, self.args.world_size
             batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
             self._batches = deque(batches)

@@ -45,9 +45,13 @@ class AtomicSavingTrainer(_BaseTrainer):
         output_dir = super()._get_output_dir(trial)
         return str(Path(output_dir, _ASIDE)) if self._writes_aside else output_dir
 
+    @property
+    def _next_checkpoint(self) -> Path:
+        """What a checkpoint saved now is called."""
+        return Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
     def _save_checkpoint(self, model, trial) -> None:
-        run_dir = Path(self._get_output_dir(trial))
-        checkpoint = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        run_dir, checkpoint = Path(self._get_output_dir(trial)), self._next_checkpoint
         if self.args.should_save:
             recover(run_dir)
         self.accelerator.wait_for_everyone()

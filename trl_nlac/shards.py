@@ -1,0 +1,168 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""This process's part of each parameter, however a model is sharded."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+class Place(NamedTuple):
+    """Which values of a parameter a process keeps: a range of the flattened ones."""
+
+    shape: torch.Size  # of the whole parameter
+    start: int
+    size: int
+    is_counted: bool  # of several processes that keep the same range, one counts it
+    is_shard: bool = True
+
+
+class LocalShard:
+    """
+    The values of a parameter that this process keeps. Of this class: all of them, where nothing is sharded (one process,
+    DDP).
+
+    Args:
+        parameter (`nn.Parameter`):
+            Parameter of a model that is ready for training: after `accelerator.prepare`, if anything shards it.
+
+    Attributes:
+        place ([`Place`]):
+            Which values.
+        live (`torch.Tensor`):
+            What this process stores of the values that the model computes with.
+    """
+
+    def __init__(self, parameter: nn.Parameter):
+        is_counted = not dist.is_initialized() or dist.get_rank() == 0
+        self.place = Place(parameter.shape, 0, parameter.numel(), is_counted, is_shard=False)
+        self.live = parameter.data
+
+    @property
+    def master(self) -> torch.Tensor:
+        """The values as the optimizer updates it: in float32 where it keeps a copy in float32."""
+        return self.live
+
+    def write(self, values: torch.Tensor) -> None:
+        """Let the model compute with other values."""
+        self.live.copy_(values)
+
+
+class Zero2Shard(LocalShard):
+    """Under ZeRO-1 and ZeRO-2, parameters are whole; their float32 masters are sharded."""
+
+    def __init__(self, parameter: nn.Parameter):
+        self.parameter = parameter
+        self.live = parameter.data
+        self.fragment = parameter._hp_mapping  # None: this process updates nothing of the parameter
+        start, size = 0, 0
+        if self.fragment is not None:
+            start, size = self.fragment.lp_fragment_address.start, self.fragment.lp_fragment_address.numel
+        self.place = Place(parameter.shape, start, size, is_counted=True)
+
+    @property
+    def master(self) -> torch.Tensor:
+        return self.live.new_empty(0) if self.fragment is None else self.fragment.hp_fragment.data
+
+    def write(self, values: torch.Tensor) -> None:
+        self.live.zero_()
+        self.live.view(-1)[self.place.start : self.place.start + self.place.size].copy_(values)
+        dist.all_reduce(self.live, group=self.parameter._dp_group)
+
+
+class Zero3Shard(LocalShard):
+    """Under ZeRO-3, `ds_tensor` is a slice of the flattened parameter, with padding at the end of the last ones."""
+
+    def __init__(self, parameter: nn.Parameter):
+        self.parameter = parameter
+        slice_size = parameter.partition_numel()
+        start = min(slice_size * dist.get_rank(parameter.ds_process_group), parameter.ds_numel)
+        size = min(slice_size, parameter.ds_numel - start)
+        self.place = Place(parameter.ds_shape, start, size, is_counted=True)
+        self.live = parameter.ds_tensor.data[:size]
+
+    @property
+    def master(self) -> torch.Tensor:
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        return safe_get_local_fp32_param(self.parameter).data[: self.place.size]
+
+
+class FSDP2Shard(LocalShard):
+    """Under FSDP2, a parameter is a `DTensor` of which each process holds some rows; its optimizer updates just those."""
+
+    def __init__(self, parameter: nn.Parameter):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        if any(not placement.is_replicate() and placement != Shard(0) for placement in placements):
+            raise NotImplementedError(
+                f"Target weights know parameters that FSDP2 shards by rows, got the placements {placements}. Use neither "
+                "tensor parallelism nor a `shard_placement_fn`."
+            )
+        self.live = parameter.data.to_local()
+        _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+        coordinates = zip(mesh.get_coordinate(), placements, strict=True)
+        is_counted = all(i == 0 for i, placement in coordinates if placement.is_replicate())
+        self.place = Place(
+            parameter.shape, offset[0] * parameter.shape[1:].numel(), self.live.numel(), is_counted=is_counted
+        )
+
+
+def local_shards(model: nn.Module) -> dict[str, LocalShard]:
+    """
+    This process's part of each trainable parameter, by its name in the unwrapped model.
+
+    Args:
+        model (`nn.Module`):
+            Model, wrapped or not.
+    """
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    _reshard(model)  # FSDP2 shows gathered parameters as whole ones
+    return {name: _local_shard(p) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _local_shard(parameter: nn.Parameter) -> LocalShard:
+    if isinstance(parameter, DTensor):
+        return FSDP2Shard(parameter)
+    if hasattr(parameter, "ds_tensor"):  # what DeepSpeed attaches tells which stage it is
+        return Zero3Shard(parameter)
+    if hasattr(parameter, "_hp_mapping"):
+        return Zero2Shard(parameter)
+    return LocalShard(parameter)
+
+
+def forget_gathered(model: nn.Module) -> None:
+    """Drop whole parameters that were gathered and kept, so that the next forward pass gathers what is live now."""
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    _reshard(model)
+    for parameter in model.parameters():
+        if hasattr(parameter, "ds_tensor"):
+            # Small parameters that ZeRO-3 keeps whole after use, those in flight, and the copies of ZeRO++.
+            parameter._z3_optimizer.empty_partition_cache()
+            parameter._z3_optimizer.invalidate_secondary_tensor()
+            break
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()  # the streams that gather do not wait for the one that wrote
+
+
+def _reshard(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
