@@ -299,9 +299,10 @@ class NLACTrainer(AtomicSavingTrainer):
             raise ValueError("The NLACTrainer does not support returning outputs")
         is_taught = "teacher_input_ids" in inputs
         if self.args.critic_loss_type == "distill":
+            model.eval()
             with torch.no_grad(), self.target_weights.swapped_into(self.model):
                 # Where weights are sharded, processes run the model together: also one whose targets were all dropped.
-                teacher_logits = batch_logits(model.eval(), inputs, "teacher_" if is_taught else "")  # (C, S, V)
+                teacher_logits = batch_logits(model, inputs, "teacher_" if is_taught else "")  # (C, S, V)
             model.train()
         logits = batch_logits(model, inputs)  # (B, T, V)
         losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])  # (B,)

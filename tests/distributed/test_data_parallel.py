@@ -141,7 +141,9 @@ print(f"done {rank} {len(transitions)}\\n", end="", flush=True)
 
 def launch(*arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    tests = Path(__file__).parent.parent
+    path = os.pathsep.join([str(tests), str(tests.parent)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout

@@ -1,0 +1,150 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Trains the embedded model for some steps, in one process or sharded over several, on the same global batches: every process
+plays all episodes and asks for all targets and refined actions, with the same seeds, and keeps its share of the samples.
+
+python same_batches.py KIND OUTPUT_DIR    # of KIND single, zero2, zero3, fsdp2
+"""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
+from peft import LoraConfig
+from safetensors.torch import save_file
+from testing_utils import make_config
+from torch.distributed.tensor import DTensor
+
+from trl_nlac import NLACConfig, NLACTrainer, PrioritizedReplay
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+
+
+kind, output_dir = sys.argv[1], Path(sys.argv[2])
+if kind.startswith("zero"):
+    import deepspeed  # before any Accelerator: on a CPU it would not
+
+    deepspeed.init_distributed("gloo")
+GLOBAL_BATCH_SIZE = 8
+
+
+class OneProcess(NLACConfig):
+    """The configuration as one process would have it."""
+
+    world_size = 1
+
+
+class SameBatchesTrainer(NLACTrainer):
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        if kind == "fsdp2":  # on a CPU, accelerate sets the plugin aside; this is what it does on GPUs
+            PartialState().distributed_type = self.accelerator.state.distributed_type = DistributedType.FSDP
+            self.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+                fsdp_version=2, auto_wrap_policy="transformer_based_wrap", state_dict_type="FULL_STATE_DICT"
+            )
+            self.is_fsdp_enabled = True
+
+    def _iteration(self, tasks):
+        torch.manual_seed(self.state.global_step)
+        tasks = sorted(gather_object(tasks), key=lambda task: task["start"])
+        own_args, self.args = self.args, copy.copy(self.args)
+        self.args.__class__, self.args.per_device_train_batch_size = OneProcess, GLOBAL_BATCH_SIZE
+        batches = super()._iteration(tasks)
+        self.args = own_args
+        return [batch[self.args.process_index :: self.args.world_size] for batch in batches]
+
+    def compute_loss(self, model, inputs, **kwargs):
+        loss = super().compute_loss(model, inputs, **kwargs)
+        self.losses.append(self.accelerator.gather(loss.detach()).mean().item())
+        return loss
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        assert_sharded(self.model)
+        return loss
+
+
+def assert_sharded(model):
+    parameters = list(model.parameters())
+    if kind == "zero3":
+        assert all(p.shape == (0,) or p.ds_persist for p in parameters)
+        kept = sum(p.ds_tensor.numel() for p in parameters) / sum(p.ds_numel for p in parameters)
+    elif kind == "zero2":
+        trained = [p for p in parameters if p.requires_grad]
+        masters = [p._hp_mapping.hp_fragment.numel() for p in trained if p._hp_mapping is not None]
+        kept = sum(masters) / sum(p.numel() for p in trained)
+    elif kind == "fsdp2":
+        assert all(isinstance(p, DTensor) for p in parameters)
+        kept = sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters)
+    assert kind == "single" or 0.4 < kept < 0.6, kept
+
+
+def deepspeed_config(stage, persistence_threshold):
+    zero = {"stage": stage}
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+        zero["stage3_param_persistence_threshold"] = persistence_threshold
+    settings = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return {"zero_optimization": zero, **dict.fromkeys(settings, "auto")}
+
+
+def train(name, lora=False, resume_from=None, persistence_threshold=100, **options):
+    """Some steps; their losses, the trained weights and the distance of the target weights go to files named `name`."""
+    if kind.startswith("zero"):
+        options["deepspeed"] = deepspeed_config(int(kind[-1]), persistence_threshold)
+    num_processes = 1 if kind == "single" else 2
+    desk, tasks = make_tasks("rooms", 0)
+    trainer = SameBatchesTrainer(
+        model=TINY_MODEL,
+        args=make_config(
+            output_dir / name,
+            **{
+                "max_steps": 3,
+                "episodes_per_iteration": 4,
+                "per_device_train_batch_size": GLOBAL_BATCH_SIZE // num_processes,
+                "gradient_accumulation_steps": 2,
+                "priority_exponent": 0.0,
+                "disable_tqdm": True,
+                "logging_strategy": "no",
+                **options,
+            },
+        ),
+        train_dataset=tasks,
+        environment_factory=lambda: make_environment(desk),
+        prompts=COMPACT_PROMPTS,
+        peft_config=LoraConfig(r=4, task_type="CAUSAL_LM") if lora else None,
+    )
+    assert trainer.args.world_size == num_processes
+    # All processes draw the same samples.
+    trainer.replay = PrioritizedReplay(1000, priority_exponent=0.0, seed=0)
+    trainer.losses = []
+    trainer.train(resume_from_checkpoint=resume_from)
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    result = {"losses": trainer.losses, "distance": trainer.target_weights.distance(trainer.model)}
+    if trainer.is_world_process_zero():
+        weights = {n: w.contiguous() for n, w in weights.items() if "lm_head" not in n}
+        save_file(weights, output_dir / f"{name}.safetensors")
+        (output_dir / f"{name}.json").write_text(json.dumps(result))
+
+
+train("sampled", save_strategy="steps", save_steps=2)
+train("resumed", resume_from=str(output_dir / "sampled" / "checkpoint-2"))
+# Each layer gathered for each token, and nothing kept whole; swaps within the loss.
+train("distill", critic_loss_type="distill", ds3_gather_for_generation=False, persistence_threshold=0, max_steps=2)
+train("lora", lora=True, persistence_threshold=10**6, max_steps=2)

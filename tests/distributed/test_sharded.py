@@ -1,0 +1,89 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Two processes that share the weights of a model, under DeepSpeed and FSDP2, do what one process does."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from test_data_parallel import launch
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+
+from trl_nlac import TargetWeights
+from trl_nlac.checkpoint import _load_target_weights
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+pytest.importorskip("deepspeed")
+
+HERE = Path(__file__).parent
+RUNS = ("sampled", "resumed", "distill", "lora")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deepspeed_on_cpu():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("one_process")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parent.parent)])}
+    command = [sys.executable, str(HERE / "same_batches.py"), "single", str(directory)]
+    subprocess.run(command, check=True, env=environment, timeout=300)
+    return directory
+
+
+def saved_target_weights(checkpoint: Path) -> dict:
+    target = TargetWeights(AutoModelForCausalLM.from_pretrained(TINY_MODEL))
+    _load_target_weights(checkpoint, target)
+    return target.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["zero2", "zero3", "fsdp2"])
+def test_trains_as_one_process(kind, one_process, tmp_path):
+    """
+    The same losses, weights and target weights, up to the order in which float32 numbers are added: 1e-5 of a loss. Adam
+    turns that into more where a gradient is almost zero, but into less than a tenth of the first step (1e-3).
+    """
+    launch(str(HERE / "same_batches.py"), kind, str(tmp_path))
+    for run in RUNS:
+        result, expected = (json.loads((path / f"{run}.json").read_text()) for path in (tmp_path, one_process))
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5), run
+        assert result["distance"] == pytest.approx(expected["distance"], rel=1e-5) and result["distance"] > 0, run
+        weights, expected = (load_file(path / f"{run}.safetensors") for path in (tmp_path, one_process))
+        assert_close(weights, expected, rtol=0, atol=1e-4)
+        num_values = sum(values.numel() for values in expected.values())
+        assert sum(((weights[name] - expected[name]).abs() > 1e-6).sum() for name in expected) < 1e-4 * num_values, run
+
+    checkpoints = [path / "sampled" / "checkpoint-2" for path in (tmp_path, one_process)]
+    assert_close(*map(saved_target_weights, checkpoints), rtol=0, atol=1e-6)
+    shutil.rmtree(checkpoints[0] / "nlac" / "rank_00001")
+    with pytest.raises(ValueError, match="does not hold all of the target weights"):
+        saved_target_weights(checkpoints[0])
+
+
+def test_target_weights_of_shards(tmp_path):
+    """Swap, average, distance and files of every kind of shard, bit for bit; the script says what it checks."""
+    launch(str(HERE / "target_weights_of_shards.py"), str(tmp_path))
