@@ -33,6 +33,7 @@ from trl_nlac.environments.embedded import TINY_MODEL
 
 
 pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed builds an extension for gloo")
 
 HERE = Path(__file__).parent
 RUNS = ("sampled", "resumed", "distill", "lora")
