@@ -58,7 +58,7 @@ class LocalShard:
 
     @property
     def master(self) -> torch.Tensor:
-        """The values as the optimizer updates it: in float32 where it keeps a copy in float32."""
+        """The values as the optimizer updates them: in float32 where it keeps a copy in float32."""
         return self.live
 
     def write(self, values: torch.Tensor) -> None:

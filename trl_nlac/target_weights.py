@@ -103,18 +103,16 @@ class TargetWeights:
     @torch.no_grad()
     def distance(self, model: nn.Module) -> float:
         """`||theta - theta_bar|| / ||theta_bar||`, of all shards: to be called by all processes."""
-        pairs = self._pairs(model)
         squares = [
             torch.stack([(_like(average, shard.master) - average).square().sum(), average.square().sum()])
-            for shard, average in pairs
+            for shard, average in self._pairs(model)
             if shard.place.is_counted
         ]
-        device = pairs[0][0].live.device
-        sums = torch.stack(squares).sum(0).to(device) if squares else torch.zeros(2, device=device)
+        sums = [torch.stack(squares).sum(0).tolist() if squares else (0.0, 0.0)]
         if dist.is_initialized():
-            dist.all_reduce(sums)
-        gap, size = sums.tolist()
-        return (gap / size) ** 0.5
+            sums *= dist.get_world_size()
+            dist.all_gather_object(sums, sums[0])  # shards may be where the backend cannot reduce them
+        return (sum(gap for gap, _ in sums) / sum(size for _, size in sums)) ** 0.5
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This process's shards of theta_bar; whole parameters where nothing is sharded."""
