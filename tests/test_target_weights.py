@@ -12,6 +12,8 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +21,7 @@ from torch import nn
 
 from trl_nlac import TargetWeights
 from trl_nlac.checkpoint import _load_target_weights, _save_target_weights
+from trl_nlac.loading import check_sharding
 
 
 def make_model(dtype=torch.float32) -> nn.Module:
@@ -121,3 +124,16 @@ class TestTargetWeights:
         (tmp_path / "target_weights.safetensors").unlink()
         with pytest.raises(ValueError, match="does not hold all of the target weights"):
             _load_target_weights(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("distributed_type", "zero", "message"),
+    [("FSDP", None, "fsdp_version: 2"), ("DEEPSPEED", {"offload_param": {"device": "nvme"}}, "`offload_param`")],
+)
+def test_sharding_that_is_not_supported_is_refused(distributed_type, zero, message):
+    plugin = zero and SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": zero})
+    accelerator = SimpleNamespace(
+        distributed_type=distributed_type, is_fsdp2=False, state=SimpleNamespace(deepspeed_plugin=plugin)
+    )
+    with pytest.raises(ValueError, match=message):
+        check_sharding(accelerator)
