@@ -50,7 +50,7 @@ def make_batches(
             )
         if refinement is not None:
             prompt, token_ids = roles.opened(transition.state), refinement.refined_action.token_ids
-            batches[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight))
+            batches[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight, sample.transition_id))
     for batch, sample in zip(batches, samples[::size], strict=True):
         if not batch:  # every process must run the model, even with nothing to learn
             state, ids = sample.transition.state, sample.transition.state_action.ids

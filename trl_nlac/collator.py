@@ -19,10 +19,8 @@ from dataclasses import dataclass
 import torch
 from trl.trainer.utils import pad
 
+from .losses import LOSSES
 from .types import Prompt, TrainingExample
-
-
-LOSSES = ("critic", "policy", "rehearsal")
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class NLACCollator:
     Returns of a call:
         `dict[str, torch.Tensor]`: `input_ids`, `attention_mask` and `completion_mask` of shape `(B, T)`; `weights`
         and `loss_ids` (index into `("critic", "policy", "rehearsal")`) of shape `(B,)`; `transition_ids` of shape
-        `(B,)`, `-1` where an example sets no priority; and of the examples that have a teacher's prompt
+        `(B,)`, `-1` where an example comes from none; and of the examples that have a teacher's prompt
         `teacher_input_ids`, `teacher_attention_mask` and `teacher_completion_mask` of shape `(C, S)`.
     """
 

@@ -53,6 +53,7 @@ def check_options(args: Any) -> None:
         "num_refinements",
         "num_eval_episodes",
         "environment_failure_window",
+        "max_nonfinite_batches",
         "vllm_tensor_parallel_size",
     ):
         check(name, args.__dict__[name] >= 1, "at least 1")

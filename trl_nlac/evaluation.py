@@ -18,9 +18,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate.utils import gather_object
+
 from .critic import critiques, verdict_scores
 from .environments.pool import EnvironmentPool
-from .metrics import CriticCalibration, PassHatK, SuccessRate, episode_metrics, is_played
+from .metrics import CriticCalibration, PassHatK, SuccessRate, episode_metrics, is_played, mean_over_processes
 from .nlac_config import NLACConfig
 from .oracle import examine_critic
 from .rewards import EpisodeRewards
@@ -95,8 +97,17 @@ def evaluate_policy(
     )
 
 
-def success_rates(outcomes: list[tuple[int, float]]) -> dict[str, float]:
-    """Success rate with its interval and pass^k for powers of two, over all processes."""
+def joint_metrics(seen: Evaluation) -> dict[str, float]:
+    """What all processes saw together."""
+    return {
+        **mean_over_processes(seen.means),
+        **_success_rates(gather_object(seen.outcomes)),
+        **_critic_calibration(gather_object(seen.verdicts)),
+    }
+
+
+def _success_rates(outcomes: list[tuple[int, float]]) -> dict[str, float]:
+    """Success rate with its interval and pass^k for powers of two."""
     if not outcomes:
         return {}
     tasks, successes = zip(*outcomes, strict=True)
@@ -106,8 +117,8 @@ def success_rates(outcomes: list[tuple[int, float]]) -> dict[str, float]:
     return {f"episode/{name}": rate for name, rate in rates.items()}
 
 
-def critic_calibration(verdicts: list[tuple[float, float]]) -> dict[str, float]:
-    """How well verdict scores foretold success, over all processes."""
+def _critic_calibration(verdicts: list[tuple[float, float]]) -> dict[str, float]:
+    """How well verdict scores foretold success."""
     if not verdicts:
         return {}
     scores, successes = zip(*verdicts, strict=True)

@@ -124,9 +124,11 @@ def load_generator(
     What the roles speak through.
 
     Raises:
+        ValueError: If weights are sharded in a way that is not supported.
         ImportError: If `use_vllm` is set and vLLM is not installed.
         ConnectionError: If there should be a vLLM server and there is none.
     """
+    check_sharding(accelerator)
     plugin = accelerator.state.deepspeed_plugin
     is_zero3 = plugin is not None and plugin.zero_stage == 3
     gathers = args.ds3_gather_for_generation if is_zero3 else accelerator.distributed_type != DistributedType.FSDP

@@ -14,10 +14,16 @@
 
 """The losses, as pure functions of tensors."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from trl.trainer.utils import selective_log_softmax
+
+
+LOSSES = ("critic", "policy", "rehearsal")
 
 
 def batch_logits(model: nn.Module, inputs: dict[str, torch.Tensor], prefix: str = "") -> torch.Tensor:
@@ -82,3 +88,27 @@ def sequence_kl(
     rows = mask.nonzero()[:, 0]  # (N,)
     sums = divergences.new_zeros(len(logits)).index_add(0, rows, divergences)  # (B,)
     return sums / mask.sum(1)
+
+
+def batch_losses(
+    model: nn.Module, inputs: dict[str, torch.Tensor], teacher: Callable[[], AbstractContextManager] | None = None
+) -> torch.Tensor:
+    """
+    The loss of each example of a batch, `(B,)`: the negative log-likelihood of its completion, or, with a `teacher`,
+    critic examples' divergence from what the model says with the weights that it has within `teacher()`.
+    """
+    is_taught = "teacher_input_ids" in inputs
+    if teacher is not None:
+        model.eval()
+        with torch.no_grad(), teacher():
+            # Where weights are sharded, processes run the model together: also one whose targets were all dropped.
+            teacher_logits = batch_logits(model, inputs, "teacher_" if is_taught else "")  # (C, S, V)
+        model.train()
+    logits = batch_logits(model, inputs)  # (B, T, V)
+    losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])
+    if is_taught:
+        rows = inputs["loss_ids"] == LOSSES.index("critic")
+        masks = inputs["completion_mask"][rows], inputs["teacher_completion_mask"]
+        divergences = sequence_kl(logits[rows], masks[0], teacher_logits, masks[1])  # (C,)
+        losses = losses.masked_scatter(rows, divergences.clamp(min=0))
+    return losses

@@ -185,6 +185,9 @@ class NLACConfig(VLLMOptions):
             after its Bellman target, which has seen the observed answer, for two generations less; or `"mixed"`.
         replay_refinement_fraction (`float`, *optional*, defaults to `0.5`):
             With `refinement_source="mixed"`, the share of transitions whose stored action is refined.
+        max_nonfinite_batches (`int`, *optional*, defaults to `10`):
+            Number of micro-batches in a row with NaN or infinite losses after which training stops, with a checkpoint. Before,
+            the examples are left out, counted and named.
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             Number of samples of the `rehearsal_dataset` in each batch, relative to the transitions. `0` is the paper.
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
@@ -408,6 +411,10 @@ class NLACConfig(VLLMOptions):
     )
     replay_refinement_fraction: float = field(
         default=0.5, metadata={"help": "With `refinement_source='mixed'`, the share of stored actions."}
+    )
+    max_nonfinite_batches: int = field(
+        default=10,
+        metadata={"help": "Number of micro-batches in a row with NaN or infinite losses after which training stops."},
     )
     rehearsal_ratio: float = field(
         default=0.0,

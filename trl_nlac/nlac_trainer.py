@@ -20,6 +20,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +36,18 @@ from trl.trainer.utils import get_config_model_id, identity
 from .batches import make_batches
 from .chat import ChatEncoder
 from .checkpoint import load_state, save_state
-from .collator import LOSSES, NLACCollator
+from .collator import NLACCollator
 from .critic import bellman_targets
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
-from .evaluation import critic_calibration, evaluate_policy, success_rates
+from .evaluation import evaluate_policy, joint_metrics
 from .failures import FailureMonitor, TrainingStopped, nothing_played
 from .health import HealthMonitor, health_metrics
-from .loading import check_sharding, ending_token_ids, load_generator, load_model, load_tokenizer
+from .loading import ending_token_ids, load_generator, load_model, load_tokenizer
 from .logs import episodes_from_logs
-from .losses import batch_logits, sequence_kl, sequence_nll
+from .losses import LOSSES, batch_losses
 from .metrics import episode_metrics, mean_over_processes
 from .nlac_config import NLACConfig
+from .numerics import LossGuard
 from .oracle import judge_refinements
 from .prompts import NLACPrompts
 from .refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
@@ -216,7 +218,6 @@ class NLACTrainer(AtomicSavingTrainer):
             optimizers=optimizers,
         )
         self.model.add_model_tags(self._tag_names)
-        check_sharding(self.accelerator)
         eos_token_ids = ending_token_ids(model, tokenizer, chat.stop_ids)
         generator = load_generator(self.model, args, self.accelerator, tokenizer, eos_token_ids)
         prompts = NLACPrompts() if prompts is None else prompts
@@ -251,6 +252,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.health = HealthMonitor(args.health_warning_ratio)
         self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
+        self.loss_guard = LossGuard(args.max_nonfinite_batches)
         self.num_environment_steps = 0
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
@@ -297,21 +299,15 @@ class NLACTrainer(AtomicSavingTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
-        is_taught = "teacher_input_ids" in inputs
-        if self.args.critic_loss_type == "distill":
-            model.eval()
-            with torch.no_grad(), self.target_weights.swapped_into(self.model):
-                # Where weights are sharded, processes run the model together: also one whose targets were all dropped.
-                teacher_logits = batch_logits(model, inputs, "teacher_" if is_taught else "")  # (C, S, V)
-            model.train()
-        logits = batch_logits(model, inputs)  # (B, T, V)
-        losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])  # (B,)
-        if is_taught:
-            rows = inputs["loss_ids"] == LOSSES.index("critic")
-            masks = inputs["completion_mask"][rows], inputs["teacher_completion_mask"]
-            divergences = sequence_kl(logits[rows], masks[0], teacher_logits, masks[1])  # (C,)
-            losses = losses.masked_scatter(rows, divergences.clamp(min=0))
-        has_priority = inputs["transition_ids"] >= 0
+        teacher = (
+            partial(self.target_weights.swapped_into, self.model) if self.args.critic_loss_type == "distill" else None
+        )
+        losses = batch_losses(model, inputs, teacher)  # (B,)
+        dropped = self.loss_guard.find(losses, inputs)
+        if dropped is not None:
+            inputs = self.loss_guard.without(inputs, dropped)
+            losses = batch_losses(model, inputs, teacher)
+        has_priority = (inputs["loss_ids"] == LOSSES.index("critic")) & (inputs["transition_ids"] >= 0)
         self.replay.update_priorities(
             inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
@@ -410,6 +406,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 if valid:
                     logs[name] = sum(valid) / len(valid)
             logs["environment/steps"] = self.num_environment_steps
+            logs["nonfinite_losses"] = self.loss_guard.num_dropped
             self._metrics.clear()
         super().log(logs, start_time)
 
@@ -441,12 +438,7 @@ class NLACTrainer(AtomicSavingTrainer):
             if not self.is_in_train:
                 self.environments.close()
         self.roles.take_metrics()
-        metrics = {
-            **mean_over_processes(seen.means),
-            **success_rates(gather_object(seen.outcomes)),
-            **critic_calibration(gather_object(seen.verdicts)),
-            "environment/steps": self.num_environment_steps,
-        }
+        metrics = {**joint_metrics(seen), "environment/steps": self.num_environment_steps}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         return EvalLoopOutput(
             predictions=None, label_ids=None, metrics=metrics, num_samples=sum(gather_object([seen.num_episodes]))
@@ -485,8 +477,7 @@ class NLACTrainer(AtomicSavingTrainer):
         start = time.perf_counter()
         super()._save_checkpoint(model, trial)
         self._metrics["time/save"].append(time.perf_counter() - start)
-        if self.checkpoint_sizes:
-            self._metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
+        self._metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -495,6 +486,7 @@ class NLACTrainer(AtomicSavingTrainer):
             "environment_steps": self.num_environment_steps,
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "health": self.health.state_dict(),
+            "nonfinite_losses": self.loss_guard.num_dropped,
             "failed_environments": list(self.failures.failed),
         }
         rank = self.args.process_index
@@ -508,6 +500,7 @@ class NLACTrainer(AtomicSavingTrainer):
             batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
             self._batches = deque(batches)
             self.num_environment_steps = state["environment_steps"]
+            self.loss_guard.num_dropped = state["nonfinite_losses"]
             self.health.load_state_dict(state["health"])
             self.failures.update(state["failed_environments"])
             if "rehearsal_rng" in state:

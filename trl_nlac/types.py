@@ -211,7 +211,7 @@ class TrainingExample:
         weight (`float`):
             Factor of its loss (importance weight of the replay sample).
         transition_id (`int`, *optional*):
-            Transition whose priority the loss of this example sets.
+            Transition that it comes from; the loss of the critic sets its priority.
         teacher_prompt ([`Prompt`], *optional*):
             Context in which the target weights said the completion, where their whole distribution is the target.
     """
