@@ -168,7 +168,7 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
         roles ([`~roles.Roles`]):
             The speakers; the scores are those of the weights that they have now.
         critiques (`list[Answer]`):
-            Critiques with a verdict.
+            Critiques with a verdict. Where processes score together, all of them call this, also with none.
     """
     prompts, completions = [], []
     for answer in critiques:
@@ -179,8 +179,6 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
         pair = [token_ids[start:end], opposite["input_ids"]]
         prompts += [roles.opened(answer.prompt).ids + token_ids[:start]] * 2
         completions += pair if answer.parsed.optimal else pair[::-1]
-    if not roles.generator.any_process(bool(prompts)):
-        return []
     logps = roles.generator.score(prompts, completions)
     return [yes - no for yes, no in zip(logps[::2], logps[1::2], strict=True)]
 

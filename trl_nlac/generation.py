@@ -97,9 +97,9 @@ class Generator(Protocol):
 
     def any_process(self, wants: bool) -> bool:
         """
-        Whether any process wants to generate or score. Where processes generate together, all of them ask this, at the same
-        points, and then all call `generate` or `score`, those that have nothing with empty lists; where each generates for
-        itself, it is what this process wants.
+        Whether any process wants to generate. Where processes generate together, all of them ask this, at the same points,
+        and then all call `generate`, those that have nothing with empty lists; where each generates for itself, it is what
+        this process wants.
         """
 
     def generate(
@@ -111,7 +111,10 @@ class Generator(Protocol):
         """
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        """Log-likelihood of each completion after its prompt, in nats, at temperature 1."""
+        """
+        Log-likelihood of each completion after its prompt, in nats, at temperature 1. All processes call this at the same
+        points, those that have nothing with empty lists.
+        """
 
     def take_metrics(self) -> dict[str, float]:
         """What there is to log since the last call."""
@@ -271,7 +274,7 @@ class JointGenerator:
     def _padding(prompts: list[list[int]]) -> list[list[int]]:
         """Prompts that make up for those that this process has less than another one: copies of the shortest."""
         counts, shortest = zip(*gather_object([(len(prompts), min(prompts, key=len, default=None))]), strict=True)
-        prompt = min((prompt for prompt in shortest if prompt is not None), key=len)
+        prompt = min((prompt for prompt in shortest if prompt is not None), key=len, default=None)
         return [prompt] * (max(counts) - len(prompts))
 
 

@@ -140,8 +140,10 @@ def load_generator(
         gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
         gathers=gathers,
     )
+    if not gathers:
+        generator = JointGenerator(generator)
     if not args.use_vllm:
-        return generator if gathers else JointGenerator(generator)
+        return generator
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
     from .vllm_generation import TensorParallelGenerator, VLLMGenerator

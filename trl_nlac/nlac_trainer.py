@@ -220,13 +220,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.model.add_model_tags(self._tag_names)
         eos_token_ids = ending_token_ids(model, tokenizer, chat.stop_ids)
         generator = load_generator(self.model, args, self.accelerator, tokenizer, eos_token_ids)
-        prompts = NLACPrompts() if prompts is None else prompts
         self.roles = Roles(
-            generator,
-            chat,
-            prompts,
-            args.samplings,
-            args.action_format,
+            *(generator, chat, prompts or NLACPrompts(), args.samplings, args.action_format),
             max_format_retries=args.max_format_retries,
             num_futures=args.num_futures,
             single_step=args.single_step,
@@ -302,11 +297,8 @@ class NLACTrainer(AtomicSavingTrainer):
         teacher = (
             partial(self.target_weights.swapped_into, self.model) if self.args.critic_loss_type == "distill" else None
         )
-        losses = batch_losses(model, inputs, teacher)  # (B,)
-        dropped = self.loss_guard.find(losses, inputs)
-        if dropped is not None:
-            inputs = self.loss_guard.without(inputs, dropped)
-            losses = batch_losses(model, inputs, teacher)
+        compute = partial(batch_losses, model, teacher=teacher)
+        inputs, losses = self.loss_guard.finite_losses(compute, inputs)
         has_priority = (inputs["loss_ids"] == LOSSES.index("critic")) & (inputs["transition_ids"] >= 0)
         self.replay.update_priorities(
             inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
@@ -472,8 +464,6 @@ class NLACTrainer(AtomicSavingTrainer):
             self.roles.prompts.save(Path(output_dir or self.args.output_dir) / "nlac_prompts.json")
 
     def _save_checkpoint(self, model, trial) -> None:
-        name = self.args.hub_model_id or self.args.output_dir
-        self.create_model_card(model_name=Path(name).name)
         start = time.perf_counter()
         super()._save_checkpoint(model, trial)
         self._metrics["time/save"].append(time.perf_counter() - start)

@@ -15,6 +15,7 @@
 """Losses that are not finite."""
 
 import logging
+from collections.abc import Callable
 
 import torch
 from accelerate.utils import gather_object
@@ -44,44 +45,60 @@ class LossGuard:
         self.num_dropped = 0
         self.num_batches = 0  # in a row
 
-    def find(self, losses: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    def finite_losses(
+        self, compute: Callable[[dict[str, torch.Tensor]], torch.Tensor], inputs: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """
-        Which of the losses `(B,)` are not finite, if there are any on any process; otherwise `None`.
+        The batch and what `compute` gives for its examples, `(B,)`: finite on every process, if need be after the model
+        ran again, on all processes, without some of the examples.
 
         Raises:
-            TrainingStopped: If that was so for too many micro-batches in a row.
+            TrainingStopped: If examples were left out of too many micro-batches in a row.
+            RuntimeError: If losses are not finite even without them.
         """
+        losses = compute(inputs)
         dropped = ~losses.detach().isfinite()
         number = sum(gather_object([int(dropped.sum())]))
         self.num_batches = self.num_batches + 1 if number else 0
         if not number:
-            return None
+            return inputs, losses
         self.num_dropped += number
-        for i in dropped.nonzero()[:, 0].tolist():
-            logger.warning(
-                f"The {LOSSES[inputs['loss_ids'][i]]} loss of transition {int(inputs['transition_ids'][i])} is "
-                f"{losses[i].item()}; the example is not trained on. Its tokens end with "
-                f"{inputs['input_ids'][i][inputs['attention_mask'][i].bool()][-20:].tolist()}."
-            )
+        self._report(losses, inputs, dropped)
         if self.num_batches >= self.max_batches:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite (`max_nonfinite_batches`), on "
                 "one process or more. Training stops, a checkpoint is saved. See the warnings for the transitions; lower "
                 "`learning_rate` or `max_grad_norm`, or train in float32 or bfloat16 in place of float16."
             )
-        return dropped
+        inputs = _without(inputs, dropped)
+        losses = compute(inputs)
+        if any(gather_object([not bool(losses.detach().isfinite().all())])):
+            raise RuntimeError(
+                "The model gives losses that are not finite for anything: its weights are spoilt. Go back to an earlier "
+                "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
+            )
+        return inputs, losses
 
     @staticmethod
-    def without(inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The batch with other examples, of weight 0, in place of those: its shapes stay, as other processes expect."""
-        inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        inputs["weights"][dropped] = 0.0
-        inputs["transition_ids"][dropped] = -1
-        rows = {"": dropped}
-        if "teacher_input_ids" in inputs:
-            rows["teacher_"] = dropped[inputs["loss_ids"] == LOSSES.index("critic")]
-        for prefix, chosen in rows.items():
-            for name, first in (("input_ids", 0), ("attention_mask", 1), ("completion_mask", 0)):
-                inputs[prefix + name][chosen] = first
-            inputs[f"{prefix}completion_mask"][chosen, 1] = 1
-        return inputs
+    def _report(losses: torch.Tensor, inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> None:
+        for i in dropped.nonzero()[:, 0].tolist():
+            logger.warning(
+                f"The {LOSSES[inputs['loss_ids'][i]]} loss of transition {int(inputs['transition_ids'][i])} is "
+                f"{losses[i].item()}; the example is not trained on. Its tokens end with "
+                f"{inputs['input_ids'][i][inputs['attention_mask'][i].bool()][-20:].tolist()}."
+            )
+
+
+def _without(inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The batch with other examples, of weight 0, in place of those: its shapes stay, as other processes expect."""
+    inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+    inputs["weights"][dropped] = 0.0
+    inputs["transition_ids"][dropped] = -1
+    rows = {"": dropped}
+    if "teacher_input_ids" in inputs:
+        rows["teacher_"] = dropped[inputs["loss_ids"] == LOSSES.index("critic")]
+    for prefix, chosen in rows.items():
+        for name, first in (("input_ids", 0), ("attention_mask", 1), ("completion_mask", 0)):
+            inputs[prefix + name][chosen] = first
+        inputs[f"{prefix}completion_mask"][chosen, 1] = 1
+    return inputs

@@ -41,6 +41,12 @@ class AtomicSavingTrainer(_BaseTrainer):
     checkpoint_sizes: dict[str, int] = {}
     _writes_aside = False
 
+    def train(self, *args, **kwargs):
+        if self.args.should_save:
+            recover(Path(self.args.output_dir))
+        self.accelerator.wait_for_everyone()
+        return super().train(*args, **kwargs)
+
     def _get_output_dir(self, trial) -> str:
         output_dir = super()._get_output_dir(trial)
         return str(Path(output_dir, _ASIDE)) if self._writes_aside else output_dir
@@ -51,6 +57,7 @@ class AtomicSavingTrainer(_BaseTrainer):
         return Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _save_checkpoint(self, model, trial) -> None:
+        self.create_model_card(model_name=Path(self.args.hub_model_id or self.args.output_dir).name)
         run_dir, checkpoint = Path(self._get_output_dir(trial)), self._next_checkpoint
         if self.args.should_save:
             recover(run_dir)

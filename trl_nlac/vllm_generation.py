@@ -27,7 +27,7 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
 
-from .generation import Completion, Generator, Sampling, TransformersGenerator
+from .generation import Completion, Generator, Sampling
 
 
 logger = logging.getLogger(__name__)
@@ -102,13 +102,13 @@ class VLLMGenerator:
     Args:
         engine ([`Engine`]):
             What generates.
-        scorer ([`~generation.TransformersGenerator`]):
+        scorer ([`~generation.Generator`]):
             What scores completions.
         eos_token_ids (`list[int]`):
             Tokens that end a completion.
     """
 
-    def __init__(self, engine: Engine, scorer: TransformersGenerator, eos_token_ids: list[int]):
+    def __init__(self, engine: Engine, scorer: Generator, eos_token_ids: list[int]):
         self.engine = engine
         self.scorer = scorer
         self.eos_token_ids = eos_token_ids

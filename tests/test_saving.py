@@ -1,0 +1,164 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Killed at any instant, a run leaves whole checkpoints and goes on from the last one to the same weights."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from testing_utils import make_config
+from transformers.trainer_utils import get_last_checkpoint
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded import (
+    COMPACT_PROMPTS,
+    TINY_MODEL,
+    make_environment,
+    make_rehearsal_dataset,
+    make_tasks,
+)
+from trl_nlac.saving import recover
+
+
+NUM_STEPS = 12
+NUM_KILLS = 20
+
+
+def train(output_dir: Path, kill: tuple[str, float] | None, max_steps: int = NUM_STEPS, **config) -> None:
+    """Go on with the run in `output_dir`, to its end or to a kill: a while `"after"` the start or once it `"saves"`."""
+    desk, tasks = make_tasks("rooms", 0)
+    options = dict(
+        max_steps=max_steps,
+        episodes_per_iteration=4,
+        per_device_train_batch_size=2,
+        samples_per_iteration=4,
+        rehearsal_ratio=0.5,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+        logging_steps=1,
+    )
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(output_dir, **{**options, **config}),
+        train_dataset=tasks,
+        environment_factory=lambda: make_environment(desk),
+        prompts=COMPACT_PROMPTS,
+        rehearsal_dataset=make_rehearsal_dataset("rooms", 64),
+    )
+    if kill is not None:
+        threading.Thread(target=kill_later, args=(output_dir, *kill), daemon=True).start()
+    last = get_last_checkpoint(str(output_dir))
+    trainer.train(resume_from_checkpoint=last)
+    trainer.save_model(str(output_dir / "end"))
+
+
+def kill_later(output_dir: Path, when: str, seconds: float) -> None:
+    while when == "saves" and not (output_dir / "_incomplete").exists():
+        time.sleep(1e-3)
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(*args, **kwargs) -> int:
+    """The exit code of `train` in a process of its own, forked from one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["test_saving"])
+    process = context.Process(target=train, args=args, kwargs=kwargs)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def assert_whole(checkpoint: Path) -> None:
+    """Every file of a checkpoint that this run writes is there, and can be read."""
+    names = {path.name for path in checkpoint.rglob("*")}
+    needed = "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json target_weights.safetensors"
+    assert names >= {
+        *needed.split(),
+        "nlac_prompts.json",
+        "episodes.parquet",
+        "replay.json",
+        "batches.parquet",
+        "state.json",
+    }
+    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == int(checkpoint.name[11:])
+    load_file(checkpoint / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path):
+    """Bit for bit, with kills at random moments, half of them while a checkpoint is being written."""
+    assert run(tmp_path / "whole", None) == 0
+    expected = load_file(tmp_path / "whole" / "end" / "model.safetensors")
+
+    def assert_ended(output_dir: Path) -> None:
+        actual = load_file(output_dir / "end" / "model.safetensors")
+        assert all(actual[name].equal(expected[name]) for name in expected)
+        assert len(list(output_dir.glob("checkpoint-*"))) == 2 and not (output_dir / "_incomplete").exists()
+
+    rng = random.Random()  # other moments each time: whatever they are, the end is the same
+    num_kills, num_runs, step = 0, 0, 0
+    while num_kills < NUM_KILLS:
+        output_dir = tmp_path / f"killed_{num_runs}"
+        kill = rng.choice([("saves", rng.uniform(0, 0.1)), ("after", rng.uniform(0, 3))])
+        code = run(output_dir, kill)
+        if code == 0:  # the end came first
+            assert_ended(output_dir)
+            num_runs, step = num_runs + 1, 0
+            continue
+        assert code == -signal.SIGKILL, kill
+        num_kills += 1
+        checkpoints = list(output_dir.glob("checkpoint-*"))
+        assert len(checkpoints) <= 3  # the limit, and one that was new
+        for checkpoint in checkpoints:
+            assert_whole(checkpoint)
+        before, step = step, max((int(checkpoint.name[11:]) for checkpoint in checkpoints), default=0)
+        assert step >= before  # nothing that was saved is lost
+    assert run(output_dir, None) == 0
+    assert_ended(output_dir)
+
+
+def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path):
+    replaced = tmp_path / "_incomplete" / "replaced-checkpoint-3"
+    replaced.mkdir(parents=True)
+    (replaced / "trainer_state.json").write_text("{}")
+    (tmp_path / "_incomplete" / "checkpoint-3").mkdir()
+    recover(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    assert (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
+
+
+def test_what_a_checkpoint_holds(tmp_path):
+    """Without pickle in the files of this package; models alone on demand, from which no run goes on."""
+    assert run(tmp_path, None, max_steps=1, save_only_model=True) == 0
+    names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
+    assert "model.safetensors" in names and not names & {"optimizer.pt", "nlac", "target_weights.safetensors"}
+    state = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())
+    assert state["global_step"] == 1
+    assert run(tmp_path / "all", None, max_steps=2) == 0
+    checkpoint = tmp_path / "all" / "checkpoint-2"
+    assert_whole(checkpoint)
+    ours = [*(checkpoint / "nlac").rglob("*"), checkpoint / "target_weights.safetensors"]
+    assert {path.suffix for path in ours if path.is_file()} == {".parquet", ".json", ".safetensors"}
+    logs = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+    assert logs[-1]["checkpoint/size_mb"] > 1 and logs[-1]["time/save"] > 0
