@@ -12,9 +12,12 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+from io import StringIO
+
 import pytest
 import torch
 from accelerate import Accelerator
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac.chat import ChatEncoder
@@ -56,6 +59,12 @@ class TestTransformersGenerator:
                 if token_ids[-1] == tokenizer.eos_token_id:
                     break
             assert completion.token_ids == token_ids[len(prompt) :]
+
+    def test_a_bar_is_told(self, model, tokenizer):
+        generator, prompts = make_generator(tokenizer, batch_size=3), make_prompts(tokenizer)
+        with generator.session(model), tqdm(total=4, file=StringIO()) as bar:
+            generator.generate(prompts, Sampling(max_tokens=2), [0] * 4, bar)
+            assert bar.n == 4
 
     def test_cut_off_completions_are_told(self, model, tokenizer):
         generator = make_generator(tokenizer)

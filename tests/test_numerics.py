@@ -108,3 +108,26 @@ def test_spoilt_weights_are_not_saved(tmp_path):
     with pytest.raises(RuntimeError, match="for anything: its weights are spoilt"):
         trainer.train()
     assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_small_updates_are_kept(tmp_path):
+    """With `bf16=True` the weights stay in float32: an update of 1e-5 is not rounded away, nor is their average."""
+    options = dict(bf16=True, learning_rate=1e-5, lr_scheduler_type="constant", target_update_rate=0.1, max_steps=1)
+    trainer = make_trainer(tmp_path, **options)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    after = dict(trainer.model.named_parameters())
+    averages = trainer.target_weights.state_dict()
+    for name, weights in before.items():
+        change = (after[name] - weights).abs()
+        assert after[name].dtype == torch.float32 and 1e-6 < change.max() < 2e-5, name
+        assert not torch.equal(after[name].to(torch.bfloat16).float(), after[name]), name
+        assert (averages[name] - weights).abs().max() > 0, name
+
+
+def test_weights_that_round_are_reported(tmp_path, caplog):
+    make_trainer(tmp_path, model_init_kwargs={"dtype": "bfloat16"})
+    assert "small updates are rounded away" in caplog.text
+    caplog.clear()
+    make_trainer(tmp_path)
+    assert "rounded away" not in caplog.text

@@ -16,9 +16,10 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, is_peft_model
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model, get_config_model_id
@@ -62,6 +63,12 @@ def load_model(
         model = prepare_peft_model(model, peft_config, args)
     if args.disable_dropout:
         disable_dropout_in_model(model)
+    rounds = any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+    if rounds and not is_peft_model(model) and args.deepspeed_plugin is None:
+        logger.warning(
+            f"The weights to train are in {model.dtype}, in which small updates are rounded away. Load the model in float32, "
+            "with which `bf16=True` computes in bfloat16 (`model_init_kwargs={'dtype': 'float32'}`), or use DeepSpeed."
+        )
     return model
 
 

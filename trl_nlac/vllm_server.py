@@ -98,7 +98,9 @@ class ServerEngine(VLLMGeneration):
             self.vllm_client.get_server_info()  # raises if the server cannot be told to load weights
         if self.weights_dir is not None:
             if is_main:
+                Path(self.weights_dir).mkdir(parents=True, exist_ok=True)
                 self._directory = tempfile.TemporaryDirectory(prefix="nlac_", dir=self.weights_dir)
+                Path(self._directory.name).chmod(0o755)  # the server may run as somebody else
             self._path = Path(self._from_main(lambda: self._directory.name))
         elif is_main:
             self.vllm_client.init_communicator(device=device)
