@@ -42,7 +42,7 @@ def test_imports_go_one_way():
         "target_weights": {"shards"},
         "generation": set(),
         "event_loop": set(),
-        "vllm_generation": {"generation"},
+        "vllm_generation": {"generation", "shards"},
         "vllm_weights": set(),
         "vllm_colocate": {"generation", "vllm_generation", "vllm_weights"},
         "vllm_server": {"event_loop", "generation", "vllm_generation", "vllm_weights"},

@@ -28,6 +28,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from .generation import Completion, Generator, Sampling
+from .shards import local_shards
 
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class VLLMGenerator:
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
         with self.engine.awake():
-            weights = _fingerprint(self.engine.model)
+            weights = fingerprint(self.engine.model)
             if is_peft_model(self.engine.model):
                 self._load_adapter(weights)
             elif any(gather_object([weights != self._loaded])):  # all processes load together
@@ -244,12 +245,8 @@ class TensorParallelGenerator:
 
 
 @torch.no_grad()
-def _fingerprint(model: nn.Module) -> list[int]:
-    """A number for each trained tensor that changes with its content."""
+def fingerprint(model: nn.Module) -> list[int]:
+    """A number for each trained tensor that changes with its content, of this process's part of it."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    numbers = [
-        parameter.detach().contiguous().view(words[parameter.element_size()]).sum(dtype=torch.int64)
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
-    return torch.stack(numbers).tolist()
+    parts = [shard.live.contiguous() for shard in local_shards(model).values()]
+    return torch.stack([part.view(words[part.element_size()]).sum(dtype=torch.int64) for part in parts]).tolist()

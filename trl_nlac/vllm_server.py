@@ -89,10 +89,10 @@ class ServerEngine(VLLMGeneration):
             )
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
         self.vllm_client = VLLMClient(url, group_port=self.group_port, connection_timeout=self.server_timeout)
-        self.max_model_length = json.loads(self._request("GET", "/v1/models"))["data"][0]["max_model_len"]
         self._server_id: str | None = None  # of the one that has our weights
         self._version = 0  # of our weights
         self._adapters: list[Adapter] = []
+        self.max_model_length = json.loads(self._request("GET", "/v1/models"))["data"][0]["max_model_len"]
         self._cache_counts = self._read_cache_counts()
         if not has_adapters:
             self.vllm_client.get_server_info()  # raises if the server cannot be told to load weights
@@ -121,19 +121,21 @@ class ServerEngine(VLLMGeneration):
     def sync_weights(self) -> None:
         self._version += 1
         if self.weights_dir is None:
+            self._server_id = self._from_main(self._read_server_id)
             super().sync_weights()
-        else:
-            save_weights(self, self._weights_path)
-            if self.accelerator.is_main_process:
-                self._insist(self._load_weights)
-                shutil.rmtree(self._path / str(self._version - 1), ignore_errors=True)
-        self._server_id = self._from_main(self._read_server_id)
+            return
+        save_weights(self, self._weights_path)
+        if self.accelerator.is_main_process:
+            self._insist(self._load_weights)
+            shutil.rmtree(self._path / str(self._version - 1), ignore_errors=True)
+        self._server_id = self._from_main(lambda: self._server_id)
 
     @property
     def _weights_path(self) -> Path:
         return self._path / str(self._version)
 
     def _load_weights(self) -> None:
+        self._server_id = self._read_server_id()  # before: whoever is started anew after that does not have them
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(self._weights_path)}}
         self._request("POST", "/collective_rpc", json=call)
 
@@ -251,8 +253,7 @@ class ServerEngine(VLLMGeneration):
             )
         for adapter in self._adapters:
             self._load_adapter(adapter)
-        server_id = None if self._server_id is None else self._read_server_id()
-        if server_id == self._server_id:
+        if self._server_id is None or self._read_server_id() == self._server_id:
             return
         if self.weights_dir is None:
             raise RuntimeError(
@@ -261,7 +262,6 @@ class ServerEngine(VLLMGeneration):
                 "may be started anew."
             )
         self._load_weights()
-        self._server_id = server_id
 
     def _read_server_id(self) -> str:
         """Different for each start of a server."""

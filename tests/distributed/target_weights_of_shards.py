@@ -34,6 +34,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from trl_nlac import TargetWeights
 from trl_nlac.checkpoint import _load_target_weights, _save_target_weights
+from trl_nlac.vllm_generation import fingerprint
 
 
 UPDATE_RATE = 0.1
@@ -112,8 +113,11 @@ def check(directory: Path, model: nn.Module, step, whole, offload: bool = False)
     with torch.no_grad():
         own = model(inputs)
         assert torch.equal(own, with_weights(weights, dtype)(inputs))
+        prints = [fingerprint(model)]
         with target.swapped_into(model):
             swapped = model(inputs)
+            prints.append(fingerprint(model))
+        assert prints[0] != prints[1] and prints[0] == fingerprint(model)  # so that vLLM gets the weights again
         assert torch.equal(swapped, with_weights(average, dtype)(inputs))
         assert not torch.equal(swapped, own)
         assert torch.equal(model(inputs), own)
