@@ -88,7 +88,7 @@ def test_config_starts(name, tmp_path):
         "PYTHONPATH": str(ROOT),
     }
     command += ["--mixed_precision", "no", *ON_CPU[name], *script, *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=400)
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=900)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "What was learned" in finished.stdout
     assert (tmp_path / "model.safetensors").stat().st_size > 1e6

@@ -146,7 +146,7 @@ def launch(*arguments: str) -> str:
     # DeepSpeed builds an extension with ninja, which lies beside Python.
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PATH": tools}
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 

@@ -51,7 +51,7 @@ def one_process(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("one_process")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parent.parent)])}
     command = [sys.executable, str(HERE / "same_batches.py"), "single", str(directory)]
-    subprocess.run(command, check=True, env=environment, timeout=300)
+    subprocess.run(command, check=True, env=environment, timeout=900)
     return directory
 
 
