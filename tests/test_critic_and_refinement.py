@@ -160,7 +160,7 @@ class TestBellmanTargets:
     def test_cut_off_answers_are_dropped(self):
         roles = make_roles([], max_format_retries=0)
         cut = roles.chat.completion(CRITIQUE)[:-1]
-        roles.generator.generate = lambda prompts, sampling, seeds: [Completion(cut, False) for _ in prompts]
+        roles.generator.generate = lambda prompts, *args: [Completion(cut, False) for _ in prompts]
         assert critiques(roles, [make_transitions(roles)[0].state_action])[0].parsed is None
         assert roles.take_metrics()["completions/clipped_ratio"] == 1
 

@@ -43,7 +43,7 @@ def make_constant_roles(answer: str = "take red"):
     """Roles that always say the same."""
     roles = make_roles([])
     completion = Completion(roles.chat.completion(answer), True)
-    roles.generator.generate = lambda prompts, sampling, seeds: [completion for _ in prompts]
+    roles.generator.generate = lambda prompts, *args: [completion for _ in prompts]
     return roles
 
 

@@ -477,7 +477,6 @@ class NLACTrainer(AtomicSavingTrainer):
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "health": self.health.state_dict(),
             "nonfinite_losses": self.loss_guard.num_dropped,
-            "failed_environments": list(self.failures.failed),
         }
         rank = self.args.process_index
         save_state(Path(output_dir), rank, self.replay, self.target_weights, list(self._batches), state)
@@ -492,6 +491,5 @@ class NLACTrainer(AtomicSavingTrainer):
             self.num_environment_steps = state["environment_steps"]
             self.loss_guard.num_dropped = state["nonfinite_losses"]
             self.health.load_state_dict(state["health"])
-            self.failures.update(state["failed_environments"])
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
