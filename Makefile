@@ -18,17 +18,22 @@ PYTEST_ARGS ?=
 BENCHMARKS ?= $(wildcard benchmarks/*.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-vllm lint format bench docs clean
+.PHONY: help demo test test-distributed test-vllm lint format bench docs clean
 
 help:
-	@echo "Targets: demo, test, test-vllm, lint, format, bench, docs, clean"
+	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
 
 test: $(VENV)/.dev
 	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
-		$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+		$(BIN)/python -m pytest tests --ignore tests/distributed $(PYTEST_ARGS)
+
+# Several processes, every configuration of Accelerate, and runs that are killed.
+test-distributed: $(VENV)/.dev
+	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
+		$(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
 
 # In a virtual environment of its own: vLLM wants an older transformers.
 test-vllm: $(VLLM_VENV)/.vllm

@@ -24,7 +24,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 CONFIGS = ROOT / "examples" / "accelerate_configs"
 # DeepSpeed's engine on a CPU wants this before anything else.
 GLOO = """

@@ -70,7 +70,7 @@ def train(script: Path, world_size: int, *arguments: str) -> None:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path]),
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world_size)]
     finished = subprocess.run(
