@@ -15,13 +15,13 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-BENCHMARKS ?= $(wildcard benchmarks/*.py)
+BENCHMARKS ?= $(addprefix benchmarks/,quickstart.py rollout.py replay.py target_weights.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-distributed test-vllm lint format bench docs clean
+.PHONY: help demo test test-distributed test-vllm lint format bench bench-vllm docs clean
 
 help:
-	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, docs, clean"
+	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, bench-vllm, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -48,11 +48,15 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-bench: $(VENV)/.report
+bench: $(VENV)/.dev
 	mkdir -p benchmarks/results
 	set -e; for script in $(BENCHMARKS); do \
 		$(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json; \
 	done
+
+bench-vllm: $(VLLM_VENV)/.vllm
+	mkdir -p benchmarks/results
+	$(VLLM_VENV)/bin/python benchmarks/generation.py --json benchmarks/results/generation.json
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -c docs docs/source build/docs

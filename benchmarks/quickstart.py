@@ -24,13 +24,12 @@ Each cell (world, seed) is a run of examples/scripts/nlac_quickstart.py in a pro
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 
+import reporting
 import torch
 
 
@@ -136,14 +135,11 @@ def main():
     }
     report = {
         "command": "python benchmarks/quickstart.py " + " ".join(extra),
-        "machine": {"cpu_count": os.cpu_count(), "threads_per_run": args.threads, "platform": platform.platform()},
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "datasets", "accelerate")},
-        "python": platform.python_version(),
+        **reporting.setting("torch", "transformers", "trl", "datasets", "accelerate", threads_per_run=args.threads),
         "note": args.note,
         "worlds": {world: summarize(results) for world, results in cells.items()},
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(report, indent=2) + "\n")
+    reporting.write(report, args.json)
     if args.readme:
         insert(as_markdown(report), args.readme)
     for world, summary in report["worlds"].items():

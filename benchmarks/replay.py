@@ -36,7 +36,6 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import re
 import resource
 import subprocess
@@ -44,13 +43,13 @@ import sys
 import tempfile
 import time
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import median
 
 import numpy as np
 import pyarrow as pa
+import reporting
 
 from trl_nlac import PrioritizedReplay
 from trl_nlac.types import Episode, Turn
@@ -233,9 +232,7 @@ def main():
         "date": date.today().isoformat(),
         "turns": args.num_turns,
         "batch_size": args.batch_size,
-        "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform()},
-        "versions": {name: version(name) for name in ("numpy", "pyarrow")},
-        "python": platform.python_version(),
+        **reporting.setting("numpy", "pyarrow"),
         "memory_ratio": max(row["memory_ratio"] for row in in_memory),
         **{
             name: {str(row["transitions"]): row[name] for row in in_memory if row["kind"] == "text"}
@@ -243,9 +240,7 @@ def main():
         },
         "rows": rows,
     }
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    reporting.write(report, args.json)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,11 @@ python benchmarks/rollout.py --json benchmarks/results/rollout.json
 import argparse
 import asyncio
 import json
-import os
-import platform
 import time
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+import reporting
 from transformers import AutoTokenizer
 
 from trl_nlac.chat import ChatEncoder
@@ -149,16 +147,12 @@ def main():
         "episodes": args.num_episodes,
         "turns": args.num_turns,
         "latency_seconds": args.latency,
-        "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform()},
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
-        "python": platform.python_version(),
+        **reporting.setting("torch", "transformers", "trl"),
         "speedup_over_serial": min(row["speedup_over_serial"] for row in rows),
         "ratio_to_ideal": max(row["ratio_to_ideal"] for row in rows),
         "rows": rows,
     }
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    reporting.write(report, args.json)
 
 
 if __name__ == "__main__":

@@ -27,18 +27,17 @@ python benchmarks/target_weights.py --json benchmarks/results/target_weights.jso
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
-from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
+import reporting
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -216,9 +215,7 @@ def main():
     zero3_row = report["zero3_two_processes"]
     report = {
         "date": date.today().isoformat(),
-        "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform()},
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "deepspeed")},
-        "python": platform.python_version(),
+        **reporting.setting("torch", "transformers", "trl", "deepspeed"),
         "zero3_speedup_over_trl": zero3_row["speedup_over_trl"],
         "extra_bytes_per_parameter": max(row["ours"]["bytes_per_parameter"] for row in report.values()),
         "gap_closed_bf16": zero3_row["gap_closed"]["bf16"],
@@ -227,9 +224,7 @@ def main():
         **report,
     }
     print(json.dumps(report, indent=2))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    reporting.write(report, args.json)
 
 
 if __name__ == "__main__":

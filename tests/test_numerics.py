@@ -15,26 +15,15 @@
 """Losses that are not finite."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from testing_utils import make_config
+from testing_utils import make_trainer
 
 from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 
 
-def make_trainer(output_dir: Path, **config) -> NLACTrainer:
-    desk, tasks = make_tasks("service_desk", 0)
-    options = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1)
-    return NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(output_dir, **{**options, **config}),
-        train_dataset=tasks,
-        environment_factory=lambda: make_environment(desk),
-        prompts=COMPACT_PROMPTS,
-    )
+CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1)
 
 
 class Poison:
@@ -56,7 +45,7 @@ class Poison:
 @pytest.mark.parametrize("loss_type", ["sampled", "distill"])
 def test_the_rest_of_the_batch_is_trained_on(tmp_path, caplog, value, loss_type):
     """The gradient is that of the batch without the example."""
-    trainer = make_trainer(tmp_path, critic_loss_type=loss_type)
+    trainer = make_trainer(tmp_path, {**CONFIG, "critic_loss_type": loss_type})
     trainer.train()
     inputs = batch_of(trainer)
     row = int((inputs["loss_ids"] == 0).nonzero()[1, 0])
@@ -90,7 +79,7 @@ def batch_of(trainer: NLACTrainer) -> dict[str, torch.Tensor]:
 
 
 def test_too_many_in_a_row_stop_training_with_a_checkpoint(tmp_path):
-    trainer = make_trainer(tmp_path, max_nonfinite_batches=2, max_steps=9)
+    trainer = make_trainer(tmp_path, {**CONFIG, "max_nonfinite_batches": 2, "max_steps": 9})
     weights = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     Poison(trainer, lambda ids: ids > 0)
     with pytest.raises(RuntimeError, match="2 micro-batches in a row.*max_nonfinite_batches"):
@@ -103,7 +92,7 @@ def test_too_many_in_a_row_stop_training_with_a_checkpoint(tmp_path):
 
 
 def test_spoilt_weights_are_not_saved(tmp_path):
-    trainer = make_trainer(tmp_path, max_steps=9)
+    trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 9})
     Poison(trainer, lambda ids: True)
     with pytest.raises(RuntimeError, match="for anything: its weights are spoilt"):
         trainer.train()
@@ -113,7 +102,7 @@ def test_spoilt_weights_are_not_saved(tmp_path):
 def test_small_updates_are_kept(tmp_path):
     """With `bf16=True` the weights stay in float32: an update of 1e-5 is not rounded away, nor is their average."""
     options = dict(bf16=True, learning_rate=1e-5, lr_scheduler_type="constant", target_update_rate=0.1, max_steps=1)
-    trainer = make_trainer(tmp_path, **options)
+    trainer = make_trainer(tmp_path, {**CONFIG, **options})
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     after = dict(trainer.model.named_parameters())
@@ -126,7 +115,7 @@ def test_small_updates_are_kept(tmp_path):
 
 
 def test_weights_that_round_are_reported(tmp_path, caplog):
-    make_trainer(tmp_path, model_init_kwargs={"dtype": "bfloat16"})
+    make_trainer(tmp_path, {"model_init_kwargs": {"dtype": "bfloat16"}})
     assert "small updates are rounded away" in caplog.text
     caplog.clear()
     make_trainer(tmp_path)

@@ -15,12 +15,10 @@
 """Real vLLM in the trainer's process: `make test-vllm`. Each test is a process, because an engine is one, too."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from vllm_utils import run
 
 
 pytestmark = pytest.mark.vllm
@@ -30,15 +28,14 @@ import json
 import sys
 
 import torch
-from testing_utils import make_config
-from vllm_utils import compare, greedy, logged, make_trainer, prompts_of
+from vllm_utils import assert_own_answers, compare, greedy, logged, make_vllm_trainer, prompts_of
 
 from trl_nlac.generation import Sampling
 
 """
 
 FULL = """
-trainer = make_trainer(sys.argv[1])
+trainer = make_vllm_trainer(sys.argv[1])
 generator = trainer.roles.generator
 start = greedy(trainer, generator)
 assert start == greedy(trainer, generator.scorer)
@@ -99,7 +96,7 @@ print(json.dumps({"prefix_hit_rates": [first, second, other]}))
 LORA = """
 from peft import LoraConfig
 
-trainer = make_trainer(sys.argv[1], peft_config=LoraConfig(r=4, lora_alpha=64, target_modules="all-linear"))
+trainer = make_vllm_trainer(sys.argv[1], peft_config=LoraConfig(r=4, lora_alpha=64, target_modules="all-linear"))
 before = {name: p.clone() for name, p in trainer.model.named_parameters() if not p.requires_grad}
 trainer.train()
 compare(trainer)
@@ -110,33 +107,17 @@ print(json.dumps({name: logged(trainer, name) for name in names}))
 """
 
 PROCESSES = """
-trainer = make_trainer(sys.argv[1], config={"vllm_tensor_parallel_size": int(sys.argv[2])})
-rank = trainer.args.process_index
+trainer = make_vllm_trainer(sys.argv[1], {"vllm_tensor_parallel_size": int(sys.argv[2])})
 trainer.train()
 generator = trainer.roles.generator
-scorer = generator.generator.scorer if sys.argv[2] == "2" else generator.scorer
-prompts = prompts_of(trainer)[rank : 3 + 4 * rank]  # not the same on both, nor as many
-for weights in ("policy", "target"):
-    said = []
-    for speaker in (generator, scorer):
-        with speaker.session(trainer.model):
-            said.append(speaker.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts)))
-    assert said[0] == said[1], (rank, weights, said)
-    trainer.target_weights.swapped_into(trainer.model).__enter__()
-print(f"done {rank} {len(prompts)}\\n", end="", flush=True)
+assert_own_answers(trainer, generator.generator.scorer if sys.argv[2] == "2" else generator.scorer)
 """
 
 
-def run(script: str, tmp_path: Path, *arguments: str, processes: int = 1) -> str:
-    """What a script prints."""
+def run_script(script: str, tmp_path: Path, *arguments: str, **kwargs) -> str:
     path = tmp_path / "script.py"
     path.write_text(HEAD + script)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
-    command = [sys.executable, *launcher, str(path), str(tmp_path), *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-6000:]
-    return finished.stdout
+    return run(path, str(tmp_path), *arguments, **kwargs)
 
 
 def check(output: str, num_syncs: list[int]) -> None:
@@ -151,16 +132,16 @@ def check(output: str, num_syncs: list[int]) -> None:
 
 def test_full_weights(tmp_path):
     """Greedy tokens equal those of transformers, for policy and target weights, before and after training."""
-    check(run(FULL + PREFIXES, tmp_path), [1, 2, 2])  # all weights are the same at first
+    check(run_script(FULL + PREFIXES, tmp_path), [1, 2, 2])  # all weights are the same at first
 
 
 def test_adapters(tmp_path):
     """The same with two adapters, without a single sync of the base weights, which stay as they are."""
-    check(run(LORA + PREFIXES, tmp_path), [0, 0, 0])
+    check(run_script(LORA + PREFIXES, tmp_path), [0, 0, 0])
 
 
 @pytest.mark.parametrize("tensor_parallel_size", ["1", "2"])
 def test_two_processes(tmp_path, tensor_parallel_size):
     """With an engine each, or with one that they share: each process gets its own answers."""
-    output = run(PROCESSES, tmp_path, tensor_parallel_size, processes=2)
+    output = run_script(PROCESSES, tmp_path, tensor_parallel_size, processes=2)
     assert "done 0 3" in output and "done 1 6" in output

@@ -14,17 +14,17 @@
 
 """A real vLLM server and the trainer as its client: `make test-vllm`."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from peft import LoraConfig
 from testing_utils import make_config
+from vllm_utils import Server, compare, greedy, logged, make_vllm_trainer, prompts_of, run
+
+from trl_nlac.generation import Sampling
 
 
 pytestmark = pytest.mark.vllm
@@ -32,8 +32,6 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def only_server(tmp_path_factory):
-    from vllm_utils import Server
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,15 +49,13 @@ def server(only_server):
 
 def make_client(server, tmp_path, timeout: float = 240.0, **kwargs):
     """A trainer whose roles speak through the server."""
-    from vllm_utils import make_trainer
-
     options = dict(
         vllm_mode="server",
         vllm_server_base_url=server.url,
         vllm_server_weights_dir=str(tmp_path),
         vllm_server_timeout=timeout,
     )
-    return make_trainer(tmp_path / "run", config={**options, **kwargs.pop("config", {})}, **kwargs)
+    return make_vllm_trainer(tmp_path / "run", options, **kwargs)
 
 
 # Those with adapters come first: full weights change what the server calls its base model.
@@ -67,9 +63,6 @@ def make_client(server, tmp_path, timeout: float = 240.0, **kwargs):
 
 def test_adapters(server, tmp_path):
     """Loaded by the server while it runs, told apart by name, and dropped."""
-    from peft import LoraConfig
-    from vllm_utils import compare, logged
-
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
     trainer = make_client(server, tmp_path, peft_config=config)
     trainer.train()
@@ -81,11 +74,6 @@ def test_adapters(server, tmp_path):
 @pytest.mark.parametrize("adapters", [True, False])
 def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path, adapters, caplog):
     """Killed while it generates; what comes back knows nothing but the base model."""
-    from peft import LoraConfig
-    from vllm_utils import compare, prompts_of
-
-    from trl_nlac.generation import Sampling
-
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
     trainer = make_client(server, tmp_path, peft_config=config)
     trainer.train()
@@ -112,10 +100,6 @@ def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path,
 
 def test_full_weights(server, tmp_path):
     """Weights go through a folder; tokens equal those of transformers, for both sets of weights."""
-    from vllm_utils import compare, greedy, logged, prompts_of
-
-    from trl_nlac.generation import Sampling
-
     trainer = make_client(server, tmp_path)
     generator = trainer.roles.generator
     start = greedy(trainer, generator)
@@ -140,8 +124,6 @@ def test_full_weights(server, tmp_path):
 
 
 def test_prefixes_of_other_weights_are_not_reused(server, tmp_path):
-    from trl_nlac.generation import Sampling
-
     trainer = make_client(server, tmp_path)
     generator = trainer.roles.generator
     state = trainer.roles.chat.start([{"role": "user", "content": " ".join(["billing amber photo noon"] * 98)}])
@@ -163,22 +145,11 @@ import sys
 from pathlib import Path
 
 from test_vllm_server import make_client
-from vllm_utils import Server, prompts_of
-
-from trl_nlac.generation import Sampling
+from vllm_utils import Server, assert_own_answers
 
 trainer = make_client(Server(None, int(sys.argv[2])), Path(sys.argv[1]))
-rank = trainer.args.process_index
 trainer.train()
-prompts = prompts_of(trainer)[rank : 3 + 4 * rank]  # not the same on both, nor as many
-for weights in ("policy", "target"):
-    said = []
-    for speaker in (trainer.roles.generator, trainer.roles.generator.scorer):
-        with speaker.session(trainer.model):
-            said.append(speaker.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts)))
-    assert said[0] == said[1], (rank, weights, said)
-    trainer.target_weights.swapped_into(trainer.model).__enter__()
-print(f"done {rank} {len(prompts)}\\n", end="", flush=True)
+assert_own_answers(trainer, trainer.roles.generator.scorer)
 """
 
 
@@ -186,14 +157,8 @@ def test_two_processes(server, tmp_path):
     """Each process gets the answers to its own questions, with the weights that it has."""
     script = tmp_path / "script.py"
     script.write_text(PROCESSES)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        [*launcher, str(script), str(tmp_path), str(server.port)],
-        **dict(capture_output=True, text=True, env=environment, timeout=300),
-    )
-    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-6000:]
-    assert "done 0 3" in finished.stdout and "done 1 6" in finished.stdout
+    output = run(script, str(tmp_path), str(server.port), processes=2)
+    assert "done 0 3" in output and "done 1 6" in output
 
 
 def test_no_answer(server, tmp_path):
@@ -215,9 +180,7 @@ def test_no_answer(server, tmp_path):
 
 
 def test_weights_need_a_way(tmp_path):
-    from vllm_utils import make_trainer
-
     with pytest.raises(ValueError, match="`vllm_server_weights_dir` is not set, but NCCL needs a GPU"):
-        make_trainer(tmp_path, config={"vllm_mode": "server"})
+        make_vllm_trainer(tmp_path, {"vllm_mode": "server"})
     with pytest.raises(ValueError, match="vllm_structured_outputs_regex"):
         make_config(tmp_path, vllm_structured_outputs_regex="a+")

@@ -18,13 +18,15 @@ import re
 from pathlib import Path
 
 import numpy as np
+import torch
 import trl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from trl_nlac import NLACConfig, NLACPrompts
+from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.chat import ChatEncoder
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.generation import Completion, Sampling
 from trl_nlac.roles import Roles
 from trl_nlac.types import Episode, Turn
@@ -32,6 +34,7 @@ from trl_nlac.types import Episode, Turn
 
 SAMPLING = Sampling(max_tokens=48, temperature=0.0)
 CHAT_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+DESK, TASKS = make_tasks("service_desk", 0)
 
 
 def make_config(output_dir, **kwargs) -> NLACConfig:
@@ -52,6 +55,28 @@ def make_config(output_dir, **kwargs) -> NLACConfig:
         max_turns=4,
     )
     return NLACConfig(**{**settings, **kwargs})
+
+
+def make_trainer(output_dir, config: dict | None = None, **kwargs) -> NLACTrainer:
+    """A trainer of the embedded model at a service desk."""
+    arguments = dict(
+        model=TINY_MODEL,
+        args=make_config(output_dir, **(config or {})),
+        train_dataset=TASKS,
+        environment_factory=lambda: make_environment(DESK),
+        prompts=COMPACT_PROMPTS,
+    )
+    return NLACTrainer(**{**arguments, **kwargs})
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
 
 
 def make_episode(num_turns: int = 2, terminated: bool = True, score: float = 1.0, text: str = "seen") -> Episode:

@@ -22,24 +22,23 @@ import time
 import urllib.request
 from pathlib import Path
 
-from testing_utils import make_config
+from testing_utils import DESK, make_trainer
 
 from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
-from trl_nlac.generation import Sampling
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation import Sampling, TransformersGenerator
 
 
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 MAX_MODEL_LENGTH = 512
-DESK, TASKS = make_tasks("service_desk", 0)
 
 
-def make_trainer(output_dir: Path, **kwargs) -> NLACTrainer:
-    config = dict(
+def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) -> NLACTrainer:
+    options = dict(
         use_vllm=True,
         max_steps=3,
-        learning_rate=5e-3,
+        learning_rate=1e-2 if kwargs.get("peft_config") else 5e-3,
         target_update_rate=0.1,
         vllm_max_model_length=MAX_MODEL_LENGTH,
         max_generation_batch_size=32,
@@ -47,16 +46,7 @@ def make_trainer(output_dir: Path, **kwargs) -> NLACTrainer:
         episodes_per_iteration=8,
         per_device_train_batch_size=8,
     )
-    if kwargs.get("peft_config"):
-        config["learning_rate"] = 1e-2
-    return NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(output_dir, **{**config, **kwargs.pop("config", {})}),
-        train_dataset=TASKS,
-        environment_factory=lambda: make_environment(DESK),
-        prompts=COMPACT_PROMPTS,
-        **kwargs,
-    )
+    return make_trainer(output_dir, {**options, **(config or {})}, **kwargs)
 
 
 def greedy(trainer: NLACTrainer, generator) -> list[list[int]]:
@@ -93,6 +83,30 @@ def compare(trainer: NLACTrainer) -> list[list[int]]:
 
 def logged(trainer: NLACTrainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def assert_own_answers(trainer: NLACTrainer, scorer: TransformersGenerator) -> None:
+    """Each of two processes gets the answers to its own questions, with the weights that it has."""
+    rank = trainer.args.process_index
+    prompts = prompts_of(trainer)[rank : 3 + 4 * rank]  # not the same on both, nor as many
+    for weights in ("policy", "target"):
+        said = []
+        for speaker in (trainer.roles.generator, scorer):
+            with speaker.session(trainer.model):
+                said.append(speaker.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts)))
+        assert said[0] == said[1], (rank, weights, said)
+        trainer.target_weights.swapped_into(trainer.model).__enter__()
+    print(f"done {rank} {len(prompts)}\n", end="", flush=True)
+
+
+def run(script: Path, *arguments: str, processes: int = 1) -> str:
+    """What a script prints."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
+    command = [sys.executable, *launcher, str(script), *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-6000:]
+    return finished.stdout
 
 
 class Server:

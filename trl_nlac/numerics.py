@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather
 
 from .failures import TrainingStopped
 from .losses import LOSSES
@@ -58,7 +58,7 @@ class LossGuard:
         """
         losses = compute(inputs)
         dropped = ~losses.detach().isfinite()
-        number = sum(gather_object([int(dropped.sum())]))
+        number = _count(dropped)
         self.num_batches = self.num_batches + 1 if number else 0
         if not number:
             return inputs, losses
@@ -72,7 +72,7 @@ class LossGuard:
             )
         inputs = _without(inputs, dropped)
         losses = compute(inputs)
-        if any(gather_object([not bool(losses.detach().isfinite().all())])):
+        if _count(~losses.detach().isfinite()):
             raise RuntimeError(
                 "The model gives losses that are not finite for anything: its weights are spoilt. Go back to an earlier "
                 "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
@@ -87,6 +87,11 @@ class LossGuard:
                 f"{losses[i].item()}; the example is not trained on. Its tokens end with "
                 f"{inputs['input_ids'][i][inputs['attention_mask'][i].bool()][-20:].tolist()}."
             )
+
+
+def _count(chosen: torch.Tensor) -> int:
+    """How many are true, on all processes."""
+    return int(gather(chosen.sum()).sum())
 
 
 def _without(inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> dict[str, torch.Tensor]:

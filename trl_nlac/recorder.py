@@ -198,9 +198,8 @@ def checked_text(observation: Any) -> str:
         raise MalformedResult("observation", f"the observation is {type(observation).__name__}, expected text")
     try:
         observation.encode()
-    except (
-        UnicodeEncodeError
-    ) as error:  # half a character, as `surrogateescape` leaves it: no tokenizer or file takes it
+    except UnicodeEncodeError as error:
+        # Half a character, as `surrogateescape` leaves it: no tokenizer or file takes it.
         raise MalformedResult("observation", f"the observation is no valid text: {error}") from error
     return observation
 

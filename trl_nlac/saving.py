@@ -18,6 +18,7 @@ import shutil
 from pathlib import Path
 
 from accelerate.logging import get_logger
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.base_trainer import _BaseTrainer
 
@@ -70,16 +71,18 @@ class AtomicSavingTrainer(_BaseTrainer):
             self._writes_aside = False
             self.args.push_to_hub = pushes
         self.accelerator.wait_for_everyone()
+        written = run_dir / _ASIDE / checkpoint.name
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(checkpoint)
+            if self.args.should_save:  # again, with the name that it will have
+                self.state.save_to_json(str(written / TRAINER_STATE_NAME))
         if self.args.should_save:
-            written = run_dir / _ASIDE / checkpoint.name
-            self.state.save_to_json(str(written / "trainer_state.json"))
             self.checkpoint_sizes = _sizes(written)
             told = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in self.checkpoint_sizes.items())
             logger.info(f"{checkpoint}: {told}")
             _publish(written, checkpoint)
-            rotate_checkpoints(str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, True)
+            best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
+            rotate_checkpoints(str(run_dir), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
         self.accelerator.wait_for_everyone()
         if pushes:
             self._push_from_checkpoint(str(checkpoint))

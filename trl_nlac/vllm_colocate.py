@@ -54,10 +54,8 @@ class ColocatedEngine(VLLMGeneration):
         options = {"dtype": precisions.get(self.accelerator.mixed_precision, dtype)}
         # Asleep at level 2 it loses its weights, which are loaded again anyway, but for the base weights of adapters.
         self.sleep_level = (1 if is_peft_model(self.model) else 2) if self.enable_sleep_mode else 0
-        options["enable_sleep_mode"], self.enable_sleep_mode = (
-            self.enable_sleep_mode,
-            False,
-        )  # not when TRL would sleep
+        options["enable_sleep_mode"] = self.enable_sleep_mode
+        self.enable_sleep_mode = False  # for TRL, which would sleep after each call
         if is_peft_model(self.model):
             rank = max(config.r for config in self.model.peft_config.values())
             options.update(enable_lora=True, max_loras=2, max_lora_rank=_allowed_rank(rank))

@@ -227,9 +227,10 @@ class TensorParallelGenerator:
         self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
     ) -> list[Completion]:
         asked = self._gather((prompts, seeds))
-        everything = [prompt for prompts, _ in asked for prompt in prompts], [s for _, seeds in asked for s in seeds]
-        completions = self.generator.generate(everything[0], sampling, everything[1], bar)
-        start = sum(len(prompts) for prompts, _ in asked[: dist.get_rank(self.group)])
+        all_prompts = [prompt for theirs, _ in asked for prompt in theirs]
+        all_seeds = [seed for _, theirs in asked for seed in theirs]
+        completions = self.generator.generate(all_prompts, sampling, all_seeds, bar)
+        start = sum(len(theirs) for theirs, _ in asked[: dist.get_rank(self.group)])
         return completions[start : start + len(prompts)]
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:

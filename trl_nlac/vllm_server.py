@@ -214,17 +214,13 @@ class ServerEngine(VLLMGeneration):
 
     def _read_cache_counts(self) -> tuple[int, int]:
         """Of all that the server was ever asked, by anyone."""
-        lines = [line.split() for line in self._request("GET", "/metrics").splitlines()]
-        return tuple(
-            int(
-                sum(
-                    float(line[-1])
-                    for line in lines
-                    if line and line[0].startswith(f"vllm:prefix_cache_{kind}_total{{")
-                )
-            )
-            for kind in ("queries", "hits")
-        )
+        lines = self._request("GET", "/metrics").splitlines()
+
+        def total(counter: str) -> int:
+            values = [line.split()[-1] for line in lines if line.startswith(f"vllm:prefix_cache_{counter}_total{{")]
+            return int(sum(map(float, values)))
+
+        return total("queries"), total("hits")
 
     # Requests
 

@@ -1,0 +1,45 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What all benchmarks write down: where they ran, and what they found."""
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def setting(*packages: str, **machine) -> dict[str, Any]:
+    """Machine, Python and versions of `packages`, `None` for those that are not there."""
+    return {
+        "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), **machine},
+        "versions": {package: _version(package) for package in packages},
+        "python": platform.python_version(),
+    }
+
+
+def write(report: dict[str, Any], path: Path | None) -> None:
+    """As JSON, if there is a path."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
