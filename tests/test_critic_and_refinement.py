@@ -85,6 +85,26 @@ class TestBellmanTargets:
             + f" {action} refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
         )
 
+    def test_monte_carlo(self):
+        roles = make_roles([CRITIQUE, CRITIQUE])
+        first, last = make_transitions(roles)
+        targets = bellman_targets(roles, [last, first], bootstrap="monte_carlo")
+        assert all(target.parsed for target in targets)
+        terminated, backup = asked(roles)
+        assert terminated.endswith("refused needs photo lose Score 0 Summary?<|end|><|assistant|>")
+        assert backup.endswith(
+            "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|> route billing amber badge noon refused needs photo "
+            "lose<|end|><|user|> Summary?<|end|><|assistant|>"
+        )
+
+    def test_monte_carlo_bootstraps_where_the_episode_was_cut(self):
+        roles = make_roles(["closed win", CRITIQUE])
+        cut = Episode(**{**vars(make_transitions(roles)[1].episode), "terminated": False, "truncated": True})
+        bellman_targets(roles, [Transition(cut, 0)], bootstrap="monte_carlo")
+        successor, backup = asked(roles)
+        assert successor.endswith("refused needs amber 1 Scenario?<|end|><|assistant|>")
+        assert backup == successor + " closed win<|end|><|user|> Summary?<|end|><|assistant|>"
+
     @pytest.mark.parametrize("kwargs", [{}, {"num_futures": 3}, {"single_step": True}])
     def test_critic_is_not_told_the_future(self, kwargs):
         roles = make_roles([], **kwargs)
@@ -148,6 +168,10 @@ class TestBellmanTargets:
         roles = make_roles(["closed win", "no critique", CRITIQUE, "nor this", "nor that"], max_format_retries=2)
         first, last = bellman_targets(roles, make_transitions(roles)[:1] + make_transitions(roles)[1:])
         assert (first.parsed is None) and last.parsed is not None
+        assert roles.num_generated_tokens == sum(
+            len(roles.chat.completion(text))
+            for text in ["closed win", "no critique", CRITIQUE, "nor this", "nor that"]
+        )
         metrics = roles.take_metrics()
         assert metrics["critic/format_rate"] == pytest.approx(1 / 4)
         assert roles.take_metrics() == {}

@@ -22,13 +22,20 @@ from trl_nlac.environments import RoomsWorld, ServiceDesk
 from trl_nlac.environments.dialogues import ROLES
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment, make_rehearsal_dataset, make_tasks
 from trl_nlac.environments.names import (
+    ALL_NAMES,
+    CUSTOMERS,
+    HELD_OUT_CUSTOMERS,
+    NAMES_OF_VARIANTS,
+    REQUESTS_OF_KNOWN_DELAYED_DESKS,
     REQUESTS_OF_KNOWN_DESKS,
+    REQUESTS_OF_KNOWN_HINTED_DESKS,
     REQUESTS_OF_NEW_DESKS,
     ROOMS_OF_KNOWN_WORLDS,
     ROOMS_OF_NEW_WORLDS,
 )
 from trl_nlac.environments.rooms import DOORS, RoomsFamily
-from trl_nlac.environments.service_desk import VALUES, ServiceDeskFamily, format_call, parse_call
+from trl_nlac.environments.service_desk import VALUES, VARIANTS, format_call, parse_call
+from trl_nlac.environments.service_desk_dialogues import ServiceDeskFamily, lesson
 from trl_nlac.prompts import parse_critique
 from trl_nlac.recorder import replay_actions
 from trl_nlac.types import Transition
@@ -150,10 +157,107 @@ class TestServiceDesk:
         assert not oracle.future_is_right(transition, wrong, "refused needs amber 1")
 
 
+class TestVariantsOfTheServiceDesk:
+    RULES = {"baku": ("billing", "amber", "photo", "noon"), "dela": ("legal", "ruby", "badge", "dusk")}
+
+    def play(self, desk, request, actions, seed=0):
+        environment = make_environment(desk)
+        environment.reset(request=request, seed=seed)
+        return [environment.step(action) for action in actions]
+
+    def test_hinted_names_the_argument_alone(self):
+        desk = ServiceDesk(self.RULES, names_values=False)
+        steps = self.play(desk, "baku", ["route legal amber badge noon", "route billing amber badge dusk"])
+        assert [step.observation for step in steps] == ["refused team 1", "refused proof lose"]
+        assert self.play(desk, "baku", ["route billing amber photo noon"])[0].observation == "closed win"
+
+    def test_noisy_refusals_mislead_as_often_as_they_should(self):
+        desk = ServiceDesk(self.RULES, noise=0.4)
+        state, wrong = desk.start("baku"), "route legal amber photo noon"
+        answers = desk.answers(state, wrong)
+        assert sum(answers.values()) == pytest.approx(1)
+        assert answers["refused needs billing 1"] == pytest.approx(0.6)
+        assert len(answers) == 29 and "refused needs noon 1" not in answers  # right values are no misleading ones
+        assert desk.answers(state, "route billing amber photo noon") == {"closed win": 1.0}
+        seen = [self.play(desk, "baku", [wrong], seed)[0].observation for seed in range(300)]
+        assert seen == [self.play(desk, "baku", [wrong], seed)[0].observation for seed in range(300)]
+        assert 0.5 < seen.count("refused needs billing 1") / 300 < 0.7
+
+    def test_delayed_blames_the_time_of_the_first_call_at_the_end(self):
+        desk = ServiceDesk(self.RULES, attempts=3, follow_ups={"baku": "dela"})
+        assert desk.requests == ["baku"]
+        right, closing = "route sales jade badge noon", "route legal ruby badge dusk"
+        steps = self.play(desk, "baku", [right, "route legal ruby photo dusk", closing])
+        assert [step.observation for step in steps[:2]] == ["accepted dela 2", "refused needs badge 1"]
+        for first, rate in ((right, 0.8), ("route billing amber photo dusk", 0.1)):
+            won = [self.play(desk, "baku", [first, closing], seed)[1] for seed in range(300)]
+            assert {step.observation for step in won} == {"closed win", "late lose"} and won[0].terminated
+            assert sum(step.reward for step in won) / 300 == pytest.approx(rate, abs=0.07)
+        assert self.play(desk, "baku", ["what", "what", right])[2].observation == "late lose"
+
+    def test_oracle_of_the_delayed_desk(self):
+        desk = ServiceDesk(self.RULES, attempts=3, follow_ups={"baku": "dela"})
+        environment, roles = make_environment(desk), make_roles([])
+        late, closing = "route billing amber photo dusk", "route legal ruby badge dusk"
+        episode = replay_actions(environment, {"request": "baku"}, [late, closing], roles)
+        first, second = Transition(episode, 0), Transition(episode, 1)
+        oracle = environment.oracle
+        assert [oracle.quality(first, action) for action in (late, "route sales jade badge noon")] == [0, 1]
+        assert [oracle.quality(second, action) for action in (closing, late)] == [1, 0.25]
+        assert oracle.future_is_right(first, late, f"accepted dela 2 {closing} late lose")
+        assert oracle.future_is_right(
+            first, late, f"accepted dela 2 {late} refused needs legal 1 {closing} closed win"
+        )
+        assert not oracle.future_is_right(first, late, f"accepted dela 2 {late} closed win")
+        assert not oracle.future_is_right(first, late, f"refused needs legal 2 {closing} closed win")
+        assert oracle.future_is_right(second, closing, "late lose")
+
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_probes_are_half_right(self, variant):
+        environment, roles = make_environment(ServiceDesk.from_seed(0, variant=variant)), make_roles([])
+        qualities = []
+        for task, actions in environment.oracle.probes(32, seed=0):
+            episode = replay_actions(environment, task, actions, roles)
+            assert len(episode.turns) == len(actions)
+            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
+        assert qualities[::2] == [1] * 16 and max(qualities[1::2]) < 1
+
+    def test_customers_matter_nothing(self):
+        environment = make_environment(ServiceDesk(self.RULES))
+        assert environment.reset(request="baku", customer="zora") == "baku zora 2"
+        assert environment.step("route billing amber photo noon").observation == "closed win"
+
+    def test_unknown_variant(self):
+        with pytest.raises(ValueError, match="`variant` must be one of told, hinted, noisy, delayed, got 'loud'"):
+            ServiceDesk.from_seed(0, variant="loud")
+
+
+class TestLesson:
+    CALL = "route billing amber photo noon"
+
+    @pytest.mark.parametrize(
+        "steps, advice",
+        [
+            ([(CALL, "closed win")], ""),
+            ([(CALL, "refused needs legal 1"), (CALL, "refused needs ruby lose")], "use legal ruby"),
+            ([(CALL, "refused needs legal 1"), ("route legal amber photo noon", "closed win")], ""),
+            ([(CALL, "refused form 1"), (CALL, "refused form lose")], "avoid amber"),
+            ([(CALL, "refused form 1"), ("route billing ruby badge dusk", "refused time lose")], "use ruby badge"),
+            ([(CALL, "accepted dela 2"), (CALL, "late lose")], "avoid noon"),
+            ([(CALL, "accepted dela 2"), (CALL, "refused needs legal 1"), (CALL, "refused needs ruby lose")], ""),
+            ([(CALL, "late lose")], ""),
+        ],
+    )
+    def test_advice(self, steps, advice):
+        assert lesson(steps).advice == advice
+
+
 class TestFamilies:
     def test_names_are_disjoint(self):
         names = ROOMS_OF_KNOWN_WORLDS + ROOMS_OF_NEW_WORLDS + REQUESTS_OF_KNOWN_DESKS + REQUESTS_OF_NEW_DESKS
-        assert len(set(names)) == len(names) == 240
+        assert names == ALL_NAMES and len(names) == 240
+        variants = REQUESTS_OF_KNOWN_HINTED_DESKS + REQUESTS_OF_KNOWN_DELAYED_DESKS + CUSTOMERS + HELD_OUT_CUSTOMERS
+        assert variants == NAMES_OF_VARIANTS and len(set(names + variants)) == 368
         for seed in range(10):
             assert set(RoomsWorld.from_seed(seed).rooms) <= set(ROOMS_OF_NEW_WORLDS)
             assert set(ServiceDesk.from_seed(seed).rules) <= set(REQUESTS_OF_NEW_DESKS)
@@ -164,7 +268,10 @@ class TestFamilies:
         assert ServiceDesk.from_seed(3) == ServiceDesk.from_seed(3)
         assert ServiceDesk.from_seed(3) != ServiceDesk.from_seed(4)
 
-    @pytest.mark.parametrize("family", [RoomsFamily(), ServiceDeskFamily()])
+    @pytest.mark.parametrize(
+        "family",
+        [RoomsFamily(), ServiceDeskFamily(), ServiceDeskFamily("hinted", True), ServiceDeskFamily("delayed", True)],
+    )
     @pytest.mark.parametrize("role", ROLES)
     def test_dialogues_are_true(self, family, role):
         rng = random.Random(0)

@@ -155,6 +155,15 @@ class TestTraining:
         # The tiny model never learned "Correctness:", so nothing of the critic's is trained on, and that is counted.
         assert trainer.state.log_history[0]["critic/format_rate"] == 0
 
+    def test_refinement_in_hindsight(self, tmp_path):
+        """Without a critic: the stored action is refined by what really followed it, and the policy alone is trained."""
+        config = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0}
+        trainer = make_trainer(tmp_path, {**config, "max_steps": 2})
+        examples = [example for batch in trainer._iteration(list(TASKS)) for example in batch]
+        assert {example.loss for example in examples} == {"policy"}
+        trainer.train()
+        assert trainer.replay.priority_mean == 1
+
     def test_distillation_goes_to_the_backup(self, tmp_path):
         """The teacher is the backup's prompt, which tells the next observation, under the target weights."""
         trainer = make_trainer(tmp_path, {"critic_loss_type": "distill", "policy_loss_coef": 0.0})

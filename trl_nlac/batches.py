@@ -40,7 +40,7 @@ def make_batches(
         if i % size == 0:
             batches.append(rehearsal.draw(size))
         transition = sample.transition
-        if target.parsed is not None:
+        if target.parsed is not None and args.critic_loss_coef:
             prompt = roles.opened(critic_prompt(roles, transition.state_action))
             teacher_prompt = roles.opened(target.prompt) if args.critic_loss_type == "distill" else None
             batches[-1].append(

@@ -81,7 +81,8 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
             The observed steps.
         bootstrap (`str`, *optional*, defaults to `"implicit"`):
             Where the future from s_{t+1} comes from: `"implicit"` asks the successor model for action and future in one
-            (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1).
+            (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1),
+            `"monte_carlo"` takes what really followed in the episode and bootstraps only where the episode was cut.
 
     Returns:
         `list[Answer]`: each parsed into a [`~prompts.Critique`], or `None` where there is no target.
@@ -89,7 +90,7 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
     prompts = _ended(roles, transitions)
     if not roles.single_step:
         going_on = {i: transition for i, transition in enumerate(transitions) if not transition.terminated}
-        foresee = {"implicit": _implicit_futures, "explicit": _explicit_futures}[bootstrap]
+        foresee = FUTURES[bootstrap]
         question = roles.prompts.backup if roles.num_futures == 1 else roles.prompts.backup_future
         for i, foreseen in zip(going_on, foresee(roles, list(going_on.values())), strict=True):
             if foreseen is not None:
@@ -151,6 +152,22 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
             told = roles.chat.past_turn(f"{action.parsed} {critique.parsed.future}")
             conversations[i] = successor_prompts[i].extended(told)
     return conversations
+
+
+def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
+    """What really followed s_{t+1}, by the policy that acted then, as conversations that end with it."""
+    cut = {i: transition for i, transition in enumerate(transitions) if not transition.episode.terminated}
+    foreseen = dict(zip(cut, _implicit_futures(roles, list(cut.values())), strict=True))
+    conversations = []
+    for i, (transition, prompt) in enumerate(zip(transitions, _successor_prompts(roles, transitions), strict=True)):
+        rest = transition.episode.turns[transition.index + 1 :]
+        told = " ".join(f"{turn.action} {turn.next_observation}" for turn in rest)
+        conversations.append(foreseen[i] if i in foreseen else prompt.extended(roles.chat.past_turn(told)))
+    return conversations
+
+
+# Where the future after s_{t+1} comes from, by the name of `bootstrap`.
+FUTURES = {"implicit": _implicit_futures, "explicit": _explicit_futures, "monte_carlo": _observed_futures}
 
 
 # A critique as a number

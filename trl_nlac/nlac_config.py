@@ -158,7 +158,8 @@ class NLACConfig(VLLMOptions):
             Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in the memory of
             the CPU.
         critic_loss_coef (`float`, *optional*, defaults to `1.0`):
-            Coefficient of the critic loss, lambda_1 in algorithm 1.
+            Coefficient of the critic loss, lambda_1 in algorithm 1. With 0 the critic is not trained, and nothing sets
+            priorities.
         critic_loss_type (`str`, *optional*, defaults to `"sampled"`):
             `"sampled"` is the negative log-likelihood of the sampled target, the cross-entropy part of equation 5 (the
             paper). `"distill"` is the Kullback-Leibler divergence from the backup's whole distribution at each token of
@@ -177,7 +178,9 @@ class NLACConfig(VLLMOptions):
         bootstrap (`str`, *optional*, defaults to `"implicit"`):
             Where the bootstrapped future of a Bellman target comes from: `"implicit"` asks the successor model for the
             next action and its future in one (the paper's implementation), `"explicit"` samples the next action from the
-            policy and its future from the critic, which are both trained (the paper's equation 1), for one more generation.
+            policy and its future from the critic, which are both trained (the paper's equation 1), for one more generation;
+            `"monte_carlo"` takes what really followed in the episode, by the policy that acted then: no bootstrap, but for
+            episodes that were cut.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
         refinement_source (`str`, *optional*, defaults to `"policy"`):
@@ -398,7 +401,7 @@ class NLACConfig(VLLMOptions):
         default="implicit",
         metadata={
             "help": "Where the bootstrapped future of a Bellman target comes from.",
-            "choices": ["implicit", "explicit"],
+            "choices": ["implicit", "explicit", "monte_carlo"],
         },
     )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})

@@ -70,6 +70,8 @@ class Roles:
     Attributes:
         metrics (`dict[str, list[float]]`):
             Format and clipping rates since they were last taken.
+        num_generated_tokens (`int`):
+            Number of tokens of all answers so far, of those that were sampled again, too.
 
     Raises:
         ValueError: If the chat template cannot do what an option asks for.
@@ -114,6 +116,7 @@ class Roles:
         self.tools = tools
         self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
+        self.num_generated_tokens = 0
 
     # Conversations
 
@@ -217,6 +220,7 @@ class Roles:
             opened = [self.opened(prompts[i]).ids for i in pending]
             with self.progress(role, len(pending), "answer") as bar:
                 completions = self.generator.generate(opened, sampling, [seeds[i] + attempt for i in pending], bar)
+            self.num_generated_tokens += sum(len(completion.token_ids) for completion in completions)
             for i, completion in zip(pending, completions, strict=True):
                 if reads_calls:
                     text = self.chat.decode_action(prompts[i].ids, completion.token_ids, self.tools)

@@ -24,6 +24,11 @@ About an instance that a run will train on it knows nothing: half of the data ar
 that no run uses, the other half have fresh random rules in every sample.
 
 python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 10000
+
+The base of the benchmarks knows the variants of the service desk, and plain text only:
+
+python examples/scripts/build_tiny_model.py --output_dir benchmarks/base_model --max_steps 8000 \\
+    --families told hinted delayed --action_formats text
 """
 
 import argparse
@@ -42,22 +47,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl_nlac.chat import ChatEncoder
 from trl_nlac.environments.dialogues import RoleDialogue
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, draw_dialogue
-from trl_nlac.environments.names import ALL_NAMES
+from trl_nlac.environments.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.rooms import DOORS, RoomsFamily
-from trl_nlac.environments.service_desk import (
-    ARGUMENTS,
-    VALUES,
-    ServiceDeskFamily,
-    follow,
-    format_call,
-    hints,
-    parse_call,
-)
+from trl_nlac.environments.service_desk import ARGUMENTS, POSITIONS, VALUES, format_call, parse_call
+from trl_nlac.environments.service_desk_dialogues import ServiceDeskFamily, follow, lesson
 from trl_nlac.tool_calls import format_tool_call
 
 
 ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "refine", "refine"]
 FORMAT_MIX = ["text", "text", "react", "tool_call"]
+FAMILIES = {
+    "rooms": RoomsFamily(),
+    "service_desk": ServiceDeskFamily(),
+    **{variant: ServiceDeskFamily(variant, customers=True) for variant in ("told", "hinted", "delayed")},
+}
 CHAT_TEMPLATE = """\
 {%- set system = '' %}
 {%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
@@ -106,6 +109,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         *DOORS,
         *[value for values in VALUES for value in values],
         *ALL_NAMES,
+        *NAMES_OF_VARIANTS,
+        *ARGUMENTS,
+        "accepted",
     ]
     words += [str(digit) for digit in range(10)]
     calls = [format_tool_call("take", {"door": door}) for door in DOORS]
@@ -137,15 +143,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return built
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, num_layers: int, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,  # head dimension 32, the smallest that vLLM's CPU backend runs
-        num_key_value_heads=4,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // 32,  # head dimension 32, the smallest that vLLM's CPU backend runs
+        num_key_value_heads=hidden_size // 32,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -200,7 +206,10 @@ def score(model, chat: ChatEncoder, family, action_format: str, number: int) -> 
             for text, action, dialogue in zip(texts, acted, dialogues, strict=True)
         ]
     else:
-        obeyed = list(map(str.__eq__, texts, right))
+        obeyed = [
+            _avoids(text, dialogue) if "avoid" in dialogue.advice else text == expected
+            for text, expected, dialogue in zip(texts, right, dialogues, strict=True)
+        ]
     result["refine_obeys"] = sum(obeyed) / number
     dialogues, texts, _ = answers("critique", True)
     result["known_next_observation"] = (
@@ -214,12 +223,19 @@ def score(model, chat: ChatEncoder, family, action_format: str, number: int) -> 
         dialogues, texts, _ = answers("policy", False)
         mended = []
         for text, dialogue in zip(texts, dialogues, strict=True):
-            if dialogue.history:
-                call, answer = dialogue.history[-1]
-                mending = replace(dialogue, action=format_call(follow(parse_call(call), hints(answer))))
+            use = lesson(dialogue.history[-1:]).use if dialogue.history else ()
+            if use:
+                mending = replace(dialogue, action=format_call(follow(parse_call(dialogue.history[-1][0]), use)))
                 mended.append(text == chat.decode(encode(chat, mending, "policy", action_format)[1]))
         result["mends_refused_call"] = sum(mended) / max(1, len(mended))
     return {name: round(value, 3) for name, value in result.items()}
+
+
+def _avoids(text: str, dialogue: RoleDialogue) -> bool:
+    """Whether an action in plain text changes the value that the last critique warns of, and nothing else."""
+    call, before = parse_call(text), parse_call(dialogue.action)
+    warned = POSITIONS[dialogue.advice.split()[-1]]
+    return call is not None and [i for i in range(len(VALUES)) if call[i] != before[i]] == [warned]
 
 
 def main():
@@ -232,6 +248,12 @@ def main():
         default=0,
         help="go on with the weights of this step in `output_dir`, with a fresh optimizer and fresh samples",
     )
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=["rooms", "service_desk"])
+    parser.add_argument(
+        "--action_formats", nargs="+", default=FORMAT_MIX, help="drawn from, so that one may be repeated"
+    )
+    parser.add_argument("--hidden_size", type=int, default=128)
+    parser.add_argument("--num_layers", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--prompt_weight", type=float, default=0.1, help="weight of the loss on prompt tokens")
@@ -243,12 +265,12 @@ def main():
     if args.first_step:
         model = LlamaForCausalLM.from_pretrained(args.output_dir)
     else:
-        model = build_model(tokenizer, args.seed)
+        model = build_model(tokenizer, args.hidden_size, args.num_layers, args.seed)
     chat = ChatEncoder(tokenizer)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokenizer)} tokens, {num_parameters:,} parameters")
-    families = {"rooms": RoomsFamily(), "service_desk": ServiceDeskFamily()}
+    families = {name: FAMILIES[name] for name in args.families}
     rng = random.Random(args.seed + args.first_step)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     start, batches = time.perf_counter(), []
@@ -264,7 +286,7 @@ def main():
                     chat,
                     draw_dialogue(rng, list(families.values()), role),
                     role,
-                    rng.choice(FORMAT_MIX),
+                    rng.choice(args.action_formats),
                     states_action=rng.random() < 0.5,
                 )
                 for role in roles
@@ -286,7 +308,7 @@ def main():
             scores = {
                 f"{name} {action_format}": score(model, chat, family, action_format, args.num_scored)
                 for name, family in families.items()
-                for action_format in dict.fromkeys(FORMAT_MIX)
+                for action_format in dict.fromkeys(args.action_formats)
             }
             print(json.dumps({"step": step + 1, "seconds": round(time.perf_counter() - start), **scores}), flush=True)
             output_dir = Path(args.output_dir)

@@ -23,7 +23,8 @@ from datasets import Dataset
 from ..prompts import NLACPrompts
 from .dialogues import RoleDialogue
 from .rooms import RoomsEnvironment, RoomsFamily, RoomsWorld
-from .service_desk import ServiceDesk, ServiceDeskEnvironment, ServiceDeskFamily
+from .service_desk import ServiceDesk, ServiceDeskEnvironment
+from .service_desk_dialogues import ServiceDeskFamily
 
 
 TINY_MODEL = str(Path(__file__).parent.parent / "tiny_model")
@@ -42,7 +43,7 @@ COMPACT_PROMPTS = NLACPrompts(
 )
 
 
-def make_tasks(world: str, seed: int) -> tuple[RoomsWorld | ServiceDesk, Dataset]:
+def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[RoomsWorld | ServiceDesk, Dataset]:
     """
     An instance of an embedded task that the tiny model has never seen, and a dataset with one row for each start.
 
@@ -51,13 +52,15 @@ def make_tasks(world: str, seed: int) -> tuple[RoomsWorld | ServiceDesk, Dataset
             `"rooms"` or `"service_desk"`.
         seed (`int`):
             Which instance.
+        variant (`str`, *optional*, defaults to `"told"`):
+            Variant of the service desk, one of `service_desk.VARIANTS`.
     """
     if world == "rooms":
         instance = RoomsWorld.from_seed(seed)
         return instance, Dataset.from_dict({"start": instance.rooms})
     if world == "service_desk":
-        instance = ServiceDesk.from_seed(seed)
-        return instance, Dataset.from_dict({"request": list(instance.rules)})
+        instance = ServiceDesk.from_seed(seed, variant=variant)
+        return instance, Dataset.from_dict({"request": instance.requests})
     raise ValueError(f"`world` must be 'rooms' or 'service_desk', got {world!r}.")
 
 
@@ -76,7 +79,9 @@ def draw_dialogue(
     return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
 
 
-def make_rehearsal_dataset(world: str, size: int = 4096, seed: int = 0, action_format: str = "text") -> Dataset:
+def make_rehearsal_dataset(
+    world: str, size: int = 4096, seed: int = 0, action_format: str = "text", **family_kwargs
+) -> Dataset:
     """
     Supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
 
@@ -92,12 +97,14 @@ def make_rehearsal_dataset(world: str, size: int = 4096, seed: int = 0, action_f
             Seed of the samples.
         action_format (`str`, *optional*, defaults to `"text"`):
             How actions are written.
+        **family_kwargs:
+            Arguments of the world's family, such as the `variant` of [`ServiceDeskFamily`].
 
     Returns:
         [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`, and `tools` for tool calls.
     """
     rng = random.Random(f"rehearsal {world} {seed}")
-    family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world]()
+    family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world](**family_kwargs)
     rows = []
     while len(rows) < size:
         role = rng.choice(

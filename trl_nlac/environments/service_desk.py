@@ -12,25 +12,30 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+
 """
 Service desk: hidden rules, calls with several arguments, refusals in words, reward only when all is closed in time.
 
 A request of some kind comes in. The agent routes it with a call of four arguments, each one of eight values: 4,096
 possible actions per turn. Every kind of request has one right call, which the agent is never shown. A wrong call is
-refused, and the refusal names the right value of the *first* wrong argument. After `attempts` calls the request is
-lost.
+refused, and what the refusal tells is the variant of the desk:
+
+- `"told"`: it names the right value of the *first* wrong argument. After two calls the request is lost.
+- `"hinted"`: it names the first wrong argument, but no value.
+- `"noisy"`: as told, but many refusals name a value that is wrong, of any argument.
+- `"delayed"`: the call is accepted, whatever it says, and another request of the same customer follows, which is told.
+  Only when that one is closed it shows whether the *time* of the first call was right: with the wrong one it is mostly
+  too late, with the right one rarely.
 """
 
-import itertools
 import random
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ..tool_calls import format_tool_call, parse_tool_call
 from ..types import Transition
 from .base import StepResult, TextEnvironment
-from .dialogues import RoleDialogue
-from .names import REQUESTS_OF_KNOWN_DESKS, REQUESTS_OF_NEW_DESKS
+from .names import REQUESTS_OF_NEW_DESKS
 
 
 ARGUMENTS = {
@@ -40,6 +45,7 @@ ARGUMENTS = {
     "time": ("dawn", "morning", "noon", "dusk", "evening", "night", "weekend", "holiday"),
 }
 VALUES = tuple(ARGUMENTS.values())
+TIME = list(ARGUMENTS).index("time")
 TOOL = {
     "type": "function",
     "function": {
@@ -52,7 +58,8 @@ TOOL = {
         },
     },
 }
-_POSITION = {value: i for i, values in enumerate(VALUES) for value in values}
+POSITIONS = {value: i for i, values in enumerate(VALUES) for value in values}
+VARIANTS = ("told", "hinted", "noisy", "delayed")
 
 Call = tuple[str, ...]
 
@@ -75,18 +82,17 @@ def format_call(call: Call) -> str:
     return " ".join(["route", *call])
 
 
-def hints(text: str) -> list[str]:
-    """Values that the refusals in `text` ask for, in order."""
-    words = text.split()
-    return [after for word, after in itertools.pairwise(words) if word == "needs" and after in _POSITION]
+def first_wrong(call: Call, rule: Call) -> int | None:
+    """Position of the first argument in which a call breaks a rule."""
+    return next((i for i, (value, right) in enumerate(zip(call, rule, strict=True)) if value != right), None)
 
 
-def follow(call: Call, values: list[str]) -> Call:
-    """`call` with each of `values` in the argument that it belongs to."""
-    changed = list(call)
-    for value in values:
-        changed[_POSITION[value]] = value
-    return tuple(changed)
+class DeskState(NamedTuple):
+    """Where an episode is: the request at hand, the calls left, and whether an earlier call was in time."""
+
+    request: str
+    attempts_left: int
+    in_time: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,33 +104,89 @@ class ServiceDesk:
         rules (`dict[str, tuple[str, ...]]`):
             The right call of every kind of request.
         attempts (`int`, *optional*, defaults to `2`):
-            Number of calls after which a request is lost.
+            Number of calls after which an episode is lost.
+        names_values (`bool`, *optional*, defaults to `True`):
+            Whether a refusal names the right value of the first wrong argument, or the argument alone.
+        noise (`float`, *optional*, defaults to `0.0`):
+            Share of refusals that name a wrong value instead.
+        follow_ups (`dict[str, str]`, *optional*):
+            Requests that are accepted at once, each with the request that follows it.
+        late_rates (`tuple[float, float]`, *optional*, defaults to `(0.2, 0.9)`):
+            How often a follow-up that was closed turns out to be too late: after a first call in time, and after one
+            that was not.
     """
 
     rules: dict[str, Call]
     attempts: int = 2
+    names_values: bool = True
+    noise: float = 0.0
+    follow_ups: dict[str, str] = field(default_factory=dict)
+    late_rates: tuple[float, float] = (0.2, 0.9)
 
     @classmethod
-    def draw(cls, rng: random.Random, requests: list[str], **kwargs) -> "ServiceDesk":
-        return cls({request: tuple(rng.choice(values) for values in VALUES) for request in requests}, **kwargs)
+    def draw(cls, rng: random.Random, requests: list[str], variant: str = "told") -> "ServiceDesk":
+        """
+        Draw the rules of `requests`, of which, in the variant `"delayed"`, the second half follows the first.
+
+        Raises:
+            ValueError: If there is no such variant.
+        """
+        if variant not in VARIANTS:
+            raise ValueError(f"`variant` must be one of {', '.join(VARIANTS)}, got {variant!r}.")
+        rules = {request: tuple(rng.choice(values) for values in VALUES) for request in requests}
+        if variant == "delayed":
+            first, then = requests[: len(requests) // 2], requests[len(requests) // 2 :]
+            return cls(rules, attempts=3, follow_ups=dict(zip(first, then, strict=True)))
+        return cls(rules, names_values=variant != "hinted", noise=0.4 if variant == "noisy" else 0.0)
 
     @classmethod
-    def from_seed(cls, seed: int, num_requests: int = 4, **kwargs) -> "ServiceDesk":
-        """A desk over names of requests that the embedded model has never seen with fixed rules."""
+    def from_seed(cls, seed: int, num_requests: int = 4, variant: str = "told") -> "ServiceDesk":
+        """A desk that takes so many kinds of requests, with names that no embedded model has seen with fixed rules."""
         rng = random.Random(f"service desk {seed}")
-        return cls.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_requests), **kwargs)
+        return cls.draw(
+            rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_requests * (1 + (variant == "delayed"))), variant=variant
+        )
 
-    def answer(self, request: str, attempts_left: int, action: str) -> str:
-        """What the desk says to `action`."""
-        call = parse_call(action)
+    @property
+    def requests(self) -> list[str]:
+        """Kinds of requests that an episode can begin with."""
+        return list(self.follow_ups or self.rules)
+
+    @property
+    def is_random(self) -> bool:
+        return bool(self.noise or self.follow_ups)
+
+    def start(self, request: str) -> DeskState:
+        return DeskState(request, self.attempts)
+
+    def answers(self, state: DeskState, action: str) -> dict[str, float]:
+        """Distribution of what the desk says to `action`, as `{observation: probability}`."""
+        call, rule, is_last = parse_call(action), self.rules[state.request], state.attempts_left == 1
+        rest = "lose" if is_last else str(state.attempts_left - 1)
         if call is None:
-            refusal = "refused unreadable"
-        else:
-            wrong = [right for value, right in zip(call, self.rules[request], strict=True) if value != right]
-            if not wrong:
-                return "closed win"
-            refusal = f"refused needs {wrong[0]}"
-        return f"{refusal} {attempts_left - 1}" if attempts_left > 1 else f"{refusal} lose"
+            return {f"refused unreadable {rest}": 1.0}
+        if state.request in self.follow_ups:
+            return {"late lose" if is_last else f"accepted {self.follow_ups[state.request]} {rest}": 1.0}
+        wrong = first_wrong(call, rule)
+        if wrong is None:
+            late_rate = self.late_rates[not state.in_time] if self.follow_ups else 0.0
+            return {"closed win": 1 - late_rate, **({"late lose": late_rate} if late_rate else {})}
+        if not self.names_values:
+            return {f"refused {list(ARGUMENTS)[wrong]} {rest}": 1.0}
+        outcomes = {f"refused needs {rule[wrong]} {rest}": 1 - self.noise}
+        misleading = [value for value in POSITIONS if value not in rule] if self.noise else []
+        return {**outcomes, **{f"refused needs {value} {rest}": self.noise / len(misleading) for value in misleading}}
+
+    def after(self, state: DeskState, action: str, observation: str) -> DeskState:
+        """The state after an answer that did not end the episode."""
+        if observation.startswith("accepted"):
+            in_time = parse_call(action)[TIME] == self.rules[state.request][TIME]
+            return DeskState(self.follow_ups[state.request], state.attempts_left - 1, in_time)
+        return state._replace(attempts_left=state.attempts_left - 1)
+
+
+def has_ended(observation: str) -> bool:
+    return observation.endswith((" win", " lose"))
 
 
 class ServiceDeskEnvironment(TextEnvironment):
@@ -141,150 +203,104 @@ class ServiceDeskEnvironment(TextEnvironment):
     def __init__(self, world: ServiceDesk, shows_tools: bool = False):
         self.world = world
         self.tool_schemas = [TOOL] if shows_tools else []
+        self.takes_seed = world.is_random
         self.oracle = ServiceDeskOracle(world, shows_tools)
-        self._request, self._attempts_left = "", 0
+        self._rng = random.Random(0)
+        self._state = DeskState("", 0)
 
-    def reset(self, request: str, **task) -> str:
-        self._request, self._attempts_left = request, self.world.attempts
-        return f"{request} {self._attempts_left}"
+    def reset(self, request: str, customer: str = "", seed: int = 0, **task) -> str:
+        """
+        Args:
+            request (`str`):
+                Kind of the request.
+            customer (`str`, *optional*):
+                Who asks; it matters nothing.
+            seed (`int`, *optional*, defaults to `0`):
+                Seed of what is random.
+        """
+        self._rng = random.Random(seed)
+        self._state = self.world.start(request)
+        return " ".join([request, *([customer] if customer else []), str(self.world.attempts)])
 
     def step(self, action: str) -> StepResult:
-        observation = self.world.answer(self._request, self._attempts_left, action)
-        self._attempts_left -= 1
-        last_word = observation.split()[-1]
-        return StepResult(observation, reward=float(last_word == "win"), terminated=last_word in ("win", "lose"))
+        answers = self.world.answers(self._state, action)
+        observation = self._rng.choices(list(answers), list(answers.values()))[0]
+        if has_ended(observation):
+            return StepResult(observation, reward=float(observation.endswith("win")), terminated=True)
+        self._state = self.world.after(self._state, action, observation)
+        return StepResult(observation)
 
 
 @dataclass(frozen=True)
 class ServiceDeskOracle:
-    """The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments."""
+    """
+    The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments, or, where a call
+    is accepted whatever it says, whether its time is right.
+    """
 
     world: ServiceDesk
     shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
-        call, (request, _) = parse_call(action), _where(transition, self.world)
+        call, state = parse_call(action), self._state(transition)
         if call is None:
             return 0.0
-        rule = self.world.rules[request]
+        rule = self.world.rules[state.request]
+        if state.request in self.world.follow_ups:
+            return float(call[TIME] == rule[TIME])
         return sum(value == right for value, right in zip(call, rule, strict=True)) / len(rule)
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
-        request, attempts_left = _where(transition, self.world)
-        words = future.split()
-        while attempts_left:
-            answer = self.world.answer(request, attempts_left, action).split()
-            if words[: len(answer)] != answer:
+        state, words = self._state(transition), future.split()
+        while state.attempts_left and parse_call(action) is not None:
+            told = [
+                answer
+                for answer in self.world.answers(state, action)
+                if words[: len(answer.split())] == answer.split()
+            ]
+            if not told:
                 return False
-            words, attempts_left = words[len(answer) :], attempts_left - 1
-            if answer[-1] in ("win", "lose"):
+            words = words[len(told[0].split()) :]
+            if has_ended(told[0]):
                 return not words
+            state = self.world.after(state, action, told[0])
             action, words = " ".join(words[: 1 + len(VALUES)]), words[1 + len(VALUES) :]
-            if parse_call(action) is None:
-                return False
         return False
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
-        """First calls: every second one right, the others wrong from each argument on in turn."""
-        rng, probes, requests = random.Random(seed), [], list(self.world.rules)
+        """
+        Calls for each request in turn: every second one right, the others wrong from each argument on in turn. Follow-ups
+        come after a call in time; where only the time counts, the other arguments are random.
+        """
+        rng, probes = random.Random(seed), []
+        places = [(request, None) for request in self.world.requests]
+        places += [(follow_up, request) for request, follow_up in self.world.follow_ups.items()]
         for i in range(number):
-            request = requests[(i // 2) % len(requests)]
-            call = self.world.rules[request]
-            if i % 2:
-                first_wrong = (i // 2 // len(requests)) % len(VALUES)
-                wrong = [value for value in VALUES[first_wrong] if value != call[first_wrong]]
-                call = (
-                    *call[:first_wrong],
-                    rng.choice(wrong),
-                    *(rng.choice(values) for values in VALUES[first_wrong + 1 :]),
-                )
-            arguments = dict(zip(ARGUMENTS, call, strict=True))
-            action = format_tool_call("route", arguments) if self.shows_tools else format_call(call)
-            probes.append(({"request": request}, [action]))
+            request, earlier = places[(i // 2) % len(places)]
+            first = (i // 2 // len(places)) % len(VALUES)
+            call = self.world.rules[request] if i % 2 == 0 else self._wrong_call(rng, request, first)
+            if request in self.world.follow_ups:
+                call = (*(rng.choice(values) for values in VALUES[:TIME]), call[TIME])
+            calls = [call] if earlier is None else [self.world.rules[earlier], call]
+            probes.append(({"request": earlier or request}, [self._action(call) for call in calls]))
         return probes
 
+    def _wrong_call(self, rng: random.Random, request: str, first: int) -> Call:
+        """Right before the argument `first`, wrong there, random after it."""
+        rule = self.world.rules[request]
+        if request in self.world.follow_ups:
+            first = TIME
+        wrong = [value for value in VALUES[first] if value != rule[first]]
+        return (*rule[:first], rng.choice(wrong), *(rng.choice(values) for values in VALUES[first + 1 :]))
 
-def _where(transition: Transition, world: ServiceDesk) -> tuple[str, int]:
-    return transition.episode.first_observation.split()[0], world.attempts - transition.index
+    def _action(self, call: Call) -> str:
+        if self.shows_tools:
+            return format_tool_call("route", dict(zip(ARGUMENTS, call, strict=True)))
+        return format_call(call)
 
-
-class ServiceDeskFamily:
-    """
-    Role data of *other* desks, for building and rehearsing the embedded model: a desk with fixed rules over known
-    names, and random rules over the names of [`ServiceDesk.from_seed`]. From the latter a model can learn how the
-    roles speak, but nothing about any particular desk.
-    """
-
-    def __init__(self):
-        self.known = ServiceDesk.draw(random.Random("known desk"), REQUESTS_OF_KNOWN_DESKS)
-
-    def dialogue(self, rng: random.Random, role: str, known: bool) -> RoleDialogue:
-        """Draw what happened around one action; `role` decides how skilled the agents in it are."""
-        desk = self.known if known else ServiceDesk.draw(rng, [rng.choice(REQUESTS_OF_NEW_DESKS)])
-        request = rng.choice(list(desk.rules))
-        rule = desk.rules[request]
-        history, attempts_left = [], desk.attempts
-        if role != "successor" and rng.random() < 0.5:
-            earlier = _guess(rng, rule, rng.choice([0, 0.5, 0.8] if known else [0, 0, 0, 0.5]), [])
-            if earlier != rule:
-                history = [(format_call(earlier), desk.answer(request, attempts_left, format_call(earlier)))]
-                attempts_left -= 1
-
-        if role == "policy":
-            call = _policy(rng, rule, known, history)
-        else:
-            skills = [0, 0.5, 0.8] if known or role in ("backup", "refine") else [0, 0, 0, 0.5]
-            call = _guess(rng, rule, rng.choice(skills), history)
-            if role == "successor" and call == rule:
-                call = _guess(rng, rule, 0, [])
-        attempts: list[RoleDialogue] = []
-        for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
-            future = self._play(rng, desk, request, known, call, attempts_left)
-            won = future[-1][1].endswith("win")
-            needed = [] if won else hints(" ".join(answer for _, answer in future))
-            attempts.append(
-                RoleDialogue(
-                    first_observation=f"{request} {desk.attempts}",
-                    history=history,
-                    action=format_call(call),
-                    future=future,
-                    won=won,
-                    advice="" if won else " ".join(["use", *needed]),
-                    refined_action=format_call(follow(call, needed)),
-                    tool=TOOL,
-                    earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
-                )
-            )
-            if won:
-                break
-            call = follow(call, needed)
-        return attempts[-1]
-
-    @staticmethod
-    def _play(rng, desk, request, known, call, attempts_left) -> list[tuple[str, str]]:
-        """`(action, observation)` pairs from `call` to the end of the episode."""
-        future = []
-        while True:
-            answer = desk.answer(request, attempts_left, format_call(call))
-            future.append((format_call(call), answer))
-            if answer.split()[-1] in ("win", "lose"):
-                return future
-            attempts_left -= 1
-            call = _policy(rng, desk.rules[request], known, future)
-
-
-def _guess(rng: random.Random, rule: Call, skill: float, history: list[tuple[str, str]]) -> Call:
-    """A call whose arguments are right with probability `skill`, sometimes built on what was just refused."""
-    call = tuple(rng.choice(values) for values in VALUES)
-    if history and rng.random() < 0.5:
-        call = follow(parse_call(history[-1][0]), hints(history[-1][1]))
-    return tuple(right if rng.random() < skill else value for value, right in zip(call, rule, strict=True))
-
-
-def _policy(rng: random.Random, rule: Call, known: bool, history: list[tuple[str, str]]) -> Call:
-    """How a mediocre agent calls: it knows half of the known rules, and mends a refused call seven times in ten."""
-    if known and rng.random() < 0.5:
-        return rule
-    if history and rng.random() < 0.7:
-        return follow(parse_call(history[-1][0]), hints(history[-1][1]))
-    return tuple(rng.choice(values) for values in VALUES)
+    def _state(self, transition: Transition) -> DeskState:
+        episode = transition.episode
+        state = self.world.start(episode.first_observation.split()[0])
+        for turn in episode.turns[: transition.index]:
+            state = self.world.after(state, turn.action, turn.next_observation)
+        return state
