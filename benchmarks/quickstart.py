@@ -34,17 +34,6 @@ import torch
 
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "scripts" / "nlac_quickstart.py"
-T_95 = {
-    2: 12.706,
-    3: 4.303,
-    4: 3.182,
-    5: 2.776,
-    6: 2.571,
-    7: 2.447,
-    8: 2.365,
-    9: 2.306,
-    10: 2.262,
-}  # by number of runs
 
 
 def run_cell(world: str, seed: int, runs: Path, threads: int, extra: list[str]) -> dict:
@@ -85,7 +74,7 @@ def summarize(cells: list[dict]) -> dict:
         ]
         rows.append(row)
     gains = [row["success_rate"]["after"] - row["success_rate"]["before"] for row in rows]
-    margin = T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None
+    margin = reporting.T_95[len(gains)] * stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None
     return {
         "mean_improvement": mean(gains),
         "mean_improvement_95": None if margin is None else [mean(gains) - margin, mean(gains) + margin],

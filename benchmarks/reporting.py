@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 
+# Student's t for two-sided 95 % intervals of a mean, by the number of runs.
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+
 def setting(*packages: str, **machine) -> dict[str, Any]:
     """Machine, Python and versions of `packages`, `None` for those that are not there."""
     return {

@@ -183,34 +183,45 @@ class TestVariantsOfTheServiceDesk:
         assert seen == [self.play(desk, "baku", [wrong], seed)[0].observation for seed in range(300)]
         assert 0.5 < seen.count("refused needs billing 1") / 300 < 0.7
 
-    def test_delayed_blames_the_time_of_the_first_call_at_the_end(self):
-        desk = ServiceDesk(self.RULES, attempts=3, follow_ups={"baku": "dela"})
+    def test_delayed_blames_the_time_at_the_end(self):
+        desk = ServiceDesk({**self.RULES, "baku": ("noon",)}, attempts=3, follow_ups={"baku": "dela"})
         assert desk.requests == ["baku"]
-        right, closing = "route sales jade badge noon", "route legal ruby badge dusk"
-        steps = self.play(desk, "baku", [right, "route legal ruby photo dusk", closing])
+        assert make_environment(desk).reset(request="baku") == "time baku 3"
+        closing = "route legal ruby badge dusk"
+        steps = self.play(desk, "baku", ["take noon", "route legal ruby photo dusk", closing])
         assert [step.observation for step in steps[:2]] == ["accepted dela 2", "refused needs badge 1"]
-        for first, rate in ((right, 0.8), ("route billing amber photo dusk", 0.1)):
-            won = [self.play(desk, "baku", [first, closing], seed)[1] for seed in range(300)]
-            assert {step.observation for step in won} == {"closed win", "late lose"} and won[0].terminated
-            assert sum(step.reward for step in won) / 300 == pytest.approx(rate, abs=0.07)
-        assert self.play(desk, "baku", ["what", "what", right])[2].observation == "late lose"
+        for first, rate in (("take noon", 0.8), ("take dusk", 0.1)):
+            ends = [self.play(desk, "baku", [first, closing], seed)[1] for seed in range(300)]
+            assert {step.observation for step in ends} == {"closed win", "late lose"}
+            assert all(step.terminated for step in ends)
+            assert sum(step.reward for step in ends) / 300 == pytest.approx(rate, abs=0.07)
+        steps = self.play(desk, "baku", [closing, "take ruby", "take noon"])
+        assert [step.observation for step in steps] == ["refused unreadable 2", "refused unreadable 1", "late lose"]
+        assert self.play(desk, "baku", ["take noon", "take noon"])[1].observation == "refused unreadable 1"
 
     def test_oracle_of_the_delayed_desk(self):
-        desk = ServiceDesk(self.RULES, attempts=3, follow_ups={"baku": "dela"})
+        desk = ServiceDesk({**self.RULES, "baku": ("noon",)}, attempts=3, follow_ups={"baku": "dela"})
         environment, roles = make_environment(desk), make_roles([])
-        late, closing = "route billing amber photo dusk", "route legal ruby badge dusk"
-        episode = replay_actions(environment, {"request": "baku"}, [late, closing], roles)
+        closing, wrong = "route legal ruby badge dusk", "route billing ruby badge dusk"
+        episode = replay_actions(environment, {"request": "baku"}, ["take dusk", closing], roles)
         first, second = Transition(episode, 0), Transition(episode, 1)
         oracle = environment.oracle
-        assert [oracle.quality(first, action) for action in (late, "route sales jade badge noon")] == [0, 1]
-        assert [oracle.quality(second, action) for action in (closing, late)] == [1, 0.25]
-        assert oracle.future_is_right(first, late, f"accepted dela 2 {closing} late lose")
-        assert oracle.future_is_right(
-            first, late, f"accepted dela 2 {late} refused needs legal 1 {closing} closed win"
-        )
-        assert not oracle.future_is_right(first, late, f"accepted dela 2 {late} closed win")
-        assert not oracle.future_is_right(first, late, f"refused needs legal 2 {closing} closed win")
+        assert [oracle.quality(first, action) for action in ("take noon", "take dusk", closing)] == [1, 0, 0]
+        assert [oracle.quality(second, action) for action in (closing, wrong, "take noon")] == [1, 0.75, 0]
+        assert oracle.future_is_right(first, "take dusk", f"accepted dela 2 {closing} late lose")
+        told = f"accepted dela 2 {wrong} refused needs legal 1 {closing} closed win"
+        assert oracle.future_is_right(first, "take dusk", told)
+        assert not oracle.future_is_right(first, "take dusk", f"accepted dela 2 {wrong} closed win")
+        assert not oracle.future_is_right(first, "take dusk", f"refused needs legal 2 {closing} closed win")
         assert oracle.future_is_right(second, closing, "late lose")
+
+    def test_tools_of_the_delayed_desk(self):
+        desk = ServiceDesk.from_seed(0, variant="delayed")
+        environment = make_environment(desk, "tool_call")
+        assert [tool["function"]["name"] for tool in environment.tool_schemas] == ["route", "take"]
+        for task, actions in environment.oracle.probes(8, seed=0):
+            environment.reset(**task)
+            assert all("unreadable" not in environment.step(action).observation for action in actions)
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_probes_are_half_right(self, variant):
@@ -243,8 +254,11 @@ class TestLesson:
             ([(CALL, "refused needs legal 1"), ("route legal amber photo noon", "closed win")], ""),
             ([(CALL, "refused form 1"), (CALL, "refused form lose")], "avoid amber"),
             ([(CALL, "refused form 1"), ("route billing ruby badge dusk", "refused time lose")], "use ruby badge"),
-            ([(CALL, "accepted dela 2"), (CALL, "late lose")], "avoid noon"),
-            ([(CALL, "accepted dela 2"), (CALL, "refused needs legal 1"), (CALL, "refused needs ruby lose")], ""),
+            ([("take dusk", "accepted dela 2"), (CALL, "late lose")], "avoid dusk"),
+            (
+                [("take dusk", "accepted dela 2"), (CALL, "refused needs ruby 1"), (CALL, "refused needs ruby lose")],
+                "",
+            ),
             ([(CALL, "late lose")], ""),
         ],
     )

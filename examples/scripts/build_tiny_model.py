@@ -49,7 +49,7 @@ from trl_nlac.environments.dialogues import RoleDialogue
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, draw_dialogue
 from trl_nlac.environments.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.rooms import DOORS, RoomsFamily
-from trl_nlac.environments.service_desk import ARGUMENTS, POSITIONS, VALUES, format_call, parse_call
+from trl_nlac.environments.service_desk import ARGUMENTS, VALUES, format_call, parse_call
 from trl_nlac.environments.service_desk_dialogues import ServiceDeskFamily, follow, lesson
 from trl_nlac.tool_calls import format_tool_call
 
@@ -234,8 +234,10 @@ def score(model, chat: ChatEncoder, family, action_format: str, number: int) -> 
 def _avoids(text: str, dialogue: RoleDialogue) -> bool:
     """Whether an action in plain text changes the value that the last critique warns of, and nothing else."""
     call, before = parse_call(text), parse_call(dialogue.action)
-    warned = POSITIONS[dialogue.advice.split()[-1]]
-    return call is not None and [i for i in range(len(VALUES)) if call[i] != before[i]] == [warned]
+    warned = dialogue.advice.split()[-1]
+    if call is None or len(call) != len(before):
+        return False
+    return [old for old, new in zip(before, call, strict=True) if old != new] == [warned]
 
 
 def main():
@@ -305,16 +307,16 @@ def main():
         if step % 200 == 0:
             print(f"step {step} loss {loss.item():.3f} {time.perf_counter() - start:.0f} s", flush=True)
         if (step + 1) % 1000 == 0 or step + 1 == args.max_steps:
+            output_dir = Path(args.output_dir)
+            model.save_pretrained(output_dir)
+            tokenizer.save_pretrained(output_dir)
+            COMPACT_PROMPTS.save(output_dir / "nlac_prompts.json")
             scores = {
                 f"{name} {action_format}": score(model, chat, family, action_format, args.num_scored)
                 for name, family in families.items()
                 for action_format in dict.fromkeys(args.action_formats)
             }
             print(json.dumps({"step": step + 1, "seconds": round(time.perf_counter() - start), **scores}), flush=True)
-            output_dir = Path(args.output_dir)
-            model.save_pretrained(output_dir)
-            tokenizer.save_pretrained(output_dir)
-            COMPACT_PROMPTS.save(output_dir / "nlac_prompts.json")
     build = {
         "command": " ".join(["python examples/scripts/build_tiny_model.py", *sys.argv[1:]]),
         "parameters": num_parameters,

@@ -23,9 +23,9 @@ refused, and what the refusal tells is the variant of the desk:
 - `"told"`: it names the right value of the *first* wrong argument. After two calls the request is lost.
 - `"hinted"`: it names the first wrong argument, but no value.
 - `"noisy"`: as told, but many refusals name a value that is wrong, of any argument.
-- `"delayed"`: the call is accepted, whatever it says, and another request of the same customer follows, which is told.
-  Only when that one is closed it shows whether the *time* of the first call was right: with the wrong one it is mostly
-  too late, with the right one rarely.
+- `"delayed"`: first the agent is asked for a time and takes one, as in `take noon`, which is accepted, whatever it is, and another request of
+  the same customer follows, which is told. Only when that one is closed it shows whether the time was right: with a wrong
+  one it is mostly too late, with the right one rarely.
 """
 
 import random
@@ -46,40 +46,47 @@ ARGUMENTS = {
 }
 VALUES = tuple(ARGUMENTS.values())
 TIME = list(ARGUMENTS).index("time")
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "route",
-        "description": "Route the request.",
-        "parameters": {
-            "type": "object",
-            "properties": {name: {"type": "string", "enum": list(values)} for name, values in ARGUMENTS.items()},
-            "required": list(ARGUMENTS),
-        },
-    },
-}
 POSITIONS = {value: i for i, values in enumerate(VALUES) for value in values}
 VARIANTS = ("told", "hinted", "noisy", "delayed")
 
-Call = tuple[str, ...]
+# The tools by their names, with the arguments of each.
+SIGNATURES = {"route": ARGUMENTS, "take": {"time": ARGUMENTS["time"]}}
+
+TOOLS = {
+    name: {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": {"route": "Route the request.", "take": "Take a time for the request."}[name],
+            "parameters": {
+                "type": "object",
+                "properties": {name: {"type": "string", "enum": list(values)} for name, values in signature.items()},
+                "required": list(signature),
+            },
+        },
+    }
+    for name, signature in SIGNATURES.items()
+}
+
+Call = tuple[str, ...]  # four values, or the time alone
 
 
 def parse_call(action: str) -> Call | None:
-    """The arguments of an action like `route billing amber photo noon`, also written as a tool call, or `None`."""
+    """
+    The values in an action like `route billing amber photo noon` or `take noon`, also written as a tool call, or `None`.
+    """
     call = parse_tool_call(action)
-    if call is None:
-        words = action.split()
-    elif call[1].keys() == ARGUMENTS.keys():
-        words = [call[0], *(str(call[1][name]) for name in ARGUMENTS)]
-    else:
+    words = action.split() if call is None else [call[0], *map(str, call[1].values())]
+    signature = SIGNATURES.get(words[0], {}) if words else {}
+    names = list(signature) if call is None else list(call[1])
+    if not signature or names != list(signature) or len(words) != 1 + len(names):
         return None
-    if len(words) != len(VALUES) + 1 or words[0] != "route":
-        return None
-    return tuple(words[1:]) if all(value in values for value, values in zip(words[1:], VALUES, strict=True)) else None
+    values = tuple(words[1:])
+    return values if all(map(tuple.__contains__, signature.values(), values)) else None
 
 
 def format_call(call: Call) -> str:
-    return " ".join(["route", *call])
+    return " ".join(["take" if len(call) == 1 else "route", *call])
 
 
 def first_wrong(call: Call, rule: Call) -> int | None:
@@ -88,7 +95,7 @@ def first_wrong(call: Call, rule: Call) -> int | None:
 
 
 class DeskState(NamedTuple):
-    """Where an episode is: the request at hand, the calls left, and whether an earlier call was in time."""
+    """Where an episode is: the request at hand, the actions left, and whether the time that was taken was right."""
 
     request: str
     attempts_left: int
@@ -110,10 +117,9 @@ class ServiceDesk:
         noise (`float`, *optional*, defaults to `0.0`):
             Share of refusals that name a wrong value instead.
         follow_ups (`dict[str, str]`, *optional*):
-            Requests that are accepted at once, each with the request that follows it.
+            Requests for which a time is taken, each with the request that follows it.
         late_rates (`tuple[float, float]`, *optional*, defaults to `(0.2, 0.9)`):
-            How often a follow-up that was closed turns out to be too late: after a first call in time, and after one
-            that was not.
+            How often a follow-up that was closed turns out to be too late: after the right time, and after a wrong one.
     """
 
     rules: dict[str, Call]
@@ -136,16 +142,21 @@ class ServiceDesk:
         rules = {request: tuple(rng.choice(values) for values in VALUES) for request in requests}
         if variant == "delayed":
             first, then = requests[: len(requests) // 2], requests[len(requests) // 2 :]
+            rules.update({request: rules[request][TIME:] for request in first})
             return cls(rules, attempts=3, follow_ups=dict(zip(first, then, strict=True)))
         return cls(rules, names_values=variant != "hinted", noise=0.4 if variant == "noisy" else 0.0)
 
     @classmethod
-    def from_seed(cls, seed: int, num_requests: int = 4, variant: str = "told") -> "ServiceDesk":
-        """A desk that takes so many kinds of requests, with names that no embedded model has seen with fixed rules."""
+    def from_seed(cls, seed: int, num_requests: int | None = None, variant: str = "told") -> "ServiceDesk":
+        """
+        A desk with names that no embedded model has seen with fixed rules. It takes `num_requests` kinds of requests: by
+        default four, or two that are each followed by another.
+        """
         rng = random.Random(f"service desk {seed}")
-        return cls.draw(
-            rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_requests * (1 + (variant == "delayed"))), variant=variant
-        )
+        if num_requests is None:
+            num_requests = 2 if variant == "delayed" else 4
+        num_rules = 2 * num_requests if variant == "delayed" else num_requests
+        return cls.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_rules), variant)
 
     @property
     def requests(self) -> list[str]:
@@ -159,11 +170,16 @@ class ServiceDesk:
     def start(self, request: str) -> DeskState:
         return DeskState(request, self.attempts)
 
+    def first_observation(self, request: str, customer: str = "") -> str:
+        """What an episode begins with: the request, who asks, and the number of calls; before it, that a time is needed."""
+        words = ["time" if request in self.follow_ups else "", request, customer, str(self.attempts)]
+        return " ".join(word for word in words if word)
+
     def answers(self, state: DeskState, action: str) -> dict[str, float]:
         """Distribution of what the desk says to `action`, as `{observation: probability}`."""
         call, rule, is_last = parse_call(action), self.rules[state.request], state.attempts_left == 1
         rest = "lose" if is_last else str(state.attempts_left - 1)
-        if call is None:
+        if call is None or len(call) != len(rule):
             return {f"refused unreadable {rest}": 1.0}
         if state.request in self.follow_ups:
             return {"late lose" if is_last else f"accepted {self.follow_ups[state.request]} {rest}": 1.0}
@@ -180,7 +196,7 @@ class ServiceDesk:
     def after(self, state: DeskState, action: str, observation: str) -> DeskState:
         """The state after an answer that did not end the episode."""
         if observation.startswith("accepted"):
-            in_time = parse_call(action)[TIME] == self.rules[state.request][TIME]
+            in_time = parse_call(action) == self.rules[state.request]
             return DeskState(self.follow_ups[state.request], state.attempts_left - 1, in_time)
         return state._replace(attempts_left=state.attempts_left - 1)
 
@@ -202,7 +218,8 @@ class ServiceDeskEnvironment(TextEnvironment):
 
     def __init__(self, world: ServiceDesk, shows_tools: bool = False):
         self.world = world
-        self.tool_schemas = [TOOL] if shows_tools else []
+        tools = list(TOOLS.values()) if world.follow_ups else [TOOLS["route"]]
+        self.tool_schemas = tools if shows_tools else []
         self.takes_seed = world.is_random
         self.oracle = ServiceDeskOracle(world, shows_tools)
         self._rng = random.Random(0)
@@ -220,7 +237,7 @@ class ServiceDeskEnvironment(TextEnvironment):
         """
         self._rng = random.Random(seed)
         self._state = self.world.start(request)
-        return " ".join([request, *([customer] if customer else []), str(self.world.attempts)])
+        return self.world.first_observation(request, customer)
 
     def step(self, action: str) -> StepResult:
         answers = self.world.answers(self._state, action)
@@ -233,26 +250,21 @@ class ServiceDeskEnvironment(TextEnvironment):
 
 @dataclass(frozen=True)
 class ServiceDeskOracle:
-    """
-    The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments, or, where a call
-    is accepted whatever it says, whether its time is right.
-    """
+    """The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments."""
 
     world: ServiceDesk
     shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
         call, state = parse_call(action), self._state(transition)
-        if call is None:
-            return 0.0
         rule = self.world.rules[state.request]
-        if state.request in self.world.follow_ups:
-            return float(call[TIME] == rule[TIME])
+        if call is None or len(call) != len(rule):
+            return 0.0
         return sum(value == right for value, right in zip(call, rule, strict=True)) / len(rule)
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
         state, words = self._state(transition), future.split()
-        while state.attempts_left and parse_call(action) is not None:
+        while state.attempts_left:
             told = [
                 answer
                 for answer in self.world.answers(state, action)
@@ -264,23 +276,24 @@ class ServiceDeskOracle:
             if has_ended(told[0]):
                 return not words
             state = self.world.after(state, action, told[0])
-            action, words = " ".join(words[: 1 + len(VALUES)]), words[1 + len(VALUES) :]
+            length = 1 + len(self.world.rules[state.request])
+            action, words = " ".join(words[:length]), words[length:]
+            if parse_call(action) is None:
+                return False
         return False
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
         """
         Calls for each request in turn: every second one right, the others wrong from each argument on in turn. Follow-ups
-        come after a call in time; where only the time counts, the other arguments are random.
+        come after the right time.
         """
         rng, probes = random.Random(seed), []
         places = [(request, None) for request in self.world.requests]
         places += [(follow_up, request) for request, follow_up in self.world.follow_ups.items()]
         for i in range(number):
             request, earlier = places[(i // 2) % len(places)]
-            first = (i // 2 // len(places)) % len(VALUES)
+            first = (i // 2 // len(places)) % len(self.world.rules[request])
             call = self.world.rules[request] if i % 2 == 0 else self._wrong_call(rng, request, first)
-            if request in self.world.follow_ups:
-                call = (*(rng.choice(values) for values in VALUES[:TIME]), call[TIME])
             calls = [call] if earlier is None else [self.world.rules[earlier], call]
             probes.append(({"request": earlier or request}, [self._action(call) for call in calls]))
         return probes
@@ -288,19 +301,19 @@ class ServiceDeskOracle:
     def _wrong_call(self, rng: random.Random, request: str, first: int) -> Call:
         """Right before the argument `first`, wrong there, random after it."""
         rule = self.world.rules[request]
-        if request in self.world.follow_ups:
-            first = TIME
-        wrong = [value for value in VALUES[first] if value != rule[first]]
-        return (*rule[:first], rng.choice(wrong), *(rng.choice(values) for values in VALUES[first + 1 :]))
+        values = VALUES[-len(rule) :]
+        wrong = [value for value in values[first] if value != rule[first]]
+        return (*rule[:first], rng.choice(wrong), *map(rng.choice, values[first + 1 :]))
 
     def _action(self, call: Call) -> str:
-        if self.shows_tools:
-            return format_tool_call("route", dict(zip(ARGUMENTS, call, strict=True)))
-        return format_call(call)
+        if not self.shows_tools:
+            return format_call(call)
+        name = format_call(call).split()[0]
+        return format_tool_call(name, dict(zip(SIGNATURES[name], call, strict=True)))
 
     def _state(self, transition: Transition) -> DeskState:
         episode = transition.episode
-        state = self.world.start(episode.first_observation.split()[0])
+        state = self.world.start(episode.first_observation.removeprefix("time ").split()[0])
         for turn in episode.turns[: transition.index]:
             state = self.world.after(state, turn.action, turn.next_observation)
         return state

@@ -31,8 +31,7 @@ from .names import (
 from .service_desk import (
     ARGUMENTS,
     POSITIONS,
-    TIME,
-    TOOL,
+    TOOLS,
     VALUES,
     Call,
     DeskState,
@@ -82,7 +81,7 @@ def lesson(steps: Steps) -> Lesson:
     if last.endswith("win"):
         return Lesson()
     if answer.startswith("accepted"):
-        return Lesson(avoid=call[TIME]) if last.startswith("late") else Lesson()
+        return Lesson(avoid=call[0]) if last.startswith("late") else Lesson()
     told = hints(" ".join(answer for _, answer in steps))
     if told:
         return Lesson(use=tuple(told))
@@ -99,10 +98,9 @@ def lesson(steps: Steps) -> Lesson:
 
 def follow(call: Call, values: list[str] | tuple[str, ...]) -> Call:
     """`call` with each of `values` in the argument that it belongs to."""
-    changed = list(call)
-    for value in values:
-        changed[POSITIONS[value]] = value
-    return tuple(changed)
+    changed = dict(zip(range(len(VALUES))[-len(call) :], call, strict=True))
+    changed.update({POSITIONS[value]: value for value in values})
+    return tuple(changed.values())
 
 
 class ServiceDeskFamily:
@@ -130,9 +128,8 @@ class ServiceDeskFamily:
                 rng, rng.sample(REQUESTS_OF_NEW_DESKS, 1 + (self.variant == "delayed")), self.variant
             )
         request = rng.choice(desk.requests)
-        first_observation = " ".join(
-            [request, *([rng.choice(self.customers)] if self.customers else []), str(desk.attempts)]
-        )
+        customer = rng.choice(self.customers) if self.customers else ""
+        first_observation = desk.first_observation(request, customer)
         state, history = desk.start(request), []
         for _ in range(desk.attempts - 1):
             if role != "successor" and rng.random() < 0.5:
@@ -170,7 +167,7 @@ class ServiceDeskFamily:
                     won=won,
                     advice=learned.advice,
                     refined_action=format_call(mended),
-                    tool=TOOL,
+                    tool=TOOLS["route"],
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
                 )
             )
@@ -199,8 +196,8 @@ def _play(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool, 
 
 def _guess(rng: random.Random, desk: ServiceDesk, state: DeskState, skill: float, history: Steps) -> Call:
     """A call whose arguments are right with probability `skill`, sometimes built on what was just refused."""
-    call = _mended(rng, history) if rng.random() < 0.5 else _random_call(rng)
     rule = desk.rules[state.request]
+    call = _mended(rng, history, rule) if rng.random() < 0.5 else _random_call(rng, rule)
     return tuple(right if rng.random() < skill else value for value, right in zip(call, rule, strict=True))
 
 
@@ -211,13 +208,14 @@ def _policy(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool
         return desk.rules[state.request]
     if knowledge < 0.6:
         return _guess(rng, desk, state, 0.8, history)
-    return _mended(rng, history) if rng.random() < 0.7 else _random_call(rng)
+    rule = desk.rules[state.request]
+    return _mended(rng, history, rule) if rng.random() < 0.7 else _random_call(rng, rule)
 
 
-def _mended(rng: random.Random, history: Steps) -> Call:
-    """The last call, if it was refused, changed as its refusal tells; otherwise any."""
+def _mended(rng: random.Random, history: Steps, rule: Call) -> Call:
+    """The last call, if it was refused, changed as its refusal tells; otherwise any of the form of `rule`."""
     if not history or not history[-1][1].startswith("refused"):
-        return _random_call(rng)
+        return _random_call(rng, rule)
     call, learned = parse_call(history[-1][0]), lesson(history[-1:])
     if learned.avoid:
         others = [value for value in VALUES[POSITIONS[learned.avoid]] if value != learned.avoid]
@@ -225,5 +223,5 @@ def _mended(rng: random.Random, history: Steps) -> Call:
     return follow(call, learned.use)
 
 
-def _random_call(rng: random.Random) -> Call:
-    return tuple(rng.choice(values) for values in VALUES)
+def _random_call(rng: random.Random, rule: Call) -> Call:
+    return tuple(map(rng.choice, VALUES[-len(rule) :]))

@@ -1,0 +1,154 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""
+NLAC against baselines and its own ablations: success against environment steps.
+
+python benchmarks/learning.py --json benchmarks/results/learning.json
+
+Each cell (task, method, seed) is a process of its own and keeps its own JSON below --cells, so that an interrupted benchmark goes
+on where it was, and any cell can be run again:
+
+python benchmarks/learning.py --tasks service_desk_told --methods nlac hindsight --seeds 0 1 --rerun
+
+Other settings of the methods follow as `--name value`. They go into the cells' files, so give these another place:
+
+python benchmarks/learning.py --tasks service_desk_told --methods nlac --num_refinements 2 --cells runs/cells
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import reporting
+from learning_methods import ABLATIONS, BASELINES, acting_config, default_settings, play_base, train_nlac
+from learning_tasks import TASKS, make_task
+
+
+METHODS = ("nlac", "hindsight", "scalar", "grpo", "rft", "base", "base_refined")
+# Environment steps that a method may spend on a task: NLAC and what differs from it in one thing, and the baselines, which
+# learn more slowly and cost less per step, by the names of methods.
+BUDGETS = {
+    "service_desk_told": {"": 400, "grpo": 4000, "rft": 4000},
+    "service_desk_hinted": {"": 1000, "grpo": 6000, "rft": 6000},
+    "service_desk_noisy": {"": 600, "grpo": 4000, "rft": 4000},
+    "service_desk_delayed": {"": 800},
+    "rooms": {"": 1000},
+}
+NUM_EVALUATIONS = 16
+
+
+def read(value: str) -> Any:
+    """A setting from the command line: JSON, or else a string."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def budget_of(task: str, method: str) -> int:
+    return BUDGETS[task].get(method, BUDGETS[task][""])
+
+
+def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
+    """Train and evaluate one cell."""
+    task = make_task(task_name, seed)
+    if args.model:
+        task = replace(task, model=args.model)
+    budget = args.budget or budget_of(task_name, method)
+    interval = max(1, budget // NUM_EVALUATIONS)
+    acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed)
+    if method in ("base", "base_refined"):
+        settings = {}
+        player = play_base(task, acting, refines=method == "base_refined")
+        costs = {"environment_steps": 0, "generated_tokens": 0, "seconds": 0.0, "gradient_steps": 0}
+        points = [{**costs, **player.evaluate()}]
+    else:
+        settings = {**default_settings(task_name, method), **changes}
+        curve = BASELINES.get(method, train_nlac)(task, acting, budget, interval, **settings)
+        player, points = curve.player, curve.points
+    final = {name: player.evaluate(name, num_episodes=args.final_episodes) for name in task.instances}
+    before = play_base(task, acting).evaluate("unseen_domain", num_episodes=args.final_episodes)
+    return {
+        "task": task_name,
+        "method": method,
+        "seed": seed,
+        "model": args.model or Path(task.model).name,
+        "settings": settings,
+        "command": " ".join(
+            [f"python benchmarks/learning.py --tasks {task_name} --methods {method} --seeds {seed}"]
+            + ([f"--model {args.model}"] if args.model else [])
+            + ([f"--budget {budget}"] if budget != budget_of(task_name, method) else [])
+            + [f"--{name} {json.dumps(value)}" for name, value in changes.items()]
+        ),
+        "budget": budget,
+        "interval": interval,
+        "oracle_success": task.oracle_success,
+        **reporting.setting("torch", "transformers", "trl", "accelerate"),
+        "points": points,
+        "before": {"unseen_domain": before},
+        "final": final,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS, *ABLATIONS], default=list(METHODS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/learning"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--budget", type=int, help="environment steps, in place of the task's own")
+    parser.add_argument("--final_episodes", type=int, default=4, help="episodes of each row in the last evaluation")
+    parser.add_argument("--model", help="a base model in place of the task's own")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at the same time")
+    parser.add_argument("--rerun", action="store_true", help="also the cells that are there")
+    parser.add_argument("--quick", action="store_true", help="one desk, three methods, half of the steps: minutes")
+    parser.add_argument("--in_process", action="store_true", help=argparse.SUPPRESS)
+    args, rest = parser.parse_known_args()
+    if args.quick and not args.in_process:
+        args.tasks, args.methods, args.seeds = ["service_desk_told"], ["nlac", "hindsight", "base"], [0]
+        args.budget, args.cells = args.budget or 200, Path("runs/learning_quick")
+    cells = [(task, method, seed) for seed in args.seeds for task in args.tasks for method in args.methods]
+    if args.in_process:
+        [(task, method, seed)] = cells
+        changes = {name.removeprefix("--"): read(value) for name, value in zip(rest[::2], rest[1::2], strict=True)}
+        report = run_cell(task, method, seed, args, changes)
+        reporting.write(report, args.cells / task / method / f"{seed}.json")
+        return
+
+    def run(cell: tuple[str, str, int]) -> None:
+        task, method, seed = cell
+        if args.rerun or not (args.cells / task / method / f"{seed}.json").exists():
+            command = [sys.executable, __file__, "--in_process", *sys.argv[1:]]
+            command += ["--tasks", task, "--methods", method, "--seeds", str(seed), "--cells", str(args.cells)]
+            command += ["--budget", str(args.budget or budget_of(task, method))]
+            log = args.runs / task / method / str(seed) / "log.txt"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "w") as file:
+                code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+            print(f"{task} {method} {seed}: {'done' if code == 0 else f'failed, see {log}'}", flush=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(run, cells))
+
+
+if __name__ == "__main__":
+    main()

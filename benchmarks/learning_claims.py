@@ -1,0 +1,93 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What the learning benchmark claims, checked against its summary."""
+
+from collections.abc import Sequence
+
+
+HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not measured yet"
+
+
+def contest(summary: dict, task: str, baselines: Sequence[str]) -> tuple[dict, list[str], str] | None:
+    """Figures of the methods, NLAC's settings, and the best baseline. `None` unless NLAC and all baselines are measured."""
+    figures = summary["tasks"].get(task, {"methods": {}})["methods"]
+    ours = [method for method in ("nlac", *summary["settings"]) if method in figures]
+    if not ours or not figures.keys() >= set(baselines):
+        return None
+    return figures, ours, best_final(figures, baselines)
+
+
+def best_final(figures: dict, names: Sequence[str]) -> str:
+    """The method with the highest final mean success; of equal ones, that with the fewest steps."""
+    return max(names, key=lambda name: (figures[name]["final"]["mean"], -figures[name]["spent"]["environment_steps"]))
+
+
+def fewer_steps(summary: dict, task: str, share: float = 0.2) -> dict:
+    """
+    Whether NLAC has the final mean success of the best of GRPO and RFT with at most this share of its environment steps:
+    at the last point of NLAC's mean curve within them. `steps_to_it` is where a mean curve first had that success.
+    """
+    found = contest(summary, task, ("grpo", "rft"))
+    if found is None:
+        return {"verdict": UNKNOWN}
+    figures, ours, best = found
+    success, steps = figures[best]["final"]["mean"], figures[best]["spent"]["environment_steps"]
+    lines = {
+        name: list(zip(line["environment_steps"], line["mean"], strict=True))
+        for name in (*ours, best)
+        for line in [summary["tasks"][task]["curves"][name]["environment_steps"]]
+    }
+    reached = {name: [point for point in lines[name] if point[0] <= share * steps][-1] for name in ours}
+    chosen = max(ours, key=lambda name: reached[name][1])
+    our_steps, our_success = reached[chosen]
+    steps_to_it = {name: next((x for x, y in lines[name] if y >= success), None) for name in (chosen, best)}
+    return {
+        "verdict": HOLDS if our_success >= success and our_success > 0 else FAILS,
+        "share": share,
+        "allowed_steps": share * steps,
+        "nlac": {"method": chosen, "success": our_success, "steps": our_steps, "steps_to_it": steps_to_it[chosen]},
+        "baseline": {"method": best, "success": success, "steps": steps, "steps_to_it": steps_to_it[best]},
+    }
+
+
+def higher_success(summary: dict, task: str, factor: float = 1.3) -> dict:
+    """Whether NLAC's final success is `factor` times that of the best baseline, with 95 % intervals that do not touch."""
+    found = contest(summary, task, ("grpo", "rft", "hindsight"))
+    if found is None:
+        return {"verdict": UNKNOWN}
+    figures, ours, best = found
+    sides = {
+        side: {"method": name, "success": figures[name]["final"], "steps": figures[name]["spent"]["environment_steps"]}
+        for side, name in (("nlac", best_final(figures, ours)), ("baseline", best))
+    }
+    ours, theirs = (side["success"] for side in sides.values())
+    if ours["low"] is None or theirs["high"] is None:
+        return {"verdict": UNKNOWN}
+    holds = ours["mean"] >= factor * theirs["mean"] and ours["low"] > theirs["high"]
+    ratio = round(ours["mean"] / theirs["mean"], 3) if theirs["mean"] else None
+    return {"verdict": HOLDS if holds else FAILS, "factor": factor, "ratio": ratio, **sides}
+
+
+def claims(summary: dict) -> list[dict]:
+    """Each claim with its verdict, `"holds"`, `"does not hold"` or `"not measured yet"`, and the figures behind it."""
+    told, hinted, delayed = (f"service_desk_{variant}" for variant in ("told", "hinted", "delayed"))
+    complete = FAILS if summary["missing"] else HOLDS
+    if not any(task["methods"] for task in summary["tasks"].values()):
+        complete = UNKNOWN
+    return [
+        *({"claim": "fewer_steps", "task": task, **fewer_steps(summary, task)} for task in (told, hinted)),
+        {"claim": "higher_success", "task": delayed, **higher_success(summary, delayed)},
+        {"claim": "complete", "verdict": complete, "missing": summary["missing"]},
+    ]

@@ -1,0 +1,149 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""The methods of the learning benchmark: NLAC with its ablations and its control, and what trains nothing."""
+
+import inspect
+from dataclasses import replace
+
+import learning_grpo
+import learning_rft
+import learning_scalar
+from accelerate import Accelerator
+from learning_playing import LearningCurve, Player
+from learning_roles import BlindRoles, SelfRefiningRoles
+from learning_tasks import LearningTask
+from transformers import AutoModelForCausalLM
+from transformers.trainer_callback import PrinterCallback
+
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.roles import Roles
+
+
+# How every method acts, on every task.
+ACTING = dict(
+    use_cpu=True,
+    bf16=False,
+    gradient_checkpointing=False,
+    report_to="none",
+    save_strategy="no",
+    disable_tqdm=True,
+    action_format="text",
+    max_completion_length=64,
+    max_generation_batch_size=512,
+    num_eval_critiques=0,
+)
+# NLAC for a tiny model; every departure from the paper is one that such a model needs, see docs/source/nlac_trainer.md.
+NLAC = dict(
+    learning_rate=1e-3,
+    lr_scheduler_type="constant",
+    weight_decay=0.0,
+    adam_beta2=0.95,
+    per_device_train_batch_size=32,
+    samples_per_iteration=128,
+    episodes_per_iteration=4,
+    successor_temperature=0.5,
+    backup_temperature=0.0,
+    target_update_rate=0.05,
+    rehearsal_ratio=0.5,
+)
+NLAC_BY_TASK = {
+    "service_desk_told": {},
+    "service_desk_hinted": {"bootstrap": "explicit"},
+    "service_desk_noisy": {"critique_temperature": 0.0},
+    "service_desk_delayed": {
+        "bootstrap": "explicit",
+        "critique_temperature": 0.0,
+        "learning_rate": 4e-4,  # with 1e-3, or with half as much rehearsal, the roles fall apart: two forms of action
+        "rehearsal_ratio": 1.0,
+    },
+    "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
+}
+# The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter.
+HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0}
+ABLATIONS = {
+    "nlac_blind": {"blind": True},
+    "nlac_monte_carlo": {"bootstrap": "monte_carlo"},
+    "nlac_no_target": {"target_update_rate": 1.0},
+    "nlac_slow_target": {"target_update_rate": 0.005},
+    "nlac_replay": {"refinement_source": "replay"},
+    "nlac_uniform": {"priority_exponent": 0.0},
+    "nlac_greedy_priority": {"priority_exponent": 0.6},
+    "nlac_on_policy": {"replay_buffer_size": 8},
+    "nlac_distill": {"critic_loss_type": "distill"},
+    "nlac_refinements_2": {"num_refinements": 2},
+}
+
+
+BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": learning_scalar.train}
+# In the rooms most starts have successes early, and an anchor only slows rejection fine-tuning down.
+BASELINES_BY_TASK = {
+    "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
+    "service_desk_delayed": dict.fromkeys(("grpo", "rft", "scalar"), {"learning_rate": 4e-4, "rehearsal_ratio": 1.0}),
+}
+
+
+def default_settings(task: str, method: str) -> dict:
+    """Tuned settings of a method on a task."""
+    if method in BASELINES:
+        parameters = inspect.signature(BASELINES[method]).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+        return {**defaults, **BASELINES_BY_TASK.get(task, {}).get(method, {})}
+    changes = HINDSIGHT if method == "hindsight" else ABLATIONS.get(method, {})
+    return {**NLAC, **NLAC_BY_TASK[task], **changes}
+
+
+class BlindTrainer(NLACTrainer):
+    """NLAC whose refinement reads critiques of other requests. What the critic learns from stays as it is."""
+
+    def _refine(self, transitions, targets):
+        roles = self.roles
+        self.roles = BlindRoles(roles.generator, roles.chat, roles.prompts, roles.samplings, self.args.action_format)
+        try:
+            return super()._refine(transitions, targets)
+        finally:
+            self.roles = roles
+
+
+def train_nlac(
+    task: LearningTask, acting: NLACConfig, budget: int, interval: int, blind: bool = False, **settings
+) -> LearningCurve:
+    """Train with [`NLACTrainer`], or blindly, until the budget of environment steps is spent."""
+    args = replace(acting, max_steps=10**6, logging_steps=100, **settings)
+    trainer = (BlindTrainer if blind else NLACTrainer)(
+        model=task.model,
+        args=args,
+        train_dataset=task.rows,
+        environment_factory=task.environment_factory,
+        prompts=task.prompts,
+        rehearsal_dataset=task.rehearsal,
+    )
+    trainer.remove_callback(PrinterCallback)
+    curve = LearningCurve(Player.of_trainer(task, trainer), lambda: trainer.num_environment_steps, budget, interval)
+    trainer.add_callback(curve)
+    trainer.train()
+    return curve
+
+
+def acting_config(task: LearningTask, output_dir: str, seed: int) -> NLACConfig:
+    """How every method acts."""
+    return NLACConfig(output_dir=output_dir, seed=seed, max_turns=task.max_turns, **ACTING)
+
+
+def play_base(task: LearningTask, acting: NLACConfig, refines: bool = False) -> Player:
+    """The base model as it is, or with one round of refinement of each action at test time."""
+    model = AutoModelForCausalLM.from_pretrained(task.model)
+    roles_class = SelfRefiningRoles if refines else Roles
+    return Player.of_model(task, acting, model, Accelerator(cpu=acting.use_cpu), roles_class)

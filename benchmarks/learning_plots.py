@@ -1,0 +1,180 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The plots of the learning benchmark, each as PNG and SVG."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+
+matplotlib.use("Agg")
+matplotlib.rcParams.update({"font.size": 11, "svg.hashsalt": "learning", "legend.frameon": False})
+matplotlib.rcParams.update(
+    {"axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
+)
+
+LABELS = {
+    "nlac": "NLAC",
+    "hindsight": "Hindsight",
+    "grpo": "GRPO",
+    "rft": "RFT",
+    "scalar": "Scalar critic",
+    "base": "Base model",
+    "base_refined": "Base model (refined)",
+}
+COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+BLUE, GREEN, RED, ORANGE, PINK, GREY, SKY = "#0072B2 #009E73 #D55E00 #E69F00 #CC79A7 #555555 #56B4E9".split()
+COLORS = dict(zip(LABELS, (BLUE, GREEN, RED, ORANGE, PINK, GREY, SKY), strict=True))
+MARKERS = dict(zip(LABELS, "osD^vXP", strict=True))
+DASHES = ("--", ":", "-.")  # settings of NLAC share its colour
+MAX_LINES = 7  # of a panel
+
+
+def label(method: str) -> str:
+    return LABELS.get(method) or f"NLAC ({variant(method)})"
+
+
+def variant(method: str) -> str:
+    """Name of a setting of NLAC, or of an ablation."""
+    return method.removeprefix("nlac_").replace("_", " ")
+
+
+def task_label(task: str) -> str:
+    name, _, kind = task.partition("desk_")
+    return f"Service desk ({kind})" if kind else name.capitalize()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As `path` with the endings of PNG and SVG; the same figure gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path.with_suffix(".png"), dpi=150)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    plt.close(figure)
+
+
+def draw(axes: Axes, curve: dict, cost: str, **style) -> None:
+    """A mean over seeds with its band; the marker is where it ends."""
+    x, color = curve[cost], style["color"]
+    axes.plot(x, curve["mean"], lw=2, markevery=[-1], ms=7, **style)
+    if curve["low"][0] is not None:
+        axes.fill_between(x, np.clip(curve["low"], 0, 1), np.clip(curve["high"], 0, 1), color=color, alpha=0.13, lw=0)
+
+
+def scale(axes: Axes, curves: list[dict], cost: str, subs: tuple[int, ...]) -> None:
+    """From zero, linear up to the first evaluation and logarithmic after it."""
+    first, last = min(curve[cost][1] for curve in curves), max(curve[cost][-1] for curve in curves)
+    axes.set_xscale("symlog", linthresh=first, linscale=0.5)
+    marks = [mark * 10**exponent for exponent in range(-1, 13) for mark in subs]
+    axes.set_xticks([0, *(mark for mark in marks if first <= mark <= last)])
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set(xlim=(0, 1.25 * last), xlabel=COSTS[cost], ylim=(-0.02, 1.02))
+
+
+def plot_task(name: str, task: dict, methods: list[str], settings: list[str], path: Path) -> None:
+    """
+    Success on one task against environment steps, tokens and seconds; dotted, that of an oracle.
+
+    Args:
+        name (`str`):
+            Name of the task.
+        task (`dict`):
+            Its figures.
+        methods (`list[str]`):
+            Which methods to draw, the first `MAX_LINES` of those that were run. What trains nothing is a level line.
+        settings (`list[str]`):
+            Which of them are settings of NLAC.
+        path (`Path`):
+            Where to, without the ending.
+    """
+    figure = plt.figure(figsize=(8, 6.8), layout="constrained")
+    panels = figure.subplot_mosaic(
+        [["environment_steps"] * 2, ["generated_tokens", "seconds"]], height_ratios=[1.4, 1]
+    )
+    shown = [method for method in methods if method in task["methods"]][:MAX_LINES]
+    for cost, axes in panels.items():
+        axes.axhline(task["oracle_success"], color="black", lw=1, ls=":")
+        curves = []
+        for method in shown:
+            style = {"color": COLORS.get(method, BLUE), "label": label(method)}
+            curve = task["curves"][method][cost]
+            if curve is None:
+                axes.axhline(task["methods"][method]["final"]["mean"], lw=1.5, ls=(0, (4, 3)), **style)
+                continue
+            if method in settings:
+                style["ls"] = DASHES[settings.index(method) % len(DASHES)]
+            draw(axes, curve, cost, marker=MARKERS.get(method, "o"), **style)
+            curves.append(curve)
+        if curves:
+            scale(axes, curves, cost, subs=(1, 2, 5) if cost == "environment_steps" else (1, 3))
+        axes.set_ylabel("success")
+    handles, labels = panels["environment_steps"].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=4,
+        handlelength=2.6,
+        title=f"{task_label(name)}: success, held-out",
+    )
+    save(figure, path)
+
+
+def plot_critic(tasks: dict[str, dict], path: Path) -> None:
+    """How often the critic of NLAC is right while it is trained, one line for each task."""
+    metrics = {"future_accuracy": "future is right", "verdict_accuracy": "verdict is right (balanced)"}
+    figure, panels = plt.subplots(1, 2, figsize=(8, 4), sharey=True, layout="constrained")
+    for axes, (metric, words) in zip(panels, metrics.items(), strict=True):
+        curves = {name: task["critic_curves"][metric] for name, task in tasks.items() if task["critic_curves"][metric]}
+        for i, (name, curve) in enumerate(curves.items()):
+            style = dict(color=list(COLORS.values())[i], marker=list(MARKERS.values())[i], label=task_label(name))
+            draw(axes, curve, "environment_steps", **style)
+        if curves:
+            scale(axes, list(curves.values()), "environment_steps", subs=(1, 3))
+        axes.set(title=words)
+    panels[0].set_ylabel("share of critiques")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    save(figure, path)
+
+
+def plot_ablations(tasks: dict[str, dict], path: Path) -> None:
+    """What each ablation changes against plain NLAC, paired by seed, one dot for each task."""
+    tasks = {name: task for name, task in tasks.items() if task["ablations"]}
+    names = sorted({name for task in tasks.values() for name in task["ablations"]}, reverse=True)
+    height = 1.6 + len(names) * (0.25 + 0.15 * len(tasks))
+    figure, panels = plt.subplots(1, 2, figsize=(8, height), sharey=True, layout="constrained")
+    for axes, metric, words in zip(panels, ("final", "area"), ("final success", "area"), strict=True):
+        axes.axvline(0, color="black", lw=1)
+        for i, (task_name, task) in enumerate(tasks.items()):
+            offset = 0.6 * ((i + 0.5) / len(tasks) - 0.5)
+            found = {name: task["ablations"][name][metric] for name in names if name in task["ablations"]}
+            found = {name: value for name, value in found.items() if value}
+            low, high = (
+                [value[end] if value[end] is not None else value["mean"] for value in found.values()]
+                for end in ("low", "high")
+            )
+            y, color = [names.index(name) - offset for name in found], list(COLORS.values())[i]
+            axes.hlines(y, low, high, color=color, lw=2)
+            means = [value["mean"] for value in found.values()]
+            axes.plot(means, y, ls="", marker=list(MARKERS.values())[i], color=color, label=task_label(task_name))
+        axes.set(title=words, xlabel="difference to NLAC", yticks=range(len(names)), yticklabels=map(variant, names))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    save(figure, path)

@@ -1,0 +1,210 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+The page of the learning benchmark, docs/source/results.md with its plots, from the summary. Its fixed words are in
+learning_report.md.jinja; every number and every sentence that depends on one comes from the JSON.
+
+python benchmarks/learning_report.py
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+from learning_claims import HOLDS, UNKNOWN, best_final
+from learning_plots import COSTS, label, plot_ablations, plot_critic, plot_task, task_label, variant
+
+
+HALF = "0.5"  # of the oracle's success
+TEMPLATE = Path(__file__).with_name("learning_report.md.jinja")
+
+
+def number(value: float | None) -> str:
+    return "not reached" if value is None else f"{value:,.0f}"
+
+
+def rate(value: dict | None) -> str:
+    """A mean success with its interval, cut at 0 and 1."""
+    if value is None or value["low"] is None:
+        return "–" if value is None else f"{value['mean']:.2f}"
+    return f"{value['mean']:.2f} ({max(0.0, value['low']):.2f} to {min(1.0, value['high']):.2f})"
+
+
+def gap(value: dict | None) -> str:
+    """A mean difference with its interval."""
+    if value is None or value["low"] is None:
+        return "–" if value is None else f"{value['mean']:+.2f}"
+    return f"{value['mean']:+.2f} ({value['low']:+.2f} to {value['high']:+.2f})"
+
+
+# Sentences
+
+
+def claim_sentence(claim: dict) -> str:
+    """The figures behind a claim."""
+    if claim["verdict"] == UNKNOWN:
+        return "Some of its methods have too few cells."
+    if claim["claim"] == "complete":
+        return "Every method has every seed." if claim["verdict"] == HOLDS else "Missing cells are listed below."
+    ours, theirs = claim["nlac"], claim["baseline"]
+    if claim["claim"] == "fewer_steps":
+        first = {side["method"]: number(side["steps_to_it"]) for side in (ours, theirs)}
+        return (
+            f"{label(theirs['method'])}, the better of GRPO and RFT, ends at {theirs['success']:.2f} after "
+            f"{number(theirs['steps'])} environment steps. Within {number(claim['allowed_steps'])} steps, "
+            f"{claim['share']:.0%} of them, {label(ours['method'])} has {ours['success']:.2f}, after {number(ours['steps'])}. "
+            f"Steps at which the mean curve first had {theirs['success']:.2f}: "
+            + ", ".join(f"{label(method)} {steps}" for method, steps in first.items())
+            + "."
+        )
+    ratio = "" if claim["ratio"] is None else f", {claim['ratio']:.2f} times as much"
+    return (
+        f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps{ratio}; "
+        f"{label(theirs['method'])}, the best baseline, at {rate(theirs['success'])} after {number(theirs['steps'])}."
+    )
+
+
+def leaders(names: list[str], value: Callable[[str], float | None]) -> list[str]:
+    """The methods with the smallest value, several if it is the same."""
+    values = {name: value(name) for name in names if value(name) is not None}
+    return [name for name in values if values[name] == min(values.values())]
+
+
+def winners(figures: dict, names: list[str]) -> dict[str, list[str]]:
+    """By what is wanted: who has the highest final success, and who needs least of each cost to half of the oracle's."""
+    return {
+        "final": leaders(names, lambda name: -figures[name]["final"]["mean"]),
+        **{cost: leaders(names, lambda name, cost=cost: figures[name]["reach"][HALF][cost]) for cost in COSTS},
+    }
+
+
+def winner_sentences(task: dict, names: list[str]) -> list[str]:
+    """Who has the highest final success, and who reaches half of the oracle's at the least cost."""
+    figures = task["methods"]
+    won = winners(figures, names)
+    ends = [
+        f"{label(name)}, {rate(figures[name]['final'])} after {number(figures[name]['spent']['environment_steps'])} "
+        "environment steps"
+        for name in won["final"]
+    ]
+    sentences = [f"Highest final success: {'; '.join(ends)}."]
+    if not won["environment_steps"]:
+        return [*sentences, "No method brings most of its seeds to half of the oracle's success."]
+    for cost, words in COSTS.items():
+        costs = [
+            f"{label(name)}, {number(reached[cost])} ({reached['num_seeds']} of {figures[name]['num_seeds']} seeds)"
+            for name in won[cost]
+            for reached in [figures[name]["reach"][HALF]]
+        ]
+        sentences.append(f"Fewest {words} to half of the oracle's success: {'; '.join(costs)}.")
+    return sentences
+
+
+def choice(task: dict, names: list[str]) -> str:
+    """Which method to choose, depending on what counts."""
+    wanted: dict[str, list[str]] = {}
+    for aim, methods in winners(task["methods"], names).items():
+        for figures in [task["methods"][methods[0]]] if methods else []:
+            if aim == "final":
+                spent = [number(task["methods"][name]["spent"]["environment_steps"]) for name in methods]
+                steps = " or ".join(dict.fromkeys(spent))
+                words = f"the highest final success ({figures['final']['mean']:.2f} after {steps} environment steps)"
+            else:
+                words = f"few {COSTS[aim]} ({number(figures['reach'][HALF][aim])})"
+            wanted.setdefault(" or ".join(map(label, methods)), []).append(words)
+    return "; ".join(f"{methods} for {', '.join(words)}" for methods, words in wanted.items()) + "."
+
+
+def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
+    """Where a baseline is ahead of NLAC, in whichever of its settings has the highest final success."""
+    figures, common = task["methods"], task["common_budget"]
+    settings = [name for name in ("nlac", *settings) if name in figures]
+    if not settings:
+        return []
+    nlac = best_final(figures, settings)
+    sentences = []
+    for name in [name for name in names if name not in settings]:
+        ours, theirs = figures[nlac], figures[name]
+        spent = [side["spent"]["environment_steps"] for side in (theirs, ours)]
+        pairs = {
+            "final success": (theirs["final"], ours["final"], *spent),
+            "success on the way": (theirs["at_common_budget"], ours["at_common_budget"], common, common),
+            "the unseen domain": (theirs["unseen_domain"]["after"], ours["unseen_domain"]["after"], *spent),
+        }
+        if ours["at_common_budget"] == ours["final"] and theirs["at_common_budget"] == theirs["final"]:
+            del pairs["success on the way"]  # it is the final success
+        for where, (high, low, their_steps, our_steps) in pairs.items():
+            if where == "the unseen domain" and high and low and overlap(high, low):
+                continue  # no method trains there, so only clear differences count
+            if high and low and high["mean"] > low["mean"]:
+                verb, intervals = ("is ahead of", "overlap") if overlap(high, low) else ("beats", "do not overlap")
+                sentences.append(
+                    f"{label(name)} {verb} {label(nlac)} in {where}: {rate(high)} after {number(their_steps)} environment "
+                    f"steps, {rate(low)} after {number(our_steps)}; the intervals {intervals}."
+                )
+        for cost, words in COSTS.items():
+            less, more = theirs["reach"][HALF][cost], ours["reach"][HALF][cost]
+            if less is not None and (more is None or less < more):
+                sentences.append(
+                    f"{label(name)} needs fewer {words} than {label(nlac)} to half of the oracle's success: "
+                    f"{number(less)}, {number(more)}."
+                )
+    return sentences
+
+
+def overlap(high: dict, low: dict) -> bool:
+    """Whether two intervals overlap; without intervals nothing is known, so they count as if they did."""
+    return high["low"] is None or low["high"] is None or high["low"] <= low["high"]
+
+
+def ablation_verdict(difference: dict | None) -> str:
+    """What the interval of a difference to plain NLAC says."""
+    if difference is None or difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
+        return "not clear"
+    return "worse" if difference["high"] < 0 else "better"
+
+
+def write_page(summary: dict, folder: Path) -> None:
+    """Write results.md and its images below `folder`."""
+    tasks, methods = summary["tasks"], summary["methods"]
+    images = folder / "images"
+    for name, task in tasks.items():
+        if task["methods"]:
+            plot_task(name, task, methods, summary["settings"], images / f"learning_{name}")
+    plot_critic(tasks, images / "learning_critic")
+    if any(task["ablations"] for task in tasks.values()):
+        plot_ablations(tasks, images / "learning_ablations")
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    words = (label, task_label, variant, number, rate, gap)
+    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict)
+    template = environment.from_string(TEMPLATE.read_text())
+    page = template.render(summary, COSTS=COSTS, **{function.__name__: function for function in words})
+    (folder / "results.md").write_text(page)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/learning.json"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/source"))
+    args = parser.parse_args()
+    write_page(json.loads(args.json.read_text()), args.docs)
+
+
+if __name__ == "__main__":
+    main()

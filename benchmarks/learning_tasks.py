@@ -1,0 +1,153 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""The tasks of the learning benchmark: what is trained on, and what is evaluated on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from datasets import Dataset
+
+from trl_nlac import NLACPrompts
+from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, TextEnvironment
+from trl_nlac.environments.embedded import (
+    COMPACT_PROMPTS,
+    TINY_MODEL,
+    make_environment,
+    make_rehearsal_dataset,
+    make_tasks,
+)
+from trl_nlac.environments.names import CUSTOMERS, HELD_OUT_CUSTOMERS
+
+
+# Built by examples/scripts/build_tiny_model.py; see the README.md in each.
+BASE_MODEL = str(Path(__file__).parent / "base_model")
+BASE_MODEL_OF_DELAYED_DESKS = str(Path(__file__).parent / "base_model_delayed")
+
+
+@dataclass(frozen=True)
+class Instances:
+    """
+    Where a policy is evaluated.
+
+    Args:
+        environment_factory (`Callable`):
+            Makes an environment.
+        rows ([`~datasets.Dataset`]):
+            One row for each episode.
+    """
+
+    environment_factory: Callable[[], TextEnvironment]
+    rows: Dataset
+
+
+@dataclass(frozen=True)
+class LearningTask:
+    """
+    A task on which methods are compared.
+
+    Args:
+        name (`str`):
+            Its name.
+        environment_factory (`Callable`):
+            Makes an environment to train in.
+        rows ([`~datasets.Dataset`]):
+            The tasks to train on.
+        instances (`dict[str, Instances]`):
+            Where to evaluate: `"held_out"`, which gives the learning curve, and at the end also the others.
+        model (`str`):
+            The base model.
+        prompts ([`NLACPrompts`]):
+            Words of the roles.
+        rehearsal ([`~datasets.Dataset`], *optional*):
+            Supervised samples of the roles on other instances.
+        max_turns (`int`):
+            Number of actions of an episode.
+        oracle_success (`float`, *optional*, defaults to `1.0`):
+            Success of a policy that knows everything.
+        group (`str`, *optional*, defaults to `""`):
+            Column of the rows that names what is to be learned: baselines balance their batches by it.
+    """
+
+    name: str
+    environment_factory: Callable[[], TextEnvironment]
+    rows: Dataset
+    instances: dict[str, Instances]
+    model: str
+    prompts: NLACPrompts
+    rehearsal: Dataset | None
+    max_turns: int
+    oracle_success: float = 1.0
+    group: str = ""
+    settings: dict = field(default_factory=dict)
+
+
+def service_desk(variant: str, seed: int) -> LearningTask:
+    """A desk of the variant, with customers that are trained on and others that are not; another desk is the unseen domain."""
+    desk, unseen = (ServiceDesk.from_seed(number, variant=variant) for number in (seed, 1000 + seed))
+
+    def rows(desk: ServiceDesk, customers: list[str]) -> Dataset:
+        return Dataset.from_list(
+            [{"request": request, "customer": customer} for request in desk.requests for customer in customers]
+        )
+
+    return LearningTask(
+        name=f"service_desk_{variant}",
+        environment_factory=lambda: ServiceDeskEnvironment(desk),
+        rows=rows(desk, CUSTOMERS),
+        instances={
+            "held_out": Instances(lambda: ServiceDeskEnvironment(desk), rows(desk, HELD_OUT_CUSTOMERS)),
+            "train": Instances(lambda: ServiceDeskEnvironment(desk), rows(desk, CUSTOMERS)),
+            "unseen_domain": Instances(lambda: ServiceDeskEnvironment(unseen), rows(unseen, HELD_OUT_CUSTOMERS)),
+        },
+        model=BASE_MODEL_OF_DELAYED_DESKS if variant == "delayed" else BASE_MODEL,
+        prompts=COMPACT_PROMPTS,
+        rehearsal=make_rehearsal_dataset(
+            "service_desk", variant="told" if variant == "noisy" else variant, customers=True
+        ),
+        max_turns=desk.attempts,
+        oracle_success=1 - desk.late_rates[0] if desk.follow_ups else 1.0,
+        group="request",
+    )
+
+
+def rooms(seed: int) -> LearningTask:
+    """A house that is trained on from all of its rooms; another house is the unseen domain."""
+    (house, rows), (unseen, unseen_rows) = make_tasks("rooms", seed), make_tasks("rooms", 1000 + seed)
+    return LearningTask(
+        name="rooms",
+        environment_factory=lambda: make_environment(house),
+        rows=rows,
+        instances={
+            "held_out": Instances(lambda: make_environment(house), Dataset.from_list(list(rows) * 16)),
+            "unseen_domain": Instances(lambda: make_environment(unseen), Dataset.from_list(list(unseen_rows) * 16)),
+        },
+        model=TINY_MODEL,
+        prompts=COMPACT_PROMPTS,
+        rehearsal=make_rehearsal_dataset("rooms"),
+        max_turns=house.horizon,
+        group="start",
+    )
+
+
+def make_task(name: str, seed: int) -> LearningTask:
+    """The task `name`, one of `TASKS`, with the instance of `seed`."""
+    if name == "rooms":
+        return rooms(seed)
+    return service_desk(name.removeprefix("service_desk_"), seed)
+
+
+TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy", "service_desk_delayed", "rooms")

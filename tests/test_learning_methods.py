@@ -1,0 +1,145 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""The methods of the learning benchmark, each for a few environment steps."""
+
+import argparse
+from dataclasses import replace
+
+import learning
+import pytest
+from learning_grpo import as_completion
+from learning_playing import Player
+from learning_roles import BlindRoles
+from learning_tasks import TASKS, Instances, make_task
+from testing_utils import make_roles
+
+from trl_nlac import NLACConfig
+from trl_nlac.environments import ServiceDesk
+from trl_nlac.environments.embedded import make_environment
+from trl_nlac.recorder import replay_actions
+from trl_nlac.types import Prompt
+
+
+def small_task(name: str, seed: int):
+    """With few episodes in an evaluation."""
+    task = make_task(name, seed)
+    instances = {
+        name: Instances(chosen.environment_factory, chosen.rows.select(range(0, len(chosen.rows), 16)))
+        for name, chosen in task.instances.items()
+    }
+    return replace(task, instances=instances)
+
+
+class TestTasks:
+    @pytest.mark.parametrize("name", TASKS)
+    def test_instances(self, name):
+        task, again, other = make_task(name, 3), make_task(name, 3), make_task(name, 4)
+        assert list(task.rows) == list(again.rows) and list(task.rows) != list(other.rows)
+        held_out, unseen = (list(task.instances[key].rows) for key in ("held_out", "unseen_domain"))
+        assert {row[task.group] for row in held_out} == {row[task.group] for row in task.rows}
+        assert task.environment_factory().world == task.instances["held_out"].environment_factory().world
+        assert task.environment_factory().world != task.instances["unseen_domain"].environment_factory().world
+        if "service_desk" in name:
+            assert not {row["customer"] for row in held_out} & {row["customer"] for row in task.rows}
+            assert unseen != held_out
+
+
+class TestCells:
+    @pytest.mark.parametrize("method", [*learning.METHODS, "nlac_blind", "nlac_monte_carlo"])
+    def test_cell(self, method, tmp_path, monkeypatch):
+        monkeypatch.setattr(learning, "make_task", small_task)
+        args = argparse.Namespace(model=None, budget=10, runs=tmp_path, final_episodes=1)
+        cell = learning.run_cell("service_desk_delayed", method, 0, args, {})
+        steps = [point["environment_steps"] for point in cell["points"]]
+        if method.startswith("base"):
+            assert steps == [0] and cell["settings"] == {}
+        else:
+            assert steps[0] == 0 and steps == sorted(set(steps)) and steps[-1] >= 10
+            assert cell["settings"]["learning_rate"] > 0
+            spent = [point["generated_tokens"] for point in cell["points"]]
+            assert spent == sorted(spent) and spent[-1] > spent[0] == 0
+        assert set(cell["final"]) == {"held_out", "train", "unseen_domain"}
+        for point in (*cell["points"], *cell["final"].values(), *cell["before"].values()):
+            assert 0 <= point["episode/success_rate"] <= 1
+            assert 0 <= point["oracle/future_accuracy"] <= 1
+        assert cell["command"].startswith(
+            f"python benchmarks/learning.py --tasks service_desk_delayed --methods {method}"
+        )
+
+    def test_settings_of_the_command_line(self):
+        assert [learning.read(text) for text in ("1e-3", "true", "4", "explicit")] == [0.001, True, 4, "explicit"]
+
+
+class TestEvaluation:
+    def test_costs_nothing(self, tmp_path):
+        task = small_task("service_desk_told", 0)
+        player = learning.play_base(task, learning.acting_config(task, str(tmp_path), 0))
+        player.play(list(task.rows)[:2])
+        spent = player.num_environment_steps, player.roles.num_generated_tokens
+        metrics = {name: list(values) for name, values in player.roles.metrics.items()}
+        assert spent[0] in (2, 3, 4) and spent[1] > 0 and metrics["policy/format_rate"]
+        first, second = player.evaluate(), player.evaluate()
+        assert first == second
+        assert (player.num_environment_steps, player.roles.num_generated_tokens) == spent
+        assert player.roles.metrics == metrics
+
+
+DESK = ServiceDesk({"baku": ("billing", "amber", "photo", "noon"), "dela": ("legal", "ruby", "badge", "dusk")})
+
+
+class TestGRPO:
+    def test_only_actions_are_trained_on(self):
+        roles = make_roles([])
+        actions = ["route billing ruby photo noon", "route billing amber badge noon"]
+        episode = replay_actions(make_environment(DESK), {"request": "baku"}, actions, roles)
+        prompt_ids, completion_ids, mask = as_completion(episode)
+        decode = roles.chat.tokenizer.decode
+        assert decode(prompt_ids) == "<|user|> baku 2<|end|><|assistant|>"
+        trained = [token_id for token_id, trained in zip(completion_ids, mask, strict=True) if trained]
+        assert decode(trained) == "".join(f" {action}<|end|>" for action in actions)
+        rest = [token_id for token_id, trained in zip(completion_ids, mask, strict=True) if not trained]
+        assert decode(rest) == "<|user|> refused needs amber 1<|end|><|assistant|>"
+
+
+class TestBlindRefinement:
+    def test_critiques_are_about_other_requests(self):
+        critiques = [f"Future: {word} win\nOptimality: Yes" for word in ("treasure", "closed", "late")]
+        scripted = make_roles(critiques)
+        roles = BlindRoles(
+            scripted.generator, scripted.chat, scripted.prompts, scripted.samplings, action_format="text"
+        )
+        topics = ["baku", "dela", "baku"]
+        prompts = [Prompt.of(roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None)) for topic in topics]
+        answers = roles.ask("critique", prompts, lambda text: text)
+        assert [answer.text for answer in answers] == [critiques[1], critiques[2], critiques[1]]
+        assert [answer.prompt for answer in answers] == prompts
+
+
+class TestPlayer:
+    def test_self_refinement_changes_what_is_played(self, tmp_path):
+        """A critic that names the right value, followed by refinement, mends every first call of the base model."""
+        task = small_task("service_desk_told", 0)
+        acting: NLACConfig = learning.acting_config(task, str(tmp_path), 0)
+        plain: Player = learning.play_base(task, acting)
+        refined: Player = learning.play_base(task, acting, refines=True)
+        rows = [task.rows[0]]
+        for player in (plain, refined):
+            player.roles.samplings = {
+                name: replace(sampling, temperature=0.0) for name, sampling in player.roles.samplings.items()
+            }
+        own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
+        assert own != mended and mended.startswith("route ")
+        assert refined.roles.num_generated_tokens > plain.roles.num_generated_tokens
