@@ -55,6 +55,7 @@ def fewer_steps(summary: dict, task: str, share: float = 0.2) -> dict:
     steps_to_it = {name: next((x for x, y in lines[name] if y >= success), None) for name in (chosen, best)}
     return {
         "verdict": HOLDS if our_success >= success and our_success > 0 else FAILS,
+        "num_seeds": min(figures[name]["num_seeds"] for name in (chosen, "grpo", "rft")),
         "share": share,
         "allowed_steps": share * steps,
         "nlac": {"method": chosen, "success": our_success, "steps": our_steps, "steps_to_it": steps_to_it[chosen]},
@@ -77,7 +78,9 @@ def higher_success(summary: dict, task: str, factor: float = 1.3) -> dict:
         return {"verdict": UNKNOWN}
     holds = ours["mean"] >= factor * theirs["mean"] and ours["low"] > theirs["high"]
     ratio = round(ours["mean"] / theirs["mean"], 3) if theirs["mean"] else None
-    return {"verdict": HOLDS if holds else FAILS, "factor": factor, "ratio": ratio, **sides}
+    num_seeds = min(figures[name]["num_seeds"] for name in (sides["nlac"]["method"], "grpo", "rft", "hindsight"))
+    verdict = HOLDS if holds else FAILS
+    return {"verdict": verdict, "num_seeds": num_seeds, "factor": factor, "ratio": ratio, **sides}
 
 
 def claims(summary: dict) -> list[dict]:

@@ -199,15 +199,15 @@ def summarize_task(cells: list[dict], methods: list[str]) -> dict:
     }
 
 
-def find_missing(cells: list[dict], tasks: list[str], methods: list[str]) -> list[dict]:
-    """The seeds that one of `methods` lacks on a task where another has them; of other methods only where they have any."""
+def find_missing(cells: list[dict], tasks: list[str], methods: list[str], expected: Sequence[int]) -> list[dict]:
+    """The expected seeds, or any that another has, that one of `methods` lacks on a task; of other methods where they have any."""
     missing = []
     for task in tasks:
         done: dict[str, set[int]] = {method: set() for method in methods}
         for cell in cells:
             if cell["task"] == task:
                 done.setdefault(cell["method"], set()).add(cell["seed"])
-        seeds = set().union(*done.values()) or {cell["seed"] for cell in cells}
+        seeds = set(expected).union(*done.values()) or {cell["seed"] for cell in cells}
         missing += [
             {"task": task, "method": method, "seeds": sorted(seeds - there)}
             for method, there in done.items()
@@ -221,6 +221,7 @@ def summarize(
     tasks: Sequence[str] = TASKS,
     methods: Sequence[str] = METHODS,
     settings: Sequence[str] = SETTINGS,
+    seeds: Sequence[int] = (),
 ) -> dict:
     """
     All figures.
@@ -234,6 +235,8 @@ def summarize(
             Methods that are compared on every task, `"nlac"` first.
         settings (`Sequence[str]`):
             Further settings of NLAC that are compared where they were run. Any other method counts as an ablation.
+        seeds (`Sequence[int]`, *optional*):
+            Seeds that every cell should have, besides those that any method has.
 
     Raises:
         ValueError: If seeds of a method on a task had different budgets.
@@ -244,7 +247,7 @@ def summarize(
         "methods": compared,
         "settings": list(settings),
         "tasks": {task: summarize_task([c for c in cells if c["task"] == task], compared) for task in tasks},
-        "missing": find_missing(cells, tasks, methods),
+        "missing": find_missing(cells, tasks, methods, seeds),
         "machines": [machine for i, machine in enumerate(machines) if machine not in machines[:i]],
     }
 
@@ -254,9 +257,12 @@ def main():
     parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/learning"))
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/learning.json"))
     parser.add_argument("--settings", nargs="*", default=SETTINGS, help="methods nlac_* that are no ablations")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=list(range(5)), help="those that each cell should have"
+    )
     args = parser.parse_args()
     cells = [json.loads(path.read_text()) for path in sorted(args.cells.glob("*/*/*.json"))]
-    summary = summarize(cells, settings=args.settings)
+    summary = summarize(cells, settings=args.settings, seeds=args.seeds)
     summary["claims"] = claims(summary)
     reporting.write(summary, args.json)
     for claim in summary["claims"]:

@@ -16,6 +16,11 @@ import json
 import math
 
 import pytest
+
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
 from learning_claims import FAILS, HOLDS, UNKNOWN, claims
 from learning_report import ablation_verdict, choice, claim_sentence, defeats, gap, rate, winner_sentences, write_page
 from learning_summary import area, curve, difference, measured, over_seeds, point_at, reach, summarize
@@ -150,6 +155,14 @@ class TestSummary:
         assert list(ablations) == ["nlac_blind"]
         assert ablations["nlac_blind"]["final"]["mean"] == 0.0
         assert summary["methods"][:2] == ["nlac", "nlac_long"]
+
+    def test_expected_seeds_are_missed_even_where_no_method_has_them(self):
+        cells = make_cells("nlac", [[0, 1]] * 2) + make_cells("grpo", [[0, 1]] * 3)
+        missing = summarize(cells, tasks=[TOLD], methods=["nlac", "grpo"], seeds=range(4))["missing"]
+        assert missing == [
+            {"task": TOLD, "method": "nlac", "seeds": [2, 3]},
+            {"task": TOLD, "method": "grpo", "seeds": [3]},
+        ]
 
     def test_missing_cells(self):
         cells = make_cells("nlac", [[0.0, 0.5]] * 3) + make_cells("nlac_blind", [[0.0, 0.5]] * 2)
