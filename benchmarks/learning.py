@@ -16,7 +16,7 @@
 """
 NLAC against baselines and its own ablations: success against environment steps.
 
-python benchmarks/learning.py --json benchmarks/results/learning.json
+python benchmarks/learning.py
 
 Each cell (task, method, seed) is a process of its own and keeps its own JSON below --cells, so that an interrupted benchmark goes
 on where it was, and any cell can be run again:
@@ -39,10 +39,10 @@ from typing import Any
 
 import reporting
 from learning_methods import ABLATIONS, BASELINES, acting_config, default_settings, play_base, train_nlac
+from learning_summary import METHODS
 from learning_tasks import TASKS, make_task
 
 
-METHODS = ("nlac", "hindsight", "scalar", "grpo", "rft", "base", "base_refined")
 # Environment steps that a method may spend on a task: NLAC and what differs from it in one thing, and the baselines, which
 # learn more slowly and cost less per step, by the names of methods.
 BUDGETS = {

@@ -22,11 +22,10 @@ import learning_grpo
 import learning_rft
 import learning_scalar
 from accelerate import Accelerator
-from learning_playing import LearningCurve, Player
+from learning_playing import LearningCurve, Player, train_until_spent
 from learning_roles import BlindRoles, SelfRefiningRoles
 from learning_tasks import LearningTask
 from transformers import AutoModelForCausalLM
-from transformers.trainer_callback import PrinterCallback
 
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.roles import Roles
@@ -110,11 +109,13 @@ class BlindTrainer(NLACTrainer):
 
     def _refine(self, transitions, targets):
         roles = self.roles
-        self.roles = BlindRoles(roles.generator, roles.chat, roles.prompts, roles.samplings, self.args.action_format)
+        blind = BlindRoles(roles.generator, roles.chat, roles.prompts, roles.samplings, self.args.action_format)
+        self.roles = blind
         try:
             return super()._refine(transitions, targets)
         finally:
             self.roles = roles
+            roles.num_generated_tokens += blind.num_generated_tokens
 
 
 def train_nlac(
@@ -130,11 +131,8 @@ def train_nlac(
         prompts=task.prompts,
         rehearsal_dataset=task.rehearsal,
     )
-    trainer.remove_callback(PrinterCallback)
-    curve = LearningCurve(Player.of_trainer(task, trainer), lambda: trainer.num_environment_steps, budget, interval)
-    trainer.add_callback(curve)
-    trainer.train()
-    return curve
+    player = Player.of_trainer(task, trainer)
+    return train_until_spent(trainer, player, budget, interval, lambda: trainer.num_environment_steps)
 
 
 def acting_config(task: LearningTask, output_dir: str, seed: int) -> NLACConfig:

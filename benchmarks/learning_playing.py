@@ -216,9 +216,15 @@ def max_gradient_steps(budget: int, episodes_per_iteration: int, updates_per_ite
     return (budget // episodes_per_iteration + 1) * updates_per_iteration
 
 
-def train_until_spent(trainer: Trainer, player: Player, budget: int, interval: int) -> LearningCurve:
-    """Train until what `player` has played is worth the budget."""
-    curve = LearningCurve(player, lambda: player.num_environment_steps, budget, interval)
+def train_until_spent(
+    trainer: Trainer,
+    player: Player,
+    budget: int,
+    interval: int,
+    num_environment_steps: Callable[[], int] | None = None,
+) -> LearningCurve:
+    """Train until the budget is spent: by what `player` has played, where the trainer does not count by itself."""
+    curve = LearningCurve(player, num_environment_steps or (lambda: player.num_environment_steps), budget, interval)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(curve)
     try:

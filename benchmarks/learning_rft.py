@@ -185,12 +185,8 @@ class Stream(IterableDataset):
 
 def policy_examples(episode: Episode) -> list[TrainingExample]:
     """Each action of an episode after its state."""
-    examples = []
-    for i in range(len(episode.turns)):
-        transition = Transition(episode, i)
-        action_ids = transition.state_action.ids[len(transition.state.ids) :]
-        examples.append(TrainingExample("policy", transition.state, tuple(action_ids)))
-    return examples
+    transitions = [Transition(episode, i) for i in range(len(episode.turns))]
+    return [TrainingExample("policy", transition.state, transition.action_ids) for transition in transitions]
 
 
 def tokens(example: TrainingExample) -> dict[str, list[int]]:

@@ -47,7 +47,7 @@ from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.collator import NLACCollator
 from trl_nlac.loading import load_model
 from trl_nlac.losses import LOSSES, batch_losses, sequence_nll
-from trl_nlac.types import Prompt, Sample, TrainingExample, Transition
+from trl_nlac.types import Prompt, Sample, TrainingExample
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
             t, rest = sample.transition, (sample.weight, sample.transition_id)
             if t.terminated or i in targets:
                 target = t.episode.score if t.terminated else targets[i]
-                examples[i].append(ValueExample("critic", t.state, _stored_action(t), *rest, target=target))
+                examples[i].append(ValueExample("critic", t.state, t.action_ids, *rest, target=target))
         return examples
 
     def _policy_examples(self, samples: list[Sample]) -> list[list[TrainingExample]]:
@@ -176,7 +176,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         answers = iter(self.roles.ask("policy", repeated, self.roles.parse_action))
         candidates: list[list[tuple[Prompt, tuple[int, ...]]]] = []
         for sample in samples:
-            stored = (sample.transition.state_action, _stored_action(sample.transition))
+            stored = (sample.transition.state_action, sample.transition.action_ids)
             fresh = [answer for answer in islice(answers, self.num_candidates) if answer.parsed is not None]
             candidates.append([stored, *((self.roles.continued(a.prompt, a), a.token_ids) for a in fresh)])
         values = iter(self._values([state_action for actions in candidates for state_action, _ in actions]))
@@ -220,11 +220,6 @@ class ScalarActorCriticTrainer(NLACTrainer):
             self._metrics[f"{name}/loss"].append(loss.item() / size)
         coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef, "rehearsal": 1.0}
         return sum(coefficients[name] * loss for name, loss in losses.items()) / size
-
-
-def _stored_action(transition: Transition) -> tuple[int, ...]:
-    """Token ids of the action that was taken."""
-    return tuple(transition.state_action.ids[len(transition.state.ids) :])
 
 
 def train(

@@ -16,7 +16,7 @@
 """The tasks of the learning benchmark: what is trained on, and what is evaluated on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
@@ -92,7 +92,6 @@ class LearningTask:
     max_turns: int
     oracle_success: float = 1.0
     group: str = ""
-    settings: dict = field(default_factory=dict)
 
 
 def service_desk(variant: str, seed: int) -> LearningTask:

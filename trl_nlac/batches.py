@@ -53,6 +53,5 @@ def make_batches(
             batches[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight, sample.transition_id))
     for batch, sample in zip(batches, samples[::size], strict=True):
         if not batch:  # every process must run the model, even with nothing to learn
-            state, ids = sample.transition.state, sample.transition.state_action.ids
-            batch.append(TrainingExample("policy", state, tuple(ids[len(state.ids) :]), weight=0.0))
+            batch.append(TrainingExample("policy", sample.transition.state, sample.transition.action_ids, weight=0.0))
     return batches

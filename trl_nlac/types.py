@@ -125,6 +125,12 @@ class Transition:
         end = self.turn.prompt_end + self.turn.action_length
         return Prompt(self.episode.token_ids, end, trunk_start=self.turn.prompt_start)
 
+    @property
+    def action_ids(self) -> tuple[int, ...]:
+        """The tokens of `a_t`, which follow those of `s_t`."""
+        start = self.turn.prompt_end
+        return tuple(self.episode.token_ids[start : start + self.turn.action_length].tolist())
+
 
 @dataclass(frozen=True, eq=False)
 class Prompt:

@@ -153,11 +153,8 @@ class ServiceDeskFamily:
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
             future = _play(rng, desk, state, knows, call)
             won, learned = future[-1][1].endswith("win"), lesson(future)
-            mended = follow(call, learned.use)
-            if learned.avoid:
-                avoided.add(learned.avoid)
-                position = POSITIONS[learned.avoid]
-                mended = follow(call, [rng.choice([value for value in VALUES[position] if value not in avoided])])
+            avoided.add(learned.avoid)
+            mended = _heed(rng, call, learned, avoided)
             attempts.append(
                 RoleDialogue(
                     first_observation=first_observation,
@@ -216,11 +213,15 @@ def _mended(rng: random.Random, history: Steps, rule: Call) -> Call:
     """The last call, if it was refused, changed as its refusal tells; otherwise any of the form of `rule`."""
     if not history or not history[-1][1].startswith("refused"):
         return _random_call(rng, rule)
-    call, learned = parse_call(history[-1][0]), lesson(history[-1:])
-    if learned.avoid:
-        others = [value for value in VALUES[POSITIONS[learned.avoid]] if value != learned.avoid]
-        return follow(call, [rng.choice(others)])
-    return follow(call, learned.use)
+    learned = lesson(history[-1:])
+    return _heed(rng, parse_call(history[-1][0]), learned, {learned.avoid})
+
+
+def _heed(rng: random.Random, call: Call, learned: Lesson, avoided: set[str]) -> Call:
+    """`call` with the values to use, or any that is not in `avoided` in place of the value to avoid."""
+    if not learned.avoid:
+        return follow(call, learned.use)
+    return follow(call, [rng.choice([v for v in VALUES[POSITIONS[learned.avoid]] if v not in avoided])])
 
 
 def _random_call(rng: random.Random, rule: Call) -> Call:
