@@ -112,6 +112,18 @@ class TestTraining:
             trainer.train()
         torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
 
+    def test_micro_batches_hold_examples_of_like_length(self, tmp_path):
+        config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "rehearsal_ratio": 0.5}
+        trainer = make_trainer(tmp_path, config, rehearsal_dataset=make_rehearsal_dataset("service_desk"))
+        batches = trainer._iteration(list(TASKS))
+        assert [len(batch) for batch in batches] == [5] * 4  # 8 transitions in two losses, and 4 samples of rehearsal
+        lengths = [example.num_tokens for batch in batches for example in batch]
+        assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+        assert [example.num_tokens for example in batches[0]] == [
+            len(example.prompt.ids) + len(example.completion_ids) for example in batches[0]
+        ]
+        assert trainer._collate(batches[0])["input_ids"].shape == (5, lengths[4])
+
     @pytest.mark.parametrize(
         "config",
         [
@@ -178,8 +190,9 @@ class TestTraining:
         rows = inputs["loss_ids"] == 0
         assert inputs["teacher_input_ids"].shape[0] == rows.sum() > 0
         # By hand: the teacher has read the next observation, the critic has not.
-        completion = batch[0].completion_ids
-        own_ids, teacher_ids = (p.ids + list(completion) for p in (batch[0].prompt, batch[0].teacher_prompt))
+        example = next(example for example in batch if example.loss == "critic")
+        completion = example.completion_ids
+        own_ids, teacher_ids = (p.ids + list(completion) for p in (example.prompt, example.teacher_prompt))
         n = len(completion)
         with torch.no_grad():
             q, p = (
@@ -187,8 +200,8 @@ class TestTraining:
                 for ids in (own_ids, teacher_ids)
             )
         expected = (p.exp() * (p - q)).sum(-1).mean().item()
-        slot = trainer.replay._priorities[batch[0].transition_id]
-        same = [e for e in batch if e.transition_id == batch[0].transition_id]
+        slot = trainer.replay._priorities[example.transition_id]
+        same = [e for e in batch if e.loss == "critic" and e.transition_id == example.transition_id]
         if len(same) == 1:
             assert slot == pytest.approx(max(expected, 1e-6), rel=1e-3)
         assert expected > 0

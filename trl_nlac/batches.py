@@ -31,27 +31,36 @@ def make_batches(
     rehearsal: Rehearsal,
 ) -> list[list[TrainingExample]]:
     """
-    Examples of both losses, and of rehearsal, for each micro-batch of `per_device_train_batch_size` transitions. A target
-    or action that broke its format is not trained on.
+    Examples of both losses, and of rehearsal, in micro-batches. A target or action that broke its format is not trained on.
+
+    The examples of a gradient step, `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` transitions,
+    are spread over its micro-batches by length, as many in each: a policy's example is much shorter than a critic's, and would
+    be padded to it. The gradient is that of the whole step, however they are spread.
     """
-    size = args.per_device_train_batch_size
-    batches: list[list[TrainingExample]] = []
+    num_micro_batches = args.gradient_accumulation_steps
+    step_size = num_micro_batches * args.per_device_train_batch_size
+    steps: list[list[TrainingExample]] = []
     for i, (sample, target, refinement) in enumerate(zip(samples, targets, refinements, strict=True)):
-        if i % size == 0:
-            batches.append(rehearsal.draw(size))
+        if i % step_size == 0:
+            steps.append(rehearsal.draw(step_size))
         transition = sample.transition
         if target.parsed is not None and args.critic_loss_coef:
             prompt = roles.opened(critic_prompt(roles, transition.state_action))
             teacher_prompt = roles.opened(target.prompt) if args.critic_loss_type == "distill" else None
-            batches[-1].append(
+            steps[-1].append(
                 TrainingExample(
                     "critic", prompt, target.token_ids, sample.weight, sample.transition_id, teacher_prompt
                 )
             )
         if refinement is not None:
             prompt, token_ids = roles.opened(transition.state), refinement.refined_action.token_ids
-            batches[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight, sample.transition_id))
-    for batch, sample in zip(batches, samples[::size], strict=True):
-        if not batch:  # every process must run the model, even with nothing to learn
-            batch.append(TrainingExample("policy", sample.transition.state, sample.transition.action_ids, weight=0.0))
-    return batches
+            steps[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight, sample.transition_id))
+    for step, sample in zip(steps, samples[::step_size], strict=True):
+        while len(step) < num_micro_batches:  # every process must run the model, even with nothing to learn
+            step.append(TrainingExample("policy", sample.transition.state, sample.transition.action_ids, weight=0.0))
+        step.sort(key=lambda example: example.num_tokens)
+    return [
+        step[i * len(step) // num_micro_batches : (i + 1) * len(step) // num_micro_batches]
+        for step in steps
+        for i in range(num_micro_batches)
+    ]

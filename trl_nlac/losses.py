@@ -50,9 +50,12 @@ def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask:
     Returns:
         `torch.Tensor` of shape `(B,)` and dtype `float32`.
     """
-    logps = selective_log_softmax(logits[:, :-1].float(), input_ids[:, 1:])  # (B, T - 1)
-    mask = completion_mask[:, 1:].float()
-    return -(logps * mask).sum(1) / mask.sum(1)
+    mask = completion_mask[:, 1:].bool()
+    # Prompts are most of the tokens: in float32, their logits would be most of the memory.
+    logps = selective_log_softmax(
+        logits[:, :-1][mask].float(), input_ids[:, 1:][mask]
+    )  # (N,), N tokens of all completions
+    return _means(-logps, mask)
 
 
 def sequence_kl(
@@ -84,10 +87,13 @@ def sequence_kl(
     mask, teacher_mask = completion_mask[:, 1:].bool(), teacher_completion_mask[:, 1:].bool()
     logps = F.log_softmax(logits[:, :-1][mask].float(), dim=-1)  # (N, V), N tokens of all completions
     teacher_logps = F.log_softmax(teacher_logits[:, :-1][teacher_mask].float(), dim=-1)  # (N, V)
-    divergences = (teacher_logps.exp() * (teacher_logps - logps)).sum(-1)  # (N,)
+    return _means((teacher_logps.exp() * (teacher_logps - logps)).sum(-1), mask)
+
+
+def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean of each row of `mask`, `(B, T)`, over `values` `(N,)` of its true elements: `(B,)`."""
     rows = mask.nonzero()[:, 0]  # (N,)
-    sums = divergences.new_zeros(len(logits)).index_add(0, rows, divergences)  # (B,)
-    return sums / mask.sum(1)
+    return values.new_zeros(len(mask)).index_add(0, rows, values) / mask.sum(1)
 
 
 def batch_losses(

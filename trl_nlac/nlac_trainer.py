@@ -305,8 +305,10 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         for i, name in enumerate(LOSSES):
             chosen = (inputs["loss_ids"] == i) & (inputs["weights"] > 0)
-            means = self.accelerator.gather(losses.detach()[chosen].mean())
-            self._metrics[f"{name}/loss"].append(means.nanmean().item())
+            total, number = self.accelerator.reduce(
+                torch.stack([losses.detach()[chosen].sum(), chosen.sum()])
+            ).tolist()
+            self._metrics[f"{name}/loss"] += round(number) * [total / number if number else math.nan]
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.

@@ -166,6 +166,10 @@ class Prompt:
     def last_id(self) -> int:
         return self.branch[-1] if self.branch else int(self.trunk[self.trunk_end - 1])
 
+    @property
+    def num_tokens(self) -> int:
+        return self.trunk_end - self.trunk_start + len(self.branch)
+
     def extended(self, token_ids: list[int]) -> "Prompt":
         """This prompt with `token_ids` appended; nothing before them changes."""
         return Prompt(self.trunk, self.trunk_end, self.branch + tuple(token_ids), self.trunk_start)
@@ -228,3 +232,7 @@ class TrainingExample:
     weight: float = 1.0
     transition_id: int | None = None
     teacher_prompt: Prompt | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt.num_tokens + len(self.completion_ids)
