@@ -26,6 +26,11 @@ python benchmarks/learning.py --tasks service_desk_told --methods nlac hindsight
 Other settings of the methods follow as `--name value`. They go into the cells' files, so give these another place:
 
 python benchmarks/learning.py --tasks service_desk_told --methods nlac --num_refinements 2 --cells runs/cells
+
+A real model on one GPU, with the paper's settings where it states them; what is at the top of learning_real_models.py can be changed as well:
+
+python benchmarks/learning.py --model Qwen/Qwen2.5-7B-Instruct --use_peft --use_vllm --tasks twenty_questions \\
+    --methods nlac grpo rft scalar base --max_completion_length 2048
 """
 
 import argparse
@@ -33,14 +38,15 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import learning_real_models
 import reporting
 from learning_methods import ABLATIONS, BASELINES, acting_config, default_settings, play_base, train_nlac
 from learning_summary import METHODS
 from learning_tasks import TASKS, make_task
+from trl import ModelConfig, get_peft_config
 
 
 # Environment steps that a method may spend on a task: NLAC and what differs from it in one thing, and the baselines, which
@@ -63,29 +69,53 @@ def read(value: str) -> Any:
         return value
 
 
+def read_settings(words: list[str]) -> dict[str, Any]:
+    """
+    `--name value` of the command line; a name without a value is true.
+
+    Raises:
+        ValueError: If a value has no name.
+    """
+    settings: dict[str, Any] = {}
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("--"):
+            settings[word.removeprefix("--")] = True
+        elif before.startswith("--"):
+            settings[before.removeprefix("--")] = read(word)
+        else:
+            raise ValueError(f"What is {word!r} in {' '.join(words)!r}? Settings follow as `--name value`.")
+    return settings
+
+
 def budget_of(task: str, method: str) -> int:
-    return BUDGETS[task].get(method, BUDGETS[task][""])
+    budgets = BUDGETS.get(task, {"": learning_real_models.BUDGET})
+    return budgets.get(method, budgets[""])
 
 
 def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
     """Train and evaluate one cell."""
-    task = make_task(task_name, seed)
     if args.model:
-        task = replace(task, model=args.model)
+        adapter = get_peft_config(ModelConfig(use_peft=args.use_peft))
+        task = learning_real_models.make_task(
+            *(task_name, seed, args.model, adapter), user_model=args.user_model, user_base_url=args.user_base_url
+        )
+    else:
+        task = make_task(task_name, seed)
     budget = args.budget or budget_of(task_name, method)
     interval = max(1, budget // NUM_EVALUATIONS)
-    acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed)
+    acting_changes = {name: changes[name] for name in changes if name in learning_real_models.ACTING}
+    acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_changes)
     if method in ("base", "base_refined"):
         settings = {}
         player = play_base(task, acting, refines=method == "base_refined")
         costs = {"environment_steps": 0, "generated_tokens": 0, "seconds": 0.0, "gradient_steps": 0}
         points = [{**costs, **player.evaluate()}]
+        before = None
     else:
-        settings = {**default_settings(task_name, method), **changes}
+        settings = {**default_settings(task, method), **{n: v for n, v in changes.items() if n not in acting_changes}}
         curve = BASELINES.get(method, train_nlac)(task, acting, budget, interval, **settings)
-        player, points = curve.player, curve.points
-    final = {name: player.evaluate(name, num_episodes=args.final_episodes) for name in task.instances}
-    before = play_base(task, acting).evaluate("unseen_domain", num_episodes=args.final_episodes)
+        player, points, before = curve.player, curve.points, curve.before
+    final = {name: player.evaluate(name, num_episodes=task.final_episodes) for name in task.instances}
     return {
         "task": task_name,
         "method": method,
@@ -95,6 +125,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "command": " ".join(
             [f"python benchmarks/learning.py --tasks {task_name} --methods {method} --seeds {seed}"]
             + ([f"--model {args.model}"] if args.model else [])
+            + (["--use_peft"] if args.use_peft else [])
             + ([f"--budget {budget}"] if budget != budget_of(task_name, method) else [])
             + [f"--{name} {json.dumps(value)}" for name, value in changes.items()]
         ),
@@ -103,34 +134,38 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "oracle_success": task.oracle_success,
         **reporting.setting("torch", "transformers", "trl", "accelerate"),
         "points": points,
-        "before": {"unseen_domain": before},
+        "before": before or {name: final[name] for name in task.unseen},
         "final": final,
     }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *learning_real_models.TASKS], default=list(TASKS))
     parser.add_argument("--methods", nargs="+", choices=[*METHODS, *ABLATIONS], default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/learning"))
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--budget", type=int, help="environment steps, in place of the task's own")
-    parser.add_argument("--final_episodes", type=int, default=4, help="episodes of each row in the last evaluation")
-    parser.add_argument("--model", help="a base model in place of the task's own")
+    parser.add_argument("--model", help="a real model in place of the tiny ones")
+    parser.add_argument("--use_peft", action="store_true", help="train an adapter (LoRA) of the real model")
+    parser.add_argument("--user_model", default="gpt-4.1", help="who plays the customers of tau_bench")
+    parser.add_argument("--user_base_url", help="OpenAI-compatible server of the user's model")
     parser.add_argument("--jobs", type=int, default=1, help="cells at the same time")
     parser.add_argument("--rerun", action="store_true", help="also the cells that are there")
     parser.add_argument("--quick", action="store_true", help="one desk, three methods, half of the steps: minutes")
     parser.add_argument("--in_process", action="store_true", help=argparse.SUPPRESS)
     args, rest = parser.parse_known_args()
+    of_real_models = set(args.tasks) & set(learning_real_models.TASKS)
+    if of_real_models and not args.model:
+        parser.error(f"--tasks {min(of_real_models)} needs a real model: add --model")
     if args.quick and not args.in_process:
         args.tasks, args.methods, args.seeds = ["service_desk_told"], ["nlac", "hindsight", "base"], [0]
         args.budget, args.cells = args.budget or 200, Path("runs/learning_quick")
     cells = [(task, method, seed) for seed in args.seeds for task in args.tasks for method in args.methods]
     if args.in_process:
         [(task, method, seed)] = cells
-        changes = {name.removeprefix("--"): read(value) for name, value in zip(rest[::2], rest[1::2], strict=True)}
-        report = run_cell(task, method, seed, args, changes)
+        report = run_cell(task, method, seed, args, read_settings(rest))
         reporting.write(report, args.cells / task / method / f"{seed}.json")
         return
 

@@ -45,6 +45,7 @@ def train(
     num_generations: int = 8,
     episodes_per_iteration: int = 32,
     updates_per_iteration: int = 4,
+    micro_batch_size: int | None = None,
     beta: float = 0.0,
     rehearsal_ratio: float = 0.5,
     rehearsal_coef: float = 0.5,
@@ -70,6 +71,8 @@ def train(
             Episodes of a batch, of all its groups together. Must be divisible by `num_generations`.
         updates_per_iteration (`int`, *optional*, defaults to `4`):
             Gradient steps on each batch, every one on all of its episodes.
+        micro_batch_size (`int`, *optional*):
+            Episodes of a forward pass. If `None`, all of the batch.
         beta (`float`, *optional*, defaults to `0.0`):
             Coefficient of the Kullback-Leibler divergence from the base model.
         rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
@@ -79,11 +82,13 @@ def train(
         **options:
             Further arguments of [`~trl.GRPOConfig`], such as `loss_type` or `scale_rewards`.
     """
+    size = micro_batch_size or episodes_per_iteration
     args = GRPOConfig(
         **trainer_arguments(acting, learning_rate),
         max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),
-        per_device_train_batch_size=episodes_per_iteration,
-        steps_per_generation=1,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=episodes_per_iteration // size,
+        steps_per_generation=episodes_per_iteration // size,
         num_iterations=updates_per_iteration,
         num_generations=num_generations,
         temperature=acting.temperature,
@@ -117,7 +122,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
     def __init__(
         self, task: LearningTask, acting: NLACConfig, args: GRPOConfig, rehearsal_ratio: float, rehearsal_coef: float
     ):
-        num_groups = args.per_device_train_batch_size // args.num_generations
+        num_groups = args.generation_batch_size // args.num_generations
         prompts = [json.dumps(row) for row in task.rows]
         super().__init__(
             model=task.model,
@@ -125,6 +130,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
             args=args,
             train_dataset=Dataset.from_dict({"prompt": prompts * num_groups}),  # at least one whole batch
             rollout_func=play_prompts,
+            peft_config=task.peft_config,
         )
         self.player = Player.of_model(task, acting, self.model, self.accelerator)
         chat = self.player.roles.chat

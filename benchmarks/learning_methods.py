@@ -19,15 +19,16 @@ import inspect
 from dataclasses import replace
 
 import learning_grpo
+import learning_real_models
 import learning_rft
 import learning_scalar
 from accelerate import Accelerator
 from learning_playing import LearningCurve, Player, train_until_spent
 from learning_roles import BlindRoles, SelfRefiningRoles
 from learning_tasks import LearningTask
-from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.loading import load_model
 from trl_nlac.roles import Roles
 
 
@@ -39,7 +40,6 @@ ACTING = dict(
     report_to="none",
     save_strategy="no",
     disable_tqdm=True,
-    action_format="text",
     max_completion_length=64,
     max_generation_batch_size=512,
     num_eval_critiques=0,
@@ -95,14 +95,15 @@ BASELINES_BY_TASK = {
 }
 
 
-def default_settings(task: str, method: str) -> dict:
-    """Tuned settings of a method on a task."""
+def default_settings(task: LearningTask, method: str) -> dict:
+    """Tuned settings of a method on a task, or those for any real model."""
     if method in BASELINES:
         parameters = inspect.signature(BASELINES[method]).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-        return {**defaults, **BASELINES_BY_TASK.get(task, {}).get(method, {})}
+        changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else learning_real_models.BASELINES
+        return {**defaults, **changes.get(method, {})}
     changes = HINDSIGHT if method == "hindsight" else ABLATIONS.get(method, {})
-    return {**NLAC, **NLAC_BY_TASK[task], **changes}
+    return {**({**NLAC, **NLAC_BY_TASK[task.name]} if task.is_tiny else learning_real_models.NLAC), **changes}
 
 
 class BlindTrainer(NLACTrainer):
@@ -131,18 +132,24 @@ def train_nlac(
         environment_factory=task.environment_factory,
         prompts=task.prompts,
         rehearsal_dataset=task.rehearsal,
+        peft_config=task.peft_config,
     )
     player = Player.of_trainer(task, trainer)
     return train_until_spent(trainer, player, budget, interval, lambda: trainer.num_environment_steps)
 
 
-def acting_config(task: LearningTask, output_dir: str, seed: int) -> NLACConfig:
+def acting_config(task: LearningTask, output_dir: str, seed: int, **changes) -> NLACConfig:
     """How every method acts."""
-    return NLACConfig(output_dir=output_dir, seed=seed, max_turns=task.max_turns, **ACTING)
+    acting = {
+        **(ACTING if task.is_tiny else learning_real_models.ACTING),
+        "action_format": task.action_format,
+        **changes,
+    }
+    return NLACConfig(output_dir=output_dir, seed=seed, max_turns=task.max_turns, **acting)
 
 
 def play_base(task: LearningTask, acting: NLACConfig, refines: bool = False) -> Player:
     """The base model as it is, or with one round of refinement of each action at test time."""
-    model = AutoModelForCausalLM.from_pretrained(task.model)
-    roles_class = SelfRefiningRoles if refines else Roles
-    return Player.of_model(task, acting, model, Accelerator(cpu=acting.use_cpu), roles_class)
+    accelerator = Accelerator(cpu=acting.use_cpu)
+    model = load_model(task.model, acting).to(accelerator.device)
+    return Player.of_model(task, acting, model, accelerator, SelfRefiningRoles if refines else Roles)

@@ -146,6 +146,8 @@ class LearningCurve(TrainerCallback):
     Attributes:
         points (`list[dict[str, float]]`):
             What was spent, environment steps, generated tokens and seconds of training, and every metric then.
+        before (`dict[str, dict[str, float]]`):
+            Metrics before training on the unseen domain, if the task has one.
     """
 
     def __init__(self, player: Player, num_environment_steps: Callable[[], int], budget: int, interval: int):
@@ -154,9 +156,12 @@ class LearningCurve(TrainerCallback):
         self.budget = budget
         self.interval = interval
         self.points: list[dict[str, float]] = []
+        self.before: dict[str, dict[str, float]] = {}
         self._start = time.perf_counter()
 
     def on_train_begin(self, args, state, control, **kwargs):
+        task = self.player.task
+        self.before = {name: self.player.evaluate(name, num_episodes=task.final_episodes) for name in task.unseen}
         self._start = time.perf_counter()
         self._evaluate(state)
 

@@ -44,6 +44,7 @@ def train(
     episodes_per_iteration: int = 32,
     updates_per_iteration: int = 4,
     batch_size: int = 32,
+    micro_batch_size: int | None = None,
     buffer_size: int = 512,
     rehearsal_ratio: float = 0.5,
     anchor_ratio: float = 0.5,
@@ -70,6 +71,8 @@ def train(
             what is explored.
         batch_size (`int`, *optional*, defaults to `32`):
             Transitions of successful episodes in the batch of a gradient step.
+        micro_batch_size (`int`, *optional*):
+            Of these, those of a forward pass. If `None`, all.
         buffer_size (`int`, *optional*, defaults to `512`):
             How many of the newest transitions are kept of each group of tasks.
         rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
@@ -82,6 +85,7 @@ def train(
     """
     args = SFTConfig(
         **trainer_arguments(acting, learning_rate),
+        gradient_accumulation_steps=batch_size // (micro_batch_size or batch_size),
         max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),
         dataset_kwargs={"skip_prepare_dataset": True},
     )
@@ -116,7 +120,7 @@ class RFTTrainer(SFTTrainer):
         anchor_ratio: float,
         answers_per_state: int,
     ):
-        super().__init__(model=task.model, args=args, train_dataset=task.rows)
+        super().__init__(model=task.model, args=args, train_dataset=task.rows, peft_config=task.peft_config)
         self.player = Player.of_model(task, acting, self.model, self.accelerator)
         self.episodes_per_iteration = episodes_per_iteration
         self.updates_per_iteration = updates_per_iteration
@@ -134,8 +138,8 @@ class RFTTrainer(SFTTrainer):
         return DataLoader(Stream(self.batches), batch_size=None, collate_fn=self.data_collator)
 
     def batches(self) -> Iterator[list[dict[str, list[int]]]]:
-        """The batches of gradient steps. Episodes are played when the first batch after them is asked for."""
-        tasks = self._tasks()
+        """The micro-batches of gradient steps. Episodes are played when the first after them is asked for."""
+        tasks, number = self._tasks(), self.args.gradient_accumulation_steps
         while True:
             episodes = self.player.play(list(islice(tasks, self.episodes_per_iteration)))
             if self.num_anchors and not self.anchors:
@@ -145,7 +149,7 @@ class RFTTrainer(SFTTrainer):
                     self.successes[episode.task.get(self.player.task.group, "")] += policy_examples(episode)
             if not self.successes:  # a gradient step of zero, so that the curve goes on
                 ids = episodes[0].token_ids.tolist()
-                yield [{"input_ids": ids, "labels": [-100] * len(ids)}]
+                yield from [[{"input_ids": ids, "labels": [-100] * len(ids)}]] * number
                 continue
             for _ in range(self.updates_per_iteration):
                 examples = [
@@ -153,7 +157,7 @@ class RFTTrainer(SFTTrainer):
                     *self.rehearsal.draw(self.batch_size),
                     *self.rng.choices(self.anchors, k=self.num_anchors),
                 ]
-                yield [tokens(example) for example in examples]
+                yield from ([tokens(example) for example in examples[i::number]] for i in range(number))
 
     def _tasks(self) -> Iterator[dict[str, Any]]:
         for epoch in count():

@@ -119,7 +119,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         entropy_temperature: float,
         initial_value: float,
     ):
-        model = load_model(task.model, args)
+        model = load_model(task.model, args, task.peft_config)
         add_value_head(model, initial_value)
         super().__init__(
             model=model,
@@ -237,6 +237,7 @@ def train(
     episodes_per_iteration: int = 4,
     samples_per_iteration: int = 128,
     batch_size: int = 32,
+    micro_batch_size: int | None = None,
     rehearsal_ratio: float = 0.5,
 ) -> LearningCurve:
     """
@@ -272,6 +273,8 @@ def train(
             Transitions that are replayed after them. Must be divisible by `batch_size`.
         batch_size (`int`, *optional*, defaults to `32`):
             Transitions of a gradient step.
+        micro_batch_size (`int`, *optional*):
+            Of these, those of a forward pass. If `None`, all.
         rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
             Rehearsal samples of a gradient step, relative to the transitions.
     """
@@ -288,7 +291,8 @@ def train(
         target_update_rate=target_update_rate,
         episodes_per_iteration=episodes_per_iteration,
         samples_per_iteration=samples_per_iteration,
-        per_device_train_batch_size=batch_size,
+        per_device_train_batch_size=micro_batch_size or batch_size,
+        gradient_accumulation_steps=batch_size // (micro_batch_size or batch_size),
         rehearsal_ratio=rehearsal_ratio,
     )
     trainer = ScalarActorCriticTrainer(task, args, num_candidates, entropy_temperature, initial_value)

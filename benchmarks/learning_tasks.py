@@ -17,7 +17,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from datasets import Dataset
 
@@ -31,6 +33,10 @@ from trl_nlac.environments.embedded import (
     make_tasks,
 )
 from trl_nlac.environments.names import CUSTOMERS, HELD_OUT_CUSTOMERS
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 # Built by examples/scripts/build_tiny_model.py; see the README.md in each.
@@ -80,6 +86,12 @@ class LearningTask:
             Success of a policy that knows everything.
         group (`str`, *optional*, defaults to `""`):
             Column of the rows that names what is to be learned: baselines balance their batches by it.
+        action_format (`str`, *optional*, defaults to `"text"`):
+            How actions are written.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train in place of the whole model.
+        final_episodes (`int`, *optional*, defaults to `4`):
+            Number of episodes of each row in the evaluation after training.
     """
 
     name: str
@@ -92,11 +104,25 @@ class LearningTask:
     max_turns: int
     oracle_success: float = 1.0
     group: str = ""
+    action_format: str = "text"
+    peft_config: "PeftConfig | None" = None
+    final_episodes: int = 4
+
+    @property
+    def unseen(self) -> list[str]:
+        """Names of the instances that are evaluated before training, too."""
+        return [name for name in self.instances if name == "unseen_domain"]
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether a tiny model plays it, which knows the compact prompts only."""
+        return self.prompts is COMPACT_PROMPTS
 
 
-def service_desk(variant: str, seed: int) -> LearningTask:
+def service_desk(variant: str, seed: int, shows_tools: bool = False) -> LearningTask:
     """A desk of the variant, with customers that are trained on and others that are not; another desk is the unseen domain."""
     desk, unseen = (ServiceDesk.from_seed(number, variant=variant) for number in (seed, 1000 + seed))
+    at_desk, elsewhere = (partial(ServiceDeskEnvironment, world, shows_tools) for world in (desk, unseen))
 
     def rows(desk: ServiceDesk, customers: list[str]) -> Dataset:
         return Dataset.from_list(
@@ -105,12 +131,12 @@ def service_desk(variant: str, seed: int) -> LearningTask:
 
     return LearningTask(
         name=f"service_desk_{variant}",
-        environment_factory=lambda: ServiceDeskEnvironment(desk),
+        environment_factory=at_desk,
         rows=rows(desk, CUSTOMERS),
         instances={
-            "held_out": Instances(lambda: ServiceDeskEnvironment(desk), rows(desk, HELD_OUT_CUSTOMERS)),
-            "train": Instances(lambda: ServiceDeskEnvironment(desk), rows(desk, CUSTOMERS)),
-            "unseen_domain": Instances(lambda: ServiceDeskEnvironment(unseen), rows(unseen, HELD_OUT_CUSTOMERS)),
+            "held_out": Instances(at_desk, rows(desk, HELD_OUT_CUSTOMERS)),
+            "train": Instances(at_desk, rows(desk, CUSTOMERS)),
+            "unseen_domain": Instances(elsewhere, rows(unseen, HELD_OUT_CUSTOMERS)),
         },
         model=BASE_MODEL_OF_DELAYED_DESKS if variant == "delayed" else BASE_MODEL,
         prompts=COMPACT_PROMPTS,

@@ -19,6 +19,7 @@ import argparse
 from dataclasses import replace
 
 import learning
+import learning_real_models
 import pytest
 from learning_grpo import as_completion
 from learning_playing import Player
@@ -27,8 +28,8 @@ from learning_tasks import TASKS, Instances, make_task
 from testing_utils import make_roles
 
 from trl_nlac import NLACConfig
-from trl_nlac.environments import ServiceDesk
-from trl_nlac.environments.embedded import make_environment
+from trl_nlac.environments import ServiceDesk, twenty_questions
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.recorder import replay_actions
 from trl_nlac.types import Prompt
 
@@ -40,7 +41,13 @@ def small_task(name: str, seed: int):
         name: Instances(chosen.environment_factory, chosen.rows.select(range(0, len(chosen.rows), 16)))
         for name, chosen in task.instances.items()
     }
-    return replace(task, instances=instances)
+    return replace(task, instances=instances, final_episodes=1)
+
+
+def make_args(tmp_path, **changes):
+    """Arguments of the command line for a cell of ten environment steps."""
+    args = dict(model=None, use_peft=False, user_model="", user_base_url=None, budget=10, runs=tmp_path)
+    return argparse.Namespace(**{**args, **changes})
 
 
 class TestTasks:
@@ -61,8 +68,7 @@ class TestCells:
     @pytest.mark.parametrize("method", [*learning.METHODS, "nlac_blind", "nlac_monte_carlo"])
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(learning, "make_task", small_task)
-        args = argparse.Namespace(model=None, budget=10, runs=tmp_path, final_episodes=1)
-        cell = learning.run_cell("service_desk_delayed", method, 0, args, {})
+        cell = learning.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
         steps = [point["environment_steps"] for point in cell["points"]]
         if method.startswith("base"):
             assert steps == [0] and cell["settings"] == {}
@@ -80,7 +86,58 @@ class TestCells:
         )
 
     def test_settings_of_the_command_line(self):
-        assert [learning.read(text) for text in ("1e-3", "true", "4", "explicit")] == [0.001, True, 4, "explicit"]
+        words = ["--learning_rate", "1e-3", "--use_vllm", "--beta", "-1", "--bootstrap", "explicit", "--bf16", "false"]
+        expected = {"learning_rate": 0.001, "use_vllm": True, "beta": -1, "bootstrap": "explicit", "bf16": False}
+        assert learning.read_settings(words) == expected
+        with pytest.raises(ValueError, match="What is '4'"):
+            learning.read_settings(["--num_refinements", "2", "4"])
+
+
+class TestRealModels:
+    """With the tiny model in the place of a real one: tasks, prompts and settings are those of a real one."""
+
+    CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "max_completion_length": 8}
+
+    SMALL = {
+        "nlac": {"samples_per_iteration": 4, "gradient_accumulation_steps": 2},
+        "hindsight": {"samples_per_iteration": 4, "gradient_accumulation_steps": 2},
+        "grpo": {"updates_per_iteration": 1},
+        "rft": {"batch_size": 2, "updates_per_iteration": 1},
+        "scalar": {"samples_per_iteration": 4, "batch_size": 2},
+    }
+
+    @pytest.fixture
+    def short_games(self, monkeypatch):
+        """Few objects, two questions."""
+        make_real_task, make_rows = learning_real_models.make_task, twenty_questions.make_tasks
+        monkeypatch.setattr(twenty_questions, "make_tasks", lambda split: make_rows(split).select(range(4)))
+        monkeypatch.setattr(
+            learning_real_models,
+            "make_task",
+            lambda *args, **kwargs: replace(make_real_task(*args, **kwargs), max_turns=2),
+        )
+
+    @pytest.mark.parametrize("use_peft", [False, True])
+    @pytest.mark.parametrize("method", ["nlac", "hindsight", "grpo", "rft", "scalar", "base"])
+    def test_cell(self, method, use_peft, tmp_path, short_games):
+        changes = {**self.CPU} if method == "base" else {**self.CPU, "episodes_per_iteration": 4, **self.SMALL[method]}
+        args = make_args(tmp_path, model=TINY_MODEL, use_peft=use_peft)
+        cell = learning.run_cell("twenty_questions", method, 0, args, changes)
+        assert set(cell["final"]) == {"held_out"} and not cell["before"]
+        assert cell["points"][-1]["environment_steps"] >= (10 if method != "base" else 0)
+        assert cell["model"] == TINY_MODEL
+        if method != "base":
+            assert cell["settings"]["learning_rate"] == 5e-6
+            assert cell["settings"].get("rehearsal_ratio", 0) == 0
+
+    def test_desks_are_shown_as_tools(self, tmp_path):
+        task = learning_real_models.make_task("service_desk_told", 0, TINY_MODEL)
+        assert not task.is_tiny and make_task("service_desk_told", 0).is_tiny
+        assert task.environment_factory().tool_schemas
+        acting = learning.acting_config(task, str(tmp_path), 0, use_cpu=True, bf16=False)
+        assert (acting.action_format, acting.max_prompt_length) == ("tool_call", 8192)
+        with pytest.raises(ValueError, match="--tasks rooms"):
+            learning_real_models.make_task("rooms", 0, TINY_MODEL)
 
 
 class TestEvaluation:
