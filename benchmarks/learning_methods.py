@@ -63,12 +63,7 @@ NLAC_BY_TASK = {
     "service_desk_told": {},
     "service_desk_hinted": {"bootstrap": "explicit"},
     "service_desk_noisy": {"critique_temperature": 0.0},
-    "service_desk_delayed": {
-        "bootstrap": "explicit",
-        "critique_temperature": 0.0,
-        "learning_rate": 4e-4,  # with 1e-3, or with half as much rehearsal, the roles fall apart: two forms of action
-        "rehearsal_ratio": 1.0,
-    },
+    "service_desk_delayed": {"bootstrap": "explicit", "successor_temperature": 0.0, "critique_temperature": 0.0},
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
 }
 # The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter.
@@ -91,7 +86,6 @@ BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": l
 # In the rooms most starts have successes early, and an anchor only slows rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
-    "service_desk_delayed": dict.fromkeys(("grpo", "rft", "scalar"), {"learning_rate": 4e-4, "rehearsal_ratio": 1.0}),
 }
 
 

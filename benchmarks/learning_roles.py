@@ -53,7 +53,7 @@ class BlindRoles(Roles):
         if role != "critique":
             return answers
         texts = [self.chat.tokenizer.decode(prompt.ids, skip_special_tokens=True) for prompt in prompts]
-        topics = [text.strip().removeprefix("time ").split()[0] for text in texts]
+        topics = [text.split()[0] for text in texts]
         return [replace(self._other(answers, topics, i), prompt=answer.prompt) for i, answer in enumerate(answers)]
 
     @staticmethod

@@ -144,7 +144,7 @@ def service_desk(variant: str, seed: int, shows_tools: bool = False) -> Learning
             "service_desk", variant="told" if variant == "noisy" else variant, customers=True
         ),
         max_turns=desk.attempts,
-        oracle_success=1 - desk.late_rates[0] if desk.follow_ups else 1.0,
+        oracle_success=1 - desk.late_rate if desk.follow_ups else 1.0,
         group="request",
     )
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from trl_nlac.chat import ChatEncoder
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.environments.service_desk import TOOLS
+from trl_nlac.environments.service_desk import TOOL
 from trl_nlac.tool_calls import format_tool_call, format_tool_calls
 
 
@@ -81,14 +81,14 @@ class TestConversations:
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": "route", "content": 'refused "1"\nnow'},
         ]
-        opening = chat.start(messages[:1], [TOOLS["route"]])
+        opening = chat.start(messages[:1], [TOOL])
         action = chat.past_turn(messages[1])
         assert chat.decode_action(opening, action) == format_tool_call("route", ARGUMENTS)
         assert chat.decode_action(opening, sampled(chat, "I am done.")) == "I am done."
         token_ids = opening + chat.remembered(action, ("route",))
         token_ids += chat.results(token_ids[-1], [messages[2]["content"]], ("route",))
         whole = chat.tokenizer.apply_chat_template(
-            messages, tools=[TOOLS["route"]], add_generation_prompt=True, return_dict=False
+            messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
         )
         assert token_ids + chat.prefill == whole
         # A judge may speak after a call that nothing has answered yet.
@@ -130,16 +130,16 @@ class TestConversations:
                 "tool_calls": [{"type": "function", "function": f} for f in functions],
             }
             results = [{"role": "tool", "name": name, "content": f'{name} "1"'} for name, _ in calls]
-            opening, action = chat.start([USER], [TOOLS["route"]]), chat.past_turn(said)
+            opening, action = chat.start([USER], [TOOL]), chat.past_turn(said)
             assert chat.decode_action(opening, action) == format_tool_calls(calls)
             token_ids = opening + chat.remembered(action, ("route", "close"))
             token_ids += chat.results(token_ids[-1], [message["content"] for message in results], ("route", "close"))
             messages = [USER, said, *results]
             whole = chat.tokenizer.apply_chat_template(
-                messages, tools=[TOOLS["route"]], add_generation_prompt=True, return_dict=False
+                messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
             )
             assert token_ids + chat.prefill == whole, template
-            assert chat.start(messages, [TOOLS["route"]]) == token_ids
+            assert chat.start(messages, [TOOL]) == token_ids
         assert {"qwen2_5", "qwen3"} <= set(able)
 
     def test_several_calls_are_no_action_where_the_template_shows_one(self, tokenizer):

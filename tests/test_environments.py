@@ -34,7 +34,7 @@ from trl_nlac.environments.names import (
     ROOMS_OF_NEW_WORLDS,
 )
 from trl_nlac.environments.rooms import DOORS, RoomsFamily
-from trl_nlac.environments.service_desk import VALUES, VARIANTS, format_call, parse_call
+from trl_nlac.environments.service_desk import ARGUMENTS, VALUES, VARIANTS, format_call, parse_call
 from trl_nlac.environments.service_desk_dialogues import ServiceDeskFamily, lesson
 from trl_nlac.prompts import parse_critique
 from trl_nlac.recorder import replay_actions
@@ -184,44 +184,45 @@ class TestVariantsOfTheServiceDesk:
         assert 0.5 < seen.count("refused needs billing 1") / 300 < 0.7
 
     def test_delayed_blames_the_time_at_the_end(self):
-        desk = ServiceDesk({**self.RULES, "baku": ("noon",)}, attempts=3, follow_ups={"baku": "dela"})
+        desk = ServiceDesk(self.RULES, attempts=3, follow_ups={"baku": "dela"})
         assert desk.requests == ["baku"]
-        assert make_environment(desk).reset(request="baku") == "time baku 3"
+        assert make_environment(desk).reset(request="baku") == "baku 3"
         closing = "route legal ruby badge dusk"
-        steps = self.play(desk, "baku", ["take noon", "route legal ruby photo dusk", closing])
+        in_time, too_late = "route sales azure photo noon", "route billing amber photo dusk"
+        steps = self.play(desk, "baku", [in_time, "route legal ruby photo dusk", closing])
         assert [step.observation for step in steps[:2]] == ["accepted dela 2", "refused needs badge 1"]
-        for first, rate in (("take noon", 0.8), ("take dusk", 0.1)):
+        late = {f"late needs {time} lose" for time in ARGUMENTS["time"]}
+        for first, rate in ((in_time, 0.6), (too_late, 0.0)):
             ends = [self.play(desk, "baku", [first, closing], seed)[1] for seed in range(300)]
-            assert {step.observation for step in ends} == {"closed win", "late lose"}
+            assert {step.observation for step in ends} - {"closed win"} == late
             assert all(step.terminated for step in ends)
             assert sum(step.reward for step in ends) / 300 == pytest.approx(rate, abs=0.07)
-        steps = self.play(desk, "baku", [closing, "take ruby", "take noon"])
-        assert [step.observation for step in steps] == ["refused unreadable 2", "refused unreadable 1", "late lose"]
-        assert self.play(desk, "baku", ["take noon", "take noon"])[1].observation == "refused unreadable 1"
+            named = [step.observation for step in ends if step.observation in late]
+            assert named.count("late needs noon lose") / len(named) == pytest.approx(0.4, abs=0.1)
+        state = desk.after(desk.start("baku"), too_late, "accepted dela 2")
+        answers = desk.answers(state, closing)
+        assert sum(answers.values()) == pytest.approx(1) and answers["late needs noon lose"] == pytest.approx(0.4)
+        steps = self.play(desk, "baku", ["route", "route ruby", in_time])
+        expected = ["refused unreadable 2", "refused unreadable 1", "accepted dela lose"]
+        assert [step.observation for step in steps] == expected
 
     def test_oracle_of_the_delayed_desk(self):
-        desk = ServiceDesk({**self.RULES, "baku": ("noon",)}, attempts=3, follow_ups={"baku": "dela"})
+        desk = ServiceDesk(self.RULES, attempts=3, follow_ups={"baku": "dela"})
         environment, roles = make_environment(desk), make_roles([])
         closing, wrong = "route legal ruby badge dusk", "route billing ruby badge dusk"
-        episode = replay_actions(environment, {"request": "baku"}, ["take dusk", closing], roles)
+        in_time, too_late = "route sales azure photo noon", "route billing amber photo dusk"
+        episode = replay_actions(environment, {"request": "baku"}, [too_late, closing], roles)
         first, second = Transition(episode, 0), Transition(episode, 1)
         oracle = environment.oracle
-        assert [oracle.quality(first, action) for action in ("take noon", "take dusk", closing)] == [1, 0, 0]
-        assert [oracle.quality(second, action) for action in (closing, wrong, "take noon")] == [1, 0.75, 0]
-        assert oracle.future_is_right(first, "take dusk", f"accepted dela 2 {closing} late lose")
+        assert [oracle.quality(first, action) for action in (in_time, too_late, "route noon")] == [1, 0, 0]
+        assert [oracle.quality(second, action) for action in (closing, wrong, "route noon")] == [1, 0.75, 0]
+        assert oracle.future_is_right(first, too_late, f"accepted dela 2 {closing} late needs dusk lose")
         told = f"accepted dela 2 {wrong} refused needs legal 1 {closing} closed win"
-        assert oracle.future_is_right(first, "take dusk", told)
-        assert not oracle.future_is_right(first, "take dusk", f"accepted dela 2 {wrong} closed win")
-        assert not oracle.future_is_right(first, "take dusk", f"refused needs legal 2 {closing} closed win")
-        assert oracle.future_is_right(second, closing, "late lose")
-
-    def test_tools_of_the_delayed_desk(self):
-        desk = ServiceDesk.from_seed(0, variant="delayed")
-        environment = make_environment(desk, "tool_call")
-        assert [tool["function"]["name"] for tool in environment.tool_schemas] == ["route", "take"]
-        for task, actions in environment.oracle.probes(8, seed=0):
-            environment.reset(**task)
-            assert all("unreadable" not in environment.step(action).observation for action in actions)
+        assert oracle.future_is_right(first, in_time, told)
+        assert not oracle.future_is_right(first, too_late, told)
+        assert not oracle.future_is_right(first, in_time, f"accepted dela 2 {wrong} closed win")
+        assert not oracle.future_is_right(first, in_time, f"refused needs legal 2 {closing} closed win")
+        assert oracle.future_is_right(second, closing, "late needs noon lose")
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_probes_are_half_right(self, variant):
@@ -254,12 +255,11 @@ class TestLesson:
             ([(CALL, "refused needs legal 1"), ("route legal amber photo noon", "closed win")], ""),
             ([(CALL, "refused form 1"), (CALL, "refused form lose")], "avoid amber"),
             ([(CALL, "refused form 1"), ("route billing ruby badge dusk", "refused time lose")], "use ruby badge"),
-            ([("take dusk", "accepted dela 2"), (CALL, "late lose")], "avoid dusk"),
-            (
-                [("take dusk", "accepted dela 2"), (CALL, "refused needs ruby 1"), (CALL, "refused needs ruby lose")],
-                "",
-            ),
-            ([(CALL, "late lose")], ""),
+            ([(CALL, "accepted dela 2"), (CALL, "late needs dusk lose")], "use dusk"),
+            ([(CALL, "accepted dela 2"), (CALL, "refused needs ruby 1"), (CALL, "late needs dusk lose")], "use dusk"),
+            ([(CALL, "accepted dela 2"), (CALL, "refused needs ruby 1"), (CALL, "refused needs ruby lose")], ""),
+            ([(CALL, "late needs dusk lose")], ""),
+            ([(CALL, "refused needs ruby 1"), (CALL, "late needs dusk lose")], "use ruby"),
         ],
     )
     def test_advice(self, steps, advice):

@@ -23,9 +23,9 @@ refused, and what the refusal tells is the variant of the desk:
 - `"told"`: it names the right value of the *first* wrong argument. After two calls the request is lost.
 - `"hinted"`: it names the first wrong argument, but no value.
 - `"noisy"`: as told, but many refusals name a value that is wrong, of any argument.
-- `"delayed"`: first the agent is asked for a time and takes one, as in `take noon`, which is accepted, whatever it is, and another request of
-  the same customer follows, which is told. Only when that one is closed it shows whether the time was right: with a wrong
-  one it is mostly too late, with the right one rarely.
+- `"delayed"`: the call is accepted, whatever it is, and another request of the same customer follows, which is told. Only when
+  that one is closed it shows whether the *time* of the first call was right: with a wrong one it is always too late, with the
+  right one sometimes. Who comes too late names a time that would have been right, but is often mistaken.
 """
 
 import random
@@ -49,44 +49,38 @@ TIME = list(ARGUMENTS).index("time")
 POSITIONS = {value: i for i, values in enumerate(VALUES) for value in values}
 VARIANTS = ("told", "hinted", "noisy", "delayed")
 
-# The tools by their names, with the arguments of each.
-SIGNATURES = {"route": ARGUMENTS, "take": {"time": ARGUMENTS["time"]}}
-
-TOOLS = {
-    name: {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": {"route": "Route the request.", "take": "Take a time for the request."}[name],
-            "parameters": {
-                "type": "object",
-                "properties": {name: {"type": "string", "enum": list(values)} for name, values in signature.items()},
-                "required": list(signature),
-            },
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "route",
+        "description": "Route the request.",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "string", "enum": list(values)} for name, values in ARGUMENTS.items()},
+            "required": list(ARGUMENTS),
         },
-    }
-    for name, signature in SIGNATURES.items()
+    },
 }
 
-Call = tuple[str, ...]  # four values, or the time alone
+Call = tuple[str, ...]
 
 
 def parse_call(action: str) -> Call | None:
-    """
-    The values in an action like `route billing amber photo noon` or `take noon`, also written as a tool call, or `None`.
-    """
+    """The values in an action like `route billing amber photo noon`, also written as a tool call, or `None`."""
     call = parse_tool_call(action)
-    words = action.split() if call is None else [call[0], *map(str, call[1].values())]
-    signature = SIGNATURES.get(words[0], {}) if words else {}
-    names = list(signature) if call is None else list(call[1])
-    if not signature or names != list(signature) or len(words) != 1 + len(names):
+    if call is None:
+        name, *values = action.split() or [""]
+    else:
+        name, values = call[0], [str(value) for value in call[1].values()]
+        if list(call[1]) != list(ARGUMENTS):
+            return None
+    if name != "route" or len(values) != len(VALUES) or not all(map(tuple.__contains__, VALUES, values)):
         return None
-    values = tuple(words[1:])
-    return values if all(map(tuple.__contains__, signature.values(), values)) else None
+    return tuple(values)
 
 
 def format_call(call: Call) -> str:
-    return " ".join(["take" if len(call) == 1 else "route", *call])
+    return " ".join(["route", *call])
 
 
 def first_wrong(call: Call, rule: Call) -> int | None:
@@ -95,11 +89,11 @@ def first_wrong(call: Call, rule: Call) -> int | None:
 
 
 class DeskState(NamedTuple):
-    """Where an episode is: the request at hand, the actions left, and whether the time that was taken was right."""
+    """Where an episode is: the request at hand, the calls left, and what was called for the request before it."""
 
     request: str
     attempts_left: int
-    in_time: bool = True
+    earlier: tuple[str, Call] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,11 +109,13 @@ class ServiceDesk:
         names_values (`bool`, *optional*, defaults to `True`):
             Whether a refusal names the right value of the first wrong argument, or the argument alone.
         noise (`float`, *optional*, defaults to `0.0`):
-            Share of refusals that name a wrong value instead.
+            Share of refusals that name a wrong value instead, of any argument.
         follow_ups (`dict[str, str]`, *optional*):
-            Requests for which a time is taken, each with the request that follows it.
-        late_rates (`tuple[float, float]`, *optional*, defaults to `(0.2, 0.9)`):
-            How often a follow-up that was closed turns out to be too late: after the right time, and after a wrong one.
+            Requests of which every call is accepted, each with the request that follows it.
+        late_rate (`float`, *optional*, defaults to `0.4`):
+            How often it is too late after the right time.
+        late_noise (`float`, *optional*, defaults to `0.6`):
+            Share of those who came too late that name a wrong time, whichever time was taken.
     """
 
     rules: dict[str, Call]
@@ -127,7 +123,8 @@ class ServiceDesk:
     names_values: bool = True
     noise: float = 0.0
     follow_ups: dict[str, str] = field(default_factory=dict)
-    late_rates: tuple[float, float] = (0.2, 0.9)
+    late_rate: float = 0.4
+    late_noise: float = 0.6
 
     @classmethod
     def draw(cls, rng: random.Random, requests: list[str], variant: str = "told") -> "ServiceDesk":
@@ -142,7 +139,6 @@ class ServiceDesk:
         rules = {request: tuple(rng.choice(values) for values in VALUES) for request in requests}
         if variant == "delayed":
             first, then = requests[: len(requests) // 2], requests[len(requests) // 2 :]
-            rules.update({request: rules[request][TIME:] for request in first})
             return cls(rules, attempts=3, follow_ups=dict(zip(first, then, strict=True)))
         return cls(rules, names_values=variant != "hinted", noise=0.4 if variant == "noisy" else 0.0)
 
@@ -171,33 +167,42 @@ class ServiceDesk:
         return DeskState(request, self.attempts)
 
     def first_observation(self, request: str, customer: str = "") -> str:
-        """What an episode begins with: the request, who asks, and the number of calls; before it, that a time is needed."""
-        words = ["time" if request in self.follow_ups else "", request, customer, str(self.attempts)]
-        return " ".join(word for word in words if word)
+        """What an episode begins with: the request, who asks, and the number of calls."""
+        return " ".join(word for word in (request, customer, str(self.attempts)) if word)
 
     def answers(self, state: DeskState, action: str) -> dict[str, float]:
         """Distribution of what the desk says to `action`, as `{observation: probability}`."""
-        call, rule, is_last = parse_call(action), self.rules[state.request], state.attempts_left == 1
-        rest = "lose" if is_last else str(state.attempts_left - 1)
-        if call is None or len(call) != len(rule):
+        call, rule = parse_call(action), self.rules[state.request]
+        rest = "lose" if state.attempts_left == 1 else str(state.attempts_left - 1)
+        if call is None:
             return {f"refused unreadable {rest}": 1.0}
         if state.request in self.follow_ups:
-            return {"late lose" if is_last else f"accepted {self.follow_ups[state.request]} {rest}": 1.0}
+            return {f"accepted {self.follow_ups[state.request]} {rest}": 1.0}
         wrong = first_wrong(call, rule)
         if wrong is None:
-            late_rate = self.late_rates[not state.in_time] if self.follow_ups else 0.0
-            return {"closed win": 1 - late_rate, **({"late lose": late_rate} if late_rate else {})}
+            return self._closing_answers(state)
         if not self.names_values:
             return {f"refused {list(ARGUMENTS)[wrong]} {rest}": 1.0}
-        outcomes = {f"refused needs {rule[wrong]} {rest}": 1 - self.noise}
         misleading = [value for value in POSITIONS if value not in rule] if self.noise else []
-        return {**outcomes, **{f"refused needs {value} {rest}": self.noise / len(misleading) for value in misleading}}
+        named = {rule[wrong]: 1 - self.noise, **dict.fromkeys(misleading, self.noise / max(1, len(misleading)))}
+        return {f"refused needs {value} {rest}": probability for value, probability in named.items()}
+
+    def _closing_answers(self, state: DeskState) -> dict[str, float]:
+        if state.earlier is None:
+            return {"closed win": 1.0}
+        request, call = state.earlier
+        right = self.rules[request][TIME]
+        late_rate = self.late_rate if call[TIME] == right else 1.0
+        wrong = [value for value in VALUES[TIME] if value != right]
+        named = {right: 1 - self.late_noise, **dict.fromkeys(wrong, self.late_noise / len(wrong))}
+        late = {f"late needs {value} lose": late_rate * probability for value, probability in named.items()}
+        return {**({"closed win": 1 - late_rate} if late_rate < 1 else {}), **late}
 
     def after(self, state: DeskState, action: str, observation: str) -> DeskState:
         """The state after an answer that did not end the episode."""
         if observation.startswith("accepted"):
-            in_time = parse_call(action) == self.rules[state.request]
-            return DeskState(self.follow_ups[state.request], state.attempts_left - 1, in_time)
+            earlier = (state.request, parse_call(action))
+            return DeskState(self.follow_ups[state.request], state.attempts_left - 1, earlier)
         return state._replace(attempts_left=state.attempts_left - 1)
 
 
@@ -218,8 +223,7 @@ class ServiceDeskEnvironment(TextEnvironment):
 
     def __init__(self, world: ServiceDesk, shows_tools: bool = False):
         self.world = world
-        tools = list(TOOLS.values()) if world.follow_ups else [TOOLS["route"]]
-        self.tool_schemas = tools if shows_tools else []
+        self.tool_schemas = [TOOL] if shows_tools else []
         self.takes_seed = world.is_random
         self.oracle = ServiceDeskOracle(world, shows_tools)
         self._rng = random.Random(0)
@@ -250,17 +254,20 @@ class ServiceDeskEnvironment(TextEnvironment):
 
 @dataclass(frozen=True)
 class ServiceDeskOracle:
-    """The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments."""
+    """
+    The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments; of a call that another
+    request follows, only the time counts.
+    """
 
     world: ServiceDesk
     shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
         call, state = parse_call(action), self._state(transition)
-        rule = self.world.rules[state.request]
-        if call is None or len(call) != len(rule):
+        if call is None:
             return 0.0
-        return sum(value == right for value, right in zip(call, rule, strict=True)) / len(rule)
+        rule, counts = self.world.rules[state.request], self._counting(state.request)
+        return sum(call[i] == rule[i] for i in counts) / len(counts)
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
         state, words = self._state(transition), future.split()
@@ -276,7 +283,7 @@ class ServiceDeskOracle:
             if has_ended(told[0]):
                 return not words
             state = self.world.after(state, action, told[0])
-            length = 1 + len(self.world.rules[state.request])
+            length = 1 + len(VALUES)
             action, words = " ".join(words[:length]), words[length:]
             if parse_call(action) is None:
                 return False
@@ -292,7 +299,7 @@ class ServiceDeskOracle:
         places += [(follow_up, request) for request, follow_up in self.world.follow_ups.items()]
         for i in range(number):
             request, earlier = places[(i // 2) % len(places)]
-            first = (i // 2 // len(places)) % len(self.world.rules[request])
+            first = self._counting(request)[(i // 2 // len(places)) % len(self._counting(request))]
             call = self.world.rules[request] if i % 2 == 0 else self._wrong_call(rng, request, first)
             calls = [call] if earlier is None else [self.world.rules[earlier], call]
             probes.append(({"request": earlier or request}, [self._action(call) for call in calls]))
@@ -301,19 +308,21 @@ class ServiceDeskOracle:
     def _wrong_call(self, rng: random.Random, request: str, first: int) -> Call:
         """Right before the argument `first`, wrong there, random after it."""
         rule = self.world.rules[request]
-        values = VALUES[-len(rule) :]
-        wrong = [value for value in values[first] if value != rule[first]]
-        return (*rule[:first], rng.choice(wrong), *map(rng.choice, values[first + 1 :]))
+        wrong = [value for value in VALUES[first] if value != rule[first]]
+        return (*rule[:first], rng.choice(wrong), *map(rng.choice, VALUES[first + 1 :]))
+
+    def _counting(self, request: str) -> list[int]:
+        """Positions of the arguments that matter."""
+        return [TIME] if request in self.world.follow_ups else list(range(len(VALUES)))
 
     def _action(self, call: Call) -> str:
         if not self.shows_tools:
             return format_call(call)
-        name = format_call(call).split()[0]
-        return format_tool_call(name, dict(zip(SIGNATURES[name], call, strict=True)))
+        return format_tool_call("route", dict(zip(ARGUMENTS, call, strict=True)))
 
     def _state(self, transition: Transition) -> DeskState:
         episode = transition.episode
-        state = self.world.start(episode.first_observation.removeprefix("time ").split()[0])
+        state = self.world.start(episode.first_observation.split()[0])
         for turn in episode.turns[: transition.index]:
             state = self.world.after(state, turn.action, turn.next_observation)
         return state

@@ -31,7 +31,7 @@ from .names import (
 from .service_desk import (
     ARGUMENTS,
     POSITIONS,
-    TOOLS,
+    TOOL,
     VALUES,
     Call,
     DeskState,
@@ -74,15 +74,16 @@ def lesson(steps: Steps) -> Lesson:
     """
     What follows from `steps` for the call at their start. Values that refusals ask for are to be used. Where refusals
     name arguments alone, a later call that got further shows which values are right; otherwise the value that was
-    refused is to be avoided. A call that was accepted is to blame for being late, and for nothing else.
+    refused is to be avoided. A call that was accepted is to blame for being late, and for nothing else; what is too late
+    then needs another time.
     """
     (action, answer), *_ = steps
     call, last = parse_call(action), steps[-1][1]
     if last.endswith("win"):
         return Lesson()
     if answer.startswith("accepted"):
-        return Lesson(avoid=call[0]) if last.startswith("late") else Lesson()
-    told = hints(" ".join(answer for _, answer in steps))
+        return Lesson(use=tuple(hints(last))) if last.startswith("late") else Lesson()
+    told = hints(" ".join(answer for _, answer in steps if answer.startswith("refused")))
     if told:
         return Lesson(use=tuple(told))
     refusals = [
@@ -98,9 +99,10 @@ def lesson(steps: Steps) -> Lesson:
 
 def follow(call: Call, values: list[str] | tuple[str, ...]) -> Call:
     """`call` with each of `values` in the argument that it belongs to."""
-    changed = dict(zip(range(len(VALUES))[-len(call) :], call, strict=True))
-    changed.update({POSITIONS[value]: value for value in values})
-    return tuple(changed.values())
+    changed = list(call)
+    for value in values:
+        changed[POSITIONS[value]] = value
+    return tuple(changed)
 
 
 class ServiceDeskFamily:
@@ -164,7 +166,7 @@ class ServiceDeskFamily:
                     won=won,
                     advice=learned.advice,
                     refined_action=format_call(mended),
-                    tool=TOOLS["route"],
+                    tool=TOOL,
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
                 )
             )
@@ -194,7 +196,7 @@ def _play(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool, 
 def _guess(rng: random.Random, desk: ServiceDesk, state: DeskState, skill: float, history: Steps) -> Call:
     """A call whose arguments are right with probability `skill`, sometimes built on what was just refused."""
     rule = desk.rules[state.request]
-    call = _mended(rng, history, rule) if rng.random() < 0.5 else _random_call(rng, rule)
+    call = _mended(rng, history) if rng.random() < 0.5 else _random_call(rng)
     return tuple(right if rng.random() < skill else value for value, right in zip(call, rule, strict=True))
 
 
@@ -205,14 +207,13 @@ def _policy(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool
         return desk.rules[state.request]
     if knowledge < 0.6:
         return _guess(rng, desk, state, 0.8, history)
-    rule = desk.rules[state.request]
-    return _mended(rng, history, rule) if rng.random() < 0.7 else _random_call(rng, rule)
+    return _mended(rng, history) if rng.random() < 0.7 else _random_call(rng)
 
 
-def _mended(rng: random.Random, history: Steps, rule: Call) -> Call:
-    """The last call, if it was refused, changed as its refusal tells; otherwise any of the form of `rule`."""
+def _mended(rng: random.Random, history: Steps) -> Call:
+    """The last call, if it was refused, changed as its refusal tells; otherwise any."""
     if not history or not history[-1][1].startswith("refused"):
-        return _random_call(rng, rule)
+        return _random_call(rng)
     learned = lesson(history[-1:])
     return _heed(rng, parse_call(history[-1][0]), learned, {learned.avoid})
 
@@ -224,5 +225,5 @@ def _heed(rng: random.Random, call: Call, learned: Lesson, avoided: set[str]) ->
     return follow(call, [rng.choice([v for v in VALUES[POSITIONS[learned.avoid]] if v not in avoided])])
 
 
-def _random_call(rng: random.Random, rule: Call) -> Call:
-    return tuple(map(rng.choice, VALUES[-len(rule) :]))
+def _random_call(rng: random.Random) -> Call:
+    return tuple(map(rng.choice, VALUES))
