@@ -78,6 +78,7 @@ ABLATIONS = {
     "nlac_greedy_priority": {"priority_exponent": 0.6},
     "nlac_on_policy": {"replay_buffer_size": 8},
     "nlac_distill": {"critic_loss_type": "distill"},
+    "nlac_refinements_0": {"policy_loss_coef": 0.0},
     "nlac_refinements_2": {"num_refinements": 2},
 }
 
