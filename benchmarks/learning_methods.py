@@ -68,6 +68,8 @@ NLAC_BY_TASK = {
 }
 # The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter.
 HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0}
+# Where luck decides, it is led astray less by few and fresh episodes than by all.
+HINDSIGHT_BY_TASK = {"service_desk_delayed": {"replay_buffer_size": 200}}
 ABLATIONS = {
     "nlac_blind": {"blind": True},
     "nlac_monte_carlo": {"bootstrap": "monte_carlo"},
@@ -97,7 +99,9 @@ def default_settings(task: LearningTask, method: str) -> dict:
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else learning_real_models.BASELINES
         return {**defaults, **changes.get(method, {})}
-    changes = HINDSIGHT if method == "hindsight" else ABLATIONS.get(method, {})
+    changes = ABLATIONS.get(method, {})
+    if method == "hindsight":
+        changes = {**HINDSIGHT, **HINDSIGHT_BY_TASK.get(task.name, {})}
     return {**({**NLAC, **NLAC_BY_TASK[task.name]} if task.is_tiny else learning_real_models.NLAC), **changes}
 
 
