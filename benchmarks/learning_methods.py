@@ -63,7 +63,7 @@ NLAC_BY_TASK = {
     "service_desk_told": {},
     "service_desk_hinted": {"bootstrap": "explicit"},
     "service_desk_noisy": {"critique_temperature": 0.0},
-    "service_desk_delayed": {"bootstrap": "explicit", "successor_temperature": 0.0, "critique_temperature": 0.0},
+    "service_desk_delayed": {"bootstrap": "explicit"},
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
 }
 # The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter.

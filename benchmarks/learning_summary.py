@@ -248,6 +248,8 @@ def summarize(
         "settings": list(settings),
         "tasks": {task: summarize_task([c for c in cells if c["task"] == task], compared) for task in tasks},
         "missing": find_missing(cells, tasks, methods, seeds),
+        "num_cells": len(cells),
+        "hours": round(sum(cell["points"][-1]["seconds"] for cell in cells) / 3600, 1),
         "machines": [machine for i, machine in enumerate(machines) if machine not in machines[:i]],
     }
 
