@@ -16,7 +16,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 LEARNING_ARGS ?=
 PYTEST_ARGS ?=
-BENCHMARKS ?= $(addprefix benchmarks/,quickstart.py rollout.py replay.py target_weights.py)
+BENCHMARKS ?= $(addprefix benchmarks/,quickstart.py rollout.py replay.py target_weights.py micro_batches.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
 .PHONY: help demo test test-distributed test-vllm lint format bench bench-learning bench-vllm docs clean
