@@ -127,10 +127,7 @@ def train_nlac(
     trainer = (BlindTrainer if blind else NLACTrainer)(
         model=task.model,
         args=args,
-        train_dataset=task.rows,
-        environment_factory=task.environment_factory,
-        prompts=task.prompts,
-        rehearsal_dataset=task.rehearsal,
+        **task.trainer_arguments,
         peft_config=task.peft_config,
     )
     player = Player.of_trainer(task, trainer)

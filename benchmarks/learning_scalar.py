@@ -124,10 +124,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         super().__init__(
             model=model,
             args=args,
-            train_dataset=task.rows,
-            environment_factory=task.environment_factory,
-            prompts=task.prompts,
-            rehearsal_dataset=task.rehearsal,
+            **task.trainer_arguments,
         )
         self.player = Player.of_trainer(task, self)
         self.num_candidates = num_candidates

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
@@ -112,6 +112,16 @@ class LearningTask:
     def unseen(self) -> list[str]:
         """Names of the instances that are evaluated before training, too."""
         return [name for name in self.instances if name == "unseen_domain"]
+
+    @property
+    def trainer_arguments(self) -> dict[str, Any]:
+        """What an NLAC trainer takes of the task, besides the model and its adapter."""
+        return {
+            "train_dataset": self.rows,
+            "environment_factory": self.environment_factory,
+            "prompts": self.prompts,
+            "rehearsal_dataset": self.rehearsal,
+        }
 
     @property
     def is_tiny(self) -> bool:

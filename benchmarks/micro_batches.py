@@ -15,7 +15,7 @@
 
 """
 What it saves to spread the examples of a gradient step over its micro-batches by length: the share of tokens that are padding, and
-the seconds of forward and backward passes, against the same examples in the order of their transitions.
+the seconds of forward and backward passes, against the same examples in any order.
 
 The examples are real ones, targets, refined actions and rehearsal of a told service desk, by the model of the learning benchmark.
 Both sides do the same steps one after the other; a time is the median over `--repetitions`.
@@ -38,6 +38,7 @@ from learning_methods import acting_config, default_settings
 from learning_tasks import make_task
 
 from trl_nlac import NLACTrainer
+from trl_nlac.batches import split, spread_by_length
 from trl_nlac.types import TrainingExample
 
 
@@ -50,19 +51,11 @@ def collect_examples(output_dir: str, num_transitions: int) -> tuple[NLACTrainer
     trainer = NLACTrainer(
         model=task.model,
         args=replace(acting_config(task, output_dir, 0), max_steps=1, **settings),
-        train_dataset=task.rows,
-        environment_factory=task.environment_factory,
-        prompts=task.prompts,
-        rehearsal_dataset=task.rehearsal,
+        **task.trainer_arguments,
     )
     [examples] = trainer._iteration([row for row, _ in zip(task.rows, range(num_transitions), strict=False)])
     random.Random(0).shuffle(examples)
     return trainer, examples
-
-
-def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
-    """In `number` micro-batches, as many in each."""
-    return [examples[i * len(examples) // number : (i + 1) * len(examples) // number] for i in range(number)]
 
 
 def measure(trainer: NLACTrainer, micro_batches: list[list[TrainingExample]], repetitions: int) -> dict[str, float]:
@@ -91,12 +84,11 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as output_dir:
         trainer, examples = collect_examples(output_dir, args.num_transitions)
-        by_length = sorted(examples, key=lambda example: example.num_tokens)
         rows = []
         for number in args.micro_batches:
-            sides = {"by_length": by_length, "in_any_order": examples}
             row = {"micro_batches": number}
-            row.update({name: measure(trainer, split(side, number), args.repetitions) for name, side in sides.items()})
+            for name, spread in (("by_length", spread_by_length), ("in_any_order", split)):
+                row[name] = measure(trainer, spread(examples, number), args.repetitions)
             rows.append(row)
             print(json.dumps(row), flush=True)
         trainer.environments.close()

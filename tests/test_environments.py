@@ -224,6 +224,14 @@ class TestVariantsOfTheServiceDesk:
         assert not oracle.future_is_right(first, in_time, f"refused needs legal 2 {closing} closed win")
         assert oracle.future_is_right(second, closing, "late needs noon lose")
 
+    def test_tools_of_the_delayed_desk(self):
+        desk = ServiceDesk.from_seed(0, variant="delayed")
+        environment = make_environment(desk, "tool_call")
+        assert [tool["function"]["name"] for tool in environment.tool_schemas] == ["route"]
+        for task, actions in environment.oracle.probes(8, seed=0):
+            environment.reset(**task)
+            assert all("unreadable" not in environment.step(action).observation for action in actions)
+
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_probes_are_half_right(self, variant):
         environment, roles = make_environment(ServiceDesk.from_seed(0, variant=variant)), make_roles([])

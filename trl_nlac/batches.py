@@ -58,9 +58,14 @@ def make_batches(
     for step, sample in zip(steps, samples[::step_size], strict=True):
         while len(step) < num_micro_batches:  # every process must run the model, even with nothing to learn
             step.append(TrainingExample("policy", sample.transition.state, sample.transition.action_ids, weight=0.0))
-        step.sort(key=lambda example: example.num_tokens)
-    return [
-        step[i * len(step) // num_micro_batches : (i + 1) * len(step) // num_micro_batches]
-        for step in steps
-        for i in range(num_micro_batches)
-    ]
+    return [batch for step in steps for batch in spread_by_length(step, num_micro_batches)]
+
+
+def spread_by_length(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
+    """The examples in `number` batches, as many in each, the shortest in the first."""
+    return split(sorted(examples, key=lambda example: example.num_tokens), number)
+
+
+def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
+    """The examples in their order in `number` batches, as many in each."""
+    return [examples[i * len(examples) // number : (i + 1) * len(examples) // number] for i in range(number)]

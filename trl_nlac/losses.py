@@ -52,9 +52,8 @@ def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask:
     """
     mask = completion_mask[:, 1:].bool()
     # Prompts are most of the tokens: in float32, their logits would be most of the memory.
-    logps = selective_log_softmax(
-        logits[:, :-1][mask].float(), input_ids[:, 1:][mask]
-    )  # (N,), N tokens of all completions
+    token_ids = input_ids[:, 1:][mask]  # (N,), N tokens of all completions
+    logps = selective_log_softmax(logits[:, :-1][mask].float(), token_ids)  # (N,)
     return _means(-logps, mask)
 
 

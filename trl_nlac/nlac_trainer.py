@@ -303,12 +303,11 @@ class NLACTrainer(AtomicSavingTrainer):
         self.replay.update_priorities(
             inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
-        for i, name in enumerate(LOSSES):
-            chosen = (inputs["loss_ids"] == i) & (inputs["weights"] > 0)
-            total, number = self.accelerator.reduce(
-                torch.stack([losses.detach()[chosen].sum(), chosen.sum()])
-            ).tolist()
-            self._metrics[f"{name}/loss"] += round(number) * [total / number if number else math.nan]
+        kinds = torch.arange(len(LOSSES), device=losses.device)[:, None]
+        chosen = (inputs["loss_ids"] == kinds) & (inputs["weights"] > 0)  # (3, B)
+        sums = self.accelerator.reduce(torch.stack([(chosen * losses.detach()).sum(1), chosen.sum(1)], dim=1))
+        for name, (total, number) in zip(LOSSES, sums.tolist(), strict=True):
+            self._metrics[f"{name}/loss"] += round(number) * [total / max(1, number)]
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.

@@ -235,7 +235,7 @@ def _avoids(text: str, dialogue: RoleDialogue) -> bool:
     """Whether an action in plain text changes the value that the last critique warns of, and nothing else."""
     call, before = parse_call(text), parse_call(dialogue.action)
     warned = dialogue.advice.split()[-1]
-    if call is None or len(call) != len(before):
+    if call is None:
         return False
     return [old for old, new in zip(before, call, strict=True) if old != new] == [warned]
 

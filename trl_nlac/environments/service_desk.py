@@ -88,6 +88,11 @@ def first_wrong(call: Call, rule: Call) -> int | None:
     return next((i for i, (value, right) in enumerate(zip(call, rule, strict=True)) if value != right), None)
 
 
+def named_values(right: str, misleading: list[str], noise: float) -> dict[str, float]:
+    """Distribution of the value that is named: the right one, but for a share `noise` of any misleading one."""
+    return {right: 1 - noise, **(dict.fromkeys(misleading, noise / len(misleading)) if noise else {})}
+
+
 class DeskState(NamedTuple):
     """Where an episode is: the request at hand, the calls left, and what was called for the request before it."""
 
@@ -183,8 +188,8 @@ class ServiceDesk:
             return self._closing_answers(state)
         if not self.names_values:
             return {f"refused {list(ARGUMENTS)[wrong]} {rest}": 1.0}
-        misleading = [value for value in POSITIONS if value not in rule] if self.noise else []
-        named = {rule[wrong]: 1 - self.noise, **dict.fromkeys(misleading, self.noise / max(1, len(misleading)))}
+        misleading = [value for value in POSITIONS if value not in rule]
+        named = named_values(rule[wrong], misleading, self.noise)
         return {f"refused needs {value} {rest}": probability for value, probability in named.items()}
 
     def _closing_answers(self, state: DeskState) -> dict[str, float]:
@@ -194,7 +199,7 @@ class ServiceDesk:
         right = self.rules[request][TIME]
         late_rate = self.late_rate if call[TIME] == right else 1.0
         wrong = [value for value in VALUES[TIME] if value != right]
-        named = {right: 1 - self.late_noise, **dict.fromkeys(wrong, self.late_noise / len(wrong))}
+        named = named_values(right, wrong, self.late_noise)
         late = {f"late needs {value} lose": late_rate * probability for value, probability in named.items()}
         return {**({"closed win": 1 - late_rate} if late_rate < 1 else {}), **late}
 
@@ -299,7 +304,8 @@ class ServiceDeskOracle:
         places += [(follow_up, request) for request, follow_up in self.world.follow_ups.items()]
         for i in range(number):
             request, earlier = places[(i // 2) % len(places)]
-            first = self._counting(request)[(i // 2 // len(places)) % len(self._counting(request))]
+            counts = self._counting(request)
+            first = counts[(i // 2 // len(places)) % len(counts)]
             call = self.world.rules[request] if i % 2 == 0 else self._wrong_call(rng, request, first)
             calls = [call] if earlier is None else [self.world.rules[earlier], call]
             probes.append(({"request": earlier or request}, [self._action(call) for call in calls]))
