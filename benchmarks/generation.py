@@ -239,7 +239,7 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
     metrics = roles.generator.take_metrics()
     return {
         "seconds": seconds,
-        "sync": trainer._seconds.pop("sync"),
+        "sync": trainer.records.seconds.pop("sync"),
         "syncs": metrics.get("generation/num_syncs", 0.0),
         "hit_rate": metrics.get("generation/prefix_hit_rate", 0.0),
         "tokens": roles.num_tokens,

@@ -55,7 +55,7 @@ BUDGETS = {
     "service_desk_told": {"": 400, "grpo": 4000, "rft": 4000},
     "service_desk_hinted": {"": 1000, "grpo": 6000, "rft": 6000},
     "service_desk_noisy": {"": 600, "grpo": 4000, "rft": 4000},
-    "service_desk_delayed": {"": 1600, "grpo": 6000, "rft": 6000},
+    "service_desk_delayed": {"": 1200, "grpo": 6000, "rft": 6000},
     "rooms": {"": 1000},
 }
 NUM_EVALUATIONS = 16

@@ -63,13 +63,21 @@ NLAC_BY_TASK = {
     "service_desk_told": {},
     "service_desk_hinted": {"bootstrap": "explicit"},
     "service_desk_noisy": {"critique_temperature": 0.0},
-    "service_desk_delayed": {"bootstrap": "explicit"},
+    # Luck decides here, so that the critic must not change faster than it hears of many episodes.
+    "service_desk_delayed": {
+        "bootstrap": "explicit",
+        "learning_rate": 5e-4,
+        "target_update_rate": 0.02,
+        "successor_temperature": 0.0,
+        "critique_temperature": 0.5,
+        "rehearsal_ratio": 1.0,
+    },
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
 }
 # The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter.
 HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0}
 # Where luck decides, it is led astray less by few and fresh episodes than by all.
-HINDSIGHT_BY_TASK = {"service_desk_delayed": {"replay_buffer_size": 200}}
+HINDSIGHT_BY_TASK = {"service_desk_delayed": {"replay_buffer_size": 400}}
 ABLATIONS = {
     "nlac_blind": {"blind": True},
     "nlac_monte_carlo": {"bootstrap": "monte_carlo"},

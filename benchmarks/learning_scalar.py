@@ -133,14 +133,14 @@ class ScalarActorCriticTrainer(NLACTrainer):
 
     def _iteration(self, tasks):
         self.replay.add(self.player.play(tasks))
-        self.num_environment_steps = self.player.num_environment_steps
+        self.records.num_environment_steps = self.player.num_environment_steps
         samples = self.replay.sample(self.args.samples_per_iteration)
         with self._speaking():
             policy_examples = self._policy_examples(samples)
         with self.target_weights.swapped_into(self.model), self._speaking():
             critic_examples = self._critic_examples(samples)
         for name, value in self.roles.take_metrics().items():
-            self._metrics[name].append(value)
+            self.records.metrics[name].append(value)
         examples = [critic + policy for critic, policy in zip(critic_examples, policy_examples, strict=True)]
         size = self.args.per_device_train_batch_size
         return [list(chain(*examples[start : start + size])) for start in range(0, len(examples), size)]
@@ -214,7 +214,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         if rehearsed:  # apart from the others, which would be padded to its length
             losses["rehearsal"] = batch_losses(model, self._batch(rehearsed)).sum()
         for name, loss in losses.items():
-            self._metrics[f"{name}/loss"].append(loss.item() / size)
+            self.records.metrics[f"{name}/loss"].append(loss.item() / size)
         coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef, "rehearsal": 1.0}
         return sum(coefficients[name] * loss for name, loss in losses.items()) / size
 

@@ -22,6 +22,7 @@ from trl.trainer.base_config import _BaseConfig
 
 import trl_nlac
 from trl_nlac import NLACConfig
+from trl_nlac.record_options import RecordOptions
 from trl_nlac.vllm_config import VLLMOptions
 
 
@@ -109,7 +110,8 @@ class TestNLACConfig:
         inherited = {field.name for field in dataclasses.fields(_BaseConfig)}
         for field in dataclasses.fields(NLACConfig):
             if field.name not in inherited:
-                assert f"        {field.name} (`" in NLACConfig.__doc__ + VLLMOptions.__doc__, field.name
+                documented = NLACConfig.__doc__ + RecordOptions.__doc__ + VLLMOptions.__doc__
+                assert f"        {field.name} (`" in documented, field.name
                 assert field.metadata["help"], field.name
 
     def test_from_command_line_and_yaml(self, tmp_path):

@@ -64,6 +64,8 @@ def check_options(args: Any) -> None:
         "max_future_length",
         "max_critique_length",
         "vllm_max_model_length",
+        "num_completions_to_print",
+        "audit_total_limit",
     ):
         check(name, args.__dict__[name] is None or args.__dict__[name] >= 1, "at least 1, or None")
     for name in ("top_p", "successor_top_p", "backup_top_p", "critique_top_p", "refine_top_p"):
@@ -82,6 +84,7 @@ def check_options(args: Any) -> None:
         "rehearsal_ratio",
         "num_eval_critiques",
         "num_oracle_probes",
+        "audit_samples",
     ):
         check(name, args.__dict__[name] >= 0, "not negative")
     for name in ("environment_timeout", "replay_buffer_memory"):
@@ -99,6 +102,8 @@ def check_options(args: Any) -> None:
     check("target_update_rate", 0 < args.target_update_rate <= 1, "above 0 and at most 1")
     check("learning_starts", args.learning_starts <= args.replay_buffer_size, "at most `replay_buffer_size`")
 
+    if not args.log_completions:
+        check("log_completions_hub_repo", args.log_completions_hub_repo is None, "None without `log_completions=True`")
     if not args.use_vllm:
         regex = args.vllm_structured_outputs_regex
         check("vllm_structured_outputs_regex", regex is None, "None without `use_vllm=True`")

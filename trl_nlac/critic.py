@@ -15,6 +15,7 @@
 """The language critic, and the language Bellman backup that writes its targets."""
 
 import re
+from typing import NamedTuple
 
 from .generation import Sampling
 from .prompts import parse_correctness, parse_critique, parse_future, parse_text, render
@@ -198,6 +199,24 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
         completions += pair if answer.parsed.optimal else pair[::-1]
     logps = roles.generator.score(prompts, completions)
     return [yes - no for yes, no in zip(logps[::2], logps[1::2], strict=True)]
+
+
+class Judgement(NamedTuple):
+    """What the critic says about an action: in words, as a verdict and as a score, see [`verdict_scores`]."""
+
+    critique: str
+    verdict: bool
+    verdict_score: float
+
+
+def judge_actions(roles: Roles, state_actions: list[Prompt]) -> list[Judgement | None]:
+    """Critiques with their verdict scores; `None` where a critique broke its format."""
+    answers = critiques(roles, state_actions)
+    readable = [i for i, answer in enumerate(answers) if answer.parsed is not None]
+    judgements: list[Judgement | None] = [None] * len(answers)
+    for i, score in zip(readable, verdict_scores(roles, [answers[i] for i in readable]), strict=True):
+        judgements[i] = Judgement(answers[i].text, answers[i].parsed.optimal, score)
+    return judgements
 
 
 def _find_verdict(roles: Roles, answer: Answer) -> tuple[int, int, str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from .critic import critiques, verdict_scores
+from .critic import Judgement, judge_actions
 from .environments.pool import EnvironmentPool
 from .metrics import CriticCalibration, PassHatK, SuccessRate, episode_metrics, is_played, mean_over_processes
 from .nlac_config import NLACConfig
@@ -28,7 +28,7 @@ from .oracle import examine_critic
 from .rewards import EpisodeRewards
 from .roles import Roles
 from .rollout import play_episodes
-from .types import Transition
+from .types import Episode, Transition
 
 
 @dataclass
@@ -37,20 +37,26 @@ class Evaluation:
     What one process saw in an evaluation.
 
     Args:
-        num_episodes (`int`):
-            Number of episodes.
         means (`dict[str, float]`):
             Metrics to be averaged over processes.
         outcomes (`list[tuple[int, float]]`):
             Number of the task, and 1 or 0 for success, of each episode that was played without a failure.
         verdicts (`list[tuple[float, float]]`):
             Verdict score of an action, and 1 or 0 for the success of its episode.
+        episodes (`list[Episode]`):
+            What was played.
+        numbers (`list[int]`):
+            Number of the task of each.
+        judgements (`dict[tuple[int, int], Judgement]`):
+            What the critic said about actions, by index of the episode and of the turn.
     """
 
-    num_episodes: int
     means: dict[str, float]
     outcomes: list[tuple[int, float]]
     verdicts: list[tuple[float, float]]
+    episodes: list[Episode]
+    numbers: list[int]
+    judgements: dict[tuple[int, int], Judgement]
 
 
 def evaluate_policy(
@@ -75,25 +81,24 @@ def evaluate_policy(
         rewards=rewards,
     )
     means = episode_metrics(episodes, args.success_threshold) if episodes else {}
-    played = [episode for episode in episodes if is_played(episode)]
-    transitions = [Transition(episode, i) for episode in played for i in range(len(episode.turns))]
-    random.Random(args.seed).shuffle(transitions)
-    transitions = transitions[: args.num_eval_critiques]
-    answers = critiques(roles, [transition.state_action for transition in transitions])
-    readable = [i for i, answer in enumerate(answers) if answer.parsed is not None]
-    scores = verdict_scores(roles, [answers[i] for i in readable])
-    outcomes = [float(transitions[i].episode.score >= args.success_threshold) for i in readable]
+    played = {i: episode for i, episode in enumerate(episodes) if is_played(episode)}
+    turns = [(i, t) for i, episode in played.items() for t in range(len(episode.turns))]
+    random.Random(args.seed).shuffle(turns)
+    turns = turns[: args.num_eval_critiques]
+    judged = judge_actions(roles, [Transition(episodes[i], t).state_action for i, t in turns])
+    judgements = {turn: judgement for turn, judgement in zip(turns, judged, strict=True) if judgement is not None}
     if environments.oracle is not None and args.num_oracle_probes:
         means.update(examine_critic(environments, roles, args.num_oracle_probes, args.seed))
     return Evaluation(
-        num_episodes=len(episodes),
         means=means,
-        outcomes=[
-            (number, float(episode.score >= args.success_threshold))
-            for number, episode in zip(numbers, episodes, strict=True)
-            if is_played(episode)
+        outcomes=[(numbers[i], float(episode.score >= args.success_threshold)) for i, episode in played.items()],
+        verdicts=[
+            (judgement.verdict_score, float(episodes[i].score >= args.success_threshold))
+            for (i, _), judgement in judgements.items()
         ],
-        verdicts=list(zip(scores, outcomes, strict=True)),
+        episodes=episodes,
+        numbers=numbers,
+        judgements=judgements,
     )
 
 

@@ -20,18 +20,19 @@ from typing import Any
 from .config_checks import check_options
 from .generation import Sampling
 from .prompts import ACTION_PARSERS
+from .record_options import RecordOptions
 from .vllm_config import VLLMOptions
 
 
 @dataclass
-class NLACConfig(VLLMOptions):
+class NLACConfig(RecordOptions, VLLMOptions):
     r"""
     Configuration class for the [`NLACTrainer`].
 
     This class includes only the parameters that are specific to NLAC training. For a full list of training arguments,
     please refer to the [`~transformers.TrainingArguments`] documentation. Note that default values in this class may
     differ from those in [`~transformers.TrainingArguments`]. Generation with vLLM has options of its own, see
-    [`~vllm_config.VLLMOptions`].
+    [`~vllm_config.VLLMOptions`], and so has what a run writes down, see [`~record_options.RecordOptions`].
 
     Parameters:
         > Parameters that control the model

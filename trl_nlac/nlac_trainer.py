@@ -14,10 +14,9 @@
 
 """Natural Language Actor-Critic."""
 
-import math
 import textwrap
 import time
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -41,25 +40,24 @@ from .critic import bellman_targets
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .evaluation import evaluate_policy, joint_metrics
 from .failures import FailureMonitor, TrainingStopped, nothing_played
-from .health import HealthMonitor, health_metrics
 from .loading import ending_token_ids, load_generator, load_model, load_tokenizer
 from .logs import episodes_from_logs
 from .losses import LOSSES, batch_losses
-from .metrics import episode_metrics, mean_over_processes
 from .nlac_config import NLACConfig
 from .numerics import LossGuard
-from .oracle import judge_refinements
 from .prompts import NLACPrompts
+from .records import Records
 from .refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
 from .rehearsal import Rehearsal
 from .replay import PrioritizedReplay
 from .rewards import RewardFunc, load_rewards
 from .roles import Roles
 from .rollout import play_episodes
+from .run_folder import TrainingLogCallback
 from .sampler import IterationSampler
 from .saving import AtomicSavingTrainer
 from .target_weights import TargetUpdateCallback, TargetWeights
-from .types import Answer, Episode, Sample, TrainingExample, Transition
+from .types import Answer, Episode, TrainingExample, Transition
 
 
 if TYPE_CHECKING:
@@ -245,15 +243,18 @@ class NLACTrainer(AtomicSavingTrainer):
             None if is_sharded_later else self.model, args.target_update_rate, args.target_weights_offload
         )
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
-        self.health = HealthMonitor(args.health_warning_ratio)
+        self.records = Records(args, self.roles, self.replay, self.environments.oracle)
+        self.add_callback(TrainingLogCallback())
         self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
         self.loss_guard = LossGuard(args.max_nonfinite_batches)
-        self.num_environment_steps = 0
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
-        self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._seconds: Counter[str] = Counter()  # of the phases of the current iteration
         set_seed(args.seed, device_specific=True)  # processes sample differently
+
+    @property
+    def num_environment_steps(self) -> int:
+        """Number of environment steps of training so far, over all processes."""
+        return self.records.num_environment_steps
 
     # Algorithm 1
 
@@ -263,10 +264,12 @@ class NLACTrainer(AtomicSavingTrainer):
                 self._batches.extend(self._iteration(tasks))
             start = time.perf_counter()
             loss = super().training_step(model, tasks, num_items_in_batch)
+            if not self._batches:
+                self.records.end_iteration()
         except TrainingStopped:
             self._save_checkpoint(self.model, trial=None)
             raise
-        self._metrics["time/train"].append(time.perf_counter() - start)
+        self.records.metrics["time/train"].append(time.perf_counter() - start)
         return loss
 
     def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -276,19 +279,21 @@ class NLACTrainer(AtomicSavingTrainer):
         """One iteration of algorithm 1 up to its gradient steps: the micro-batches to take them on."""
         refines_fresh_actions = self.args.refinement_source == "policy"
         with self._speaking():
-            with self._timed("rollout"):
+            with self.records.timed("rollout"):
                 episodes = self._play(tasks)
-                self.replay.add(episodes)
+            self.records.add_episodes(episodes, self.replay.add(episodes), self.state.global_step)
             samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
             transitions = [sample.transition for sample in samples]
+            self.records.judge_samples(samples)
             if refines_fresh_actions:
                 refinements = self._refine(transitions, {})
-        with self.target_weights.swapped_into(self.model), self._speaking(), self._timed("target"):
+        with self.target_weights.swapped_into(self.model), self._speaking(), self.records.timed("target"):
             targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
         if not refines_fresh_actions:  # the targets are the first critiques
             with self._speaking():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
-        self._record_iteration(episodes, samples, targets, refinements)
+        distance = self.target_weights.distance(self.model)
+        self.records.add_samples(samples, targets, refinements, self.state.global_step, distance)
         return make_batches(self.roles, samples, targets, refinements, self.args, self.rehearsal)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -303,11 +308,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.replay.update_priorities(
             inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
-        kinds = torch.arange(len(LOSSES), device=losses.device)[:, None]
-        chosen = (inputs["loss_ids"] == kinds) & (inputs["weights"] > 0)  # (3, B)
-        sums = self.accelerator.reduce(torch.stack([(chosen * losses.detach()).sum(1), chosen.sum(1)], dim=1))
-        for name, (total, number) in zip(LOSSES, sums.tolist(), strict=True):
-            self._metrics[f"{name}/loss"] += round(number) * [total / max(1, number)]
+        self.records.add_losses(inputs, losses.detach(), self.accelerator.reduce)
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
@@ -339,15 +340,14 @@ class NLACTrainer(AtomicSavingTrainer):
                 raise RuntimeError(nothing_played(played))
 
     def _reward_context(self) -> dict[str, Any]:
-        """What reward functions get besides the episodes, as under TRL. Extra columns have no table to go to yet."""
+        """What reward functions get besides the episodes, as under TRL."""
         return {
             "trainer_state": self.state,
-            "log_metric": lambda name, value: self._metrics[name].append(value),
-            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: self.records.metrics[name].append(value),
         }
 
     def _refine(self, transitions: list[Transition], targets: dict[int, Answer]) -> list[Refinement | None]:
-        with self._timed("refine"):
+        with self.records.timed("refine"):
             fraction = REPLAYED_FRACTIONS.get(self.args.refinement_source, self.args.replay_refinement_fraction)
             replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
             return refine_actions(self.roles, transitions, self.args.num_refinements, replayed)
@@ -356,56 +356,23 @@ class NLACTrainer(AtomicSavingTrainer):
     def _speaking(self) -> Iterator[None]:
         """Lets the roles speak with the weights that the model has now."""
         with ExitStack() as stack:
-            with self._timed("sync"):
+            with self.records.timed("sync"):
                 stack.enter_context(self.roles.generator.session(self.model_wrapped))
             yield
 
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[name] += time.perf_counter() - start
-
     # Records
-
-    def _record_iteration(
-        self,
-        episodes: list[Episode],
-        samples: list[Sample],
-        targets: list[Answer],
-        refinements: list[Refinement | None],
-    ) -> None:
-        transitions = [sample.transition for sample in samples]
-        for name, seconds in self._seconds.items():
-            self._metrics[f"time/{name}"].append(seconds)
-        self._seconds.clear()
-        metrics = {**self.roles.take_metrics(), **health_metrics(transitions, targets, refinements)}
-        if self.environments.oracle is not None:
-            metrics.update(judge_refinements(self.environments.oracle, transitions, refinements))
-        metrics.update(episode_metrics(episodes, self.args.success_threshold))
-        metrics["replay/size"] = float(len(self.replay))
-        metrics["replay/priority_mean"] = self.replay.priority_mean
-        metrics["target/distance"] = self.target_weights.distance(self.model)
-        means = mean_over_processes(metrics)
-        self.num_environment_steps += sum(gather_object([sum(len(episode.turns) for episode in episodes)]))
-        self.health.update(means)
-        for name, value in means.items():
-            self._metrics[name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:  # the log of training steps; those of evaluation and of the end bring their own
-            for name, values in self._metrics.items():
-                valid = [value for value in values if not math.isnan(value)]
-                if valid:
-                    logs[name] = sum(valid) / len(valid)
-            logs["environment/steps"] = self.num_environment_steps
+            logs.update(self.records.take(self.state.global_step))
             logs["nonfinite_losses"] = self.loss_guard.num_dropped
-            self._metrics.clear()
         super().log(logs, start_time)
 
     def train(self, *args, **kwargs):
         try:
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
+            self.records.write(self.state.global_step)
+            return output
         finally:
             self.environments.close()
 
@@ -431,11 +398,11 @@ class NLACTrainer(AtomicSavingTrainer):
             if not self.is_in_train:
                 self.environments.close()
         self.roles.take_metrics()
+        self.records.add_evaluation(seen, self.state.global_step, metric_key_prefix)
         metrics = {**joint_metrics(seen), "environment/steps": self.num_environment_steps}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        return EvalLoopOutput(
-            predictions=None, label_ids=None, metrics=metrics, num_samples=sum(gather_object([seen.num_episodes]))
-        )
+        num_samples = sum(gather_object([len(seen.episodes)]))
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=num_samples)
 
     # Data, checkpoints
 
@@ -467,16 +434,15 @@ class NLACTrainer(AtomicSavingTrainer):
     def _save_checkpoint(self, model, trial) -> None:
         start = time.perf_counter()
         super()._save_checkpoint(model, trial)
-        self._metrics["time/save"].append(time.perf_counter() - start)
-        self._metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
+        self.records.metrics["time/save"].append(time.perf_counter() - start)
+        self.records.metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         state = {
             "world_size": self.args.world_size,
-            "environment_steps": self.num_environment_steps,
+            **self.records.state_dict(),
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
-            "health": self.health.state_dict(),
             "nonfinite_losses": self.loss_guard.num_dropped,
         }
         rank = self.args.process_index
@@ -489,8 +455,7 @@ class NLACTrainer(AtomicSavingTrainer):
             rank, world_size = self.args.process_index, self.args.world_size
             batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
             self._batches = deque(batches)
-            self.num_environment_steps = state["environment_steps"]
+            self.records.load_state_dict(state)
             self.loss_guard.num_dropped = state["nonfinite_losses"]
-            self.health.load_state_dict(state["health"])
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]

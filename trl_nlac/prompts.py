@@ -309,7 +309,7 @@ class Critique:
     @property
     def text(self) -> str:
         verdict = "Yes" if self.optimal else f"No {self.advice}".strip()
-        return f"Future: {self.future}\nOptimality: {verdict}"
+        return f"Future: {self.future}\nOptimality: {verdict}" if self.future else f"Correctness: {verdict}"
 
 
 _CRITIQUE = re.compile(

@@ -69,6 +69,7 @@ class Recorder:
         self.turns: list[Turn] = []
         self.terminated = self.truncated = False
         self.failure: str | None = None
+        self.extra: dict[str, Any] = {}
 
     @property
     def done(self) -> bool:
@@ -168,6 +169,7 @@ class Recorder:
             terminated=self.terminated,
             truncated=self.truncated,
             failure=self.failure,
+            extra=self.extra,
         )
 
     def _opening(self, observation: str | list[Message]) -> list[Message]:

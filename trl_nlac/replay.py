@@ -83,22 +83,29 @@ class PrioritizedReplay:
     def priority_mean(self) -> float:
         return float(self._priorities.sum() / max(1, len(self)))
 
-    def add(self, episodes: Iterable[Episode]) -> None:
+    def add(self, episodes: Iterable[Episode]) -> list[int]:
         """
         Store episodes. Their transitions get the largest priority seen, so that each is soon trained on once.
+
+        Returns:
+            `list[int]`: the id of the first transition of each episode; those of the others follow it. One without a turn is
+            not stored and has -1.
 
         Raises:
             ValueError: If an episode has more turns than the buffer holds.
             TypeError: If JSON cannot hold a task.
         """
-        self._extend((episode, np.full(len(episode.turns), self._max_priority)) for episode in episodes)
+        return self._extend((episode, np.full(len(episode.turns), self._max_priority)) for episode in episodes)
 
-    def _extend(self, episodes: Iterable[tuple[Episode, np.ndarray]]) -> None:
+    def _extend(self, episodes: Iterable[tuple[Episode, np.ndarray]]) -> list[int]:
         first, end = self._first_id, self._next_id
+        numbers = []
         try:
             for episode, priorities in episodes:
+                numbers.append(self._next_id if episode.turns else -1)
                 if episode.turns:
                     self._append(episode, priorities)
+            return numbers
         finally:
             # All slots that changed, once: those of transitions that left and of new ones.
             changed = np.concatenate([np.arange(first, self._first_id), np.arange(end, self._next_id)])
@@ -137,8 +144,10 @@ class PrioritizedReplay:
         indices = (slots - episode_ids) % self.capacity
         episodes = {i: self._store[i] for i in episode_ids.tolist()}
         return [
-            Sample(Transition(episodes[i], index), i + index, weight)
-            for i, index, weight in zip(episode_ids.tolist(), indices.tolist(), weights.tolist(), strict=True)
+            Sample(Transition(episodes[i], index), i + index, weight, priority)
+            for i, index, weight, priority in zip(
+                *(column.tolist() for column in (episode_ids, indices, weights, self._priorities[slots])), strict=True
+            )
         ]
 
     def update_priorities(self, transition_ids: Sequence[int], priorities: Sequence[float]) -> None:

@@ -16,7 +16,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .environments.base import EnvironmentFailure, Message
 from .event_loop import finish
@@ -45,6 +45,13 @@ def load_rewards(
             "Give one of them."
         )
     return EpisodeRewards([reward_funcs] if callable(reward_funcs) else reward_funcs, weights, context)
+
+
+class Score(NamedTuple):
+    """The weighted sum of an episode's rewards, and what the reward functions noted: columns of its row in tables."""
+
+    reward: float
+    notes: dict[str, Any]
 
 
 class EpisodeRewards:
@@ -86,18 +93,23 @@ class EpisodeRewards:
         completion_ids: list[list[int]],
         environments: list[Any],
         tasks: list[dict[str, Any]],
-    ) -> list[float]:
+    ) -> list[Score]:
         """
         Returns:
-            `list[float]`: the weighted sum of the rewards of each episode.
+            `list[Score]`: of each episode.
 
         Raises:
             EnvironmentFailure: If a function raises.
-            ValueError: If a function returns another number of rewards.
+            ValueError: If a function returns another number of rewards, or notes another number of values.
         """
         reserved = {"prompt", "completion", "completion_ids"}
         columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
         totals = [0.0] * len(tasks)
+        notes: dict[str, list[Any]] = {}
+
+        def log_extra(column: str, values: list[Any]) -> None:
+            notes[column] = list(values)
+
         for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
             try:
                 rewards = finish(
@@ -106,6 +118,7 @@ class EpisodeRewards:
                         completions=completions,
                         completion_ids=completion_ids,
                         environments=environments,
+                        log_extra=log_extra,
                         **self.context(),
                         **columns,
                     )
@@ -117,7 +130,14 @@ class EpisodeRewards:
                     f"The reward function `{reward_func.__name__}` returned {len(rewards)} rewards for {len(tasks)} "
                     "episodes. It must return one for each."
                 )
+            for column, values in notes.items():
+                if len(values) != len(tasks):
+                    raise ValueError(
+                        f"The reward function `{reward_func.__name__}` gave `log_extra({column!r}, ...)` {len(values)} "
+                        f"values for {len(tasks)} episodes. It must give one for each."
+                    )
+            notes[f"rewards/{reward_func.__name__}"] = rewards
             for i, reward in enumerate(rewards):
                 if reward is not None and not math.isnan(reward):
                     totals[i] += weight * reward
-        return totals
+        return [Score(total, {name: notes[name][i] for name in notes}) for i, total in enumerate(totals)]

@@ -285,7 +285,8 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             game.recorder.fail("reward", error)
     else:
         for game, score in zip(scored, scores, strict=True):
-            game.recorder.add_reward(score)
+            game.recorder.add_reward(score.reward)
+            game.recorder.extra = score.notes
     for game in scored:
         pool.release(game.worker)
 

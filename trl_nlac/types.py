@@ -14,7 +14,7 @@
 
 """The values that flow through algorithm 1: task row -> Episode -> Transition -> Sample -> Example -> batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,8 @@ class Episode:
             truncates.
         is_log (`bool`, *optional*, defaults to `False`):
             Whether it was read from a log, and not played here.
+        extra (`dict[str, Any]`, *optional*):
+            What reward functions noted about it, for its row in the table of episodes; the replay buffer's files leave it out.
     """
 
     task: dict[str, Any]
@@ -87,6 +89,7 @@ class Episode:
     truncated: bool
     failure: str | None = None
     is_log: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -113,6 +116,11 @@ class Transition:
     def terminated(self) -> bool:
         """Whether this very step ended the task. Only then is the score known and nothing bootstrapped."""
         return self.is_last and self.episode.terminated
+
+    @property
+    def observation(self) -> str:
+        """What the policy observed last before it acted."""
+        return self.episode.turns[self.index - 1].next_observation if self.index else self.episode.first_observation
 
     @property
     def state(self) -> "Prompt":
@@ -199,11 +207,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sample:
-    """A transition drawn from the replay buffer, with its stable id and importance weight."""
+    """A transition drawn from the replay buffer, with its stable id, its importance weight and the priority it was drawn by."""
 
     transition: Transition
     transition_id: int
     weight: float
+    priority: float
 
 
 @dataclass(frozen=True, eq=False)

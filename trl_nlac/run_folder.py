@@ -1,0 +1,86 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Where a run writes down what happens, and what becomes of it when a run starts again from an earlier step."""
+
+import json
+import math
+import re
+from itertools import compress
+from pathlib import Path
+
+from accelerate.logging import get_logger
+from transformers import TrainerCallback
+
+
+logger = get_logger(__name__)
+
+TRAINING_LOG = "training_log.jsonl"
+COMPLETIONS = "completions"
+AUDIT = "audit"
+SUPERSEDED = "superseded"
+_STEP = re.compile(r"_(\d{5,})(_process\d+)?\.parquet$")
+
+
+def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
+    """File of the episodes that were played until a step; `kind` is the prefix of an evaluation, as `"eval"`."""
+    return Path(output_dir, COMPLETIONS, f"{kind}_{COMPLETIONS}_{step:05d}.parquet".lstrip("_"))
+
+
+def audit_file(output_dir: str | Path, step: int, process: int) -> Path:
+    """File of the samples that one process trained on until a step."""
+    return Path(output_dir, AUDIT, f"audit_{step:05d}_process{process}.parquet")
+
+
+class TrainingLogCallback(TrainerCallback):
+    """
+    Writes every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in the output folder, as it
+    happens. When training starts at a step, what was recorded of later ones is set aside in the folder `superseded`.
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            set_aside(Path(args.output_dir), state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero:
+            path = Path(args.output_dir, TRAINING_LOG)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a") as file:
+                file.write(json.dumps({"step": state.global_step, **{k: _finite(v) for k, v in logs.items()}}) + "\n")
+
+
+def set_aside(run: Path, step: int) -> None:
+    """Move the records of a run that are from after a step into its folder `superseded`."""
+    aside, log = run / SUPERSEDED, run / TRAINING_LOG
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    is_later = [not line.endswith("\n") or json.loads(line)["step"] > step for line in lines]  # or half-written
+    files = [path for folder in (COMPLETIONS, AUDIT) for path in sorted(run.glob(f"{folder}/*.parquet"))]
+    files = [path for path in files if (match := _STEP.search(path.name)) and int(match[1]) > step]
+    if not any(is_later) and not files:
+        return
+    aside.mkdir(exist_ok=True)
+    if any(is_later):
+        with open(aside / TRAINING_LOG, "a") as file:
+            file.writelines(compress(lines, is_later))
+        log.write_text("".join(line for line, later in zip(lines, is_later, strict=True) if not later))
+    for path in files:
+        (aside / path.parent.name).mkdir(exist_ok=True)
+        path.replace(aside / path.parent.name / path.name)
+    logger.info(f"Training starts at step {step}: what was recorded of later steps is now in {aside}.")
+
+
+def _finite(value):
+    """A number as JSON can hold it: `None` for NaN and infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
