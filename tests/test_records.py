@@ -161,7 +161,7 @@ class TestAudit:
         config = {**CONFIG, "audit_samples": 3, "samples_per_iteration": 8, "max_steps": 6}
         trainer = make_trainer(tmp_path, config)
         trainer.train()
-        paths = sorted((tmp_path / "audit").iterdir())
+        paths = sorted((tmp_path / "_audit").iterdir())
         assert [path.name for path in paths] == [f"audit_0000{i}_process0.parquet" for i in (2, 4, 6)]
         rows = pd.concat([read(path) for path in paths])
         assert list(rows["step"]) == [0] * 3 + [2] * 3 + [4] * 3
@@ -194,7 +194,7 @@ class TestAudit:
         trail = AuditTrail(tmp_path, process=1, num_samples=4, total_limit=5)
         episode = make_episode(num_turns=2)
         target = Answer(Prompt.of([1]), (), "Future: seen 1", Critique("seen 1", True))
-        other = tmp_path / "audit" / "audit_00001_process0.parquet"
+        other = tmp_path / "_audit" / "audit_00001_process0.parquet"
         for step in (1, 2, 100_000):
             samples = [Sample(Transition(episode, i), 6 + i, 1.0, 0.5) for i in range(2)]
             trail._judgements = [None, None]
@@ -203,9 +203,9 @@ class TestAudit:
             trail.close()
             trail.write(step)
             other.touch()
-        names = [path.name for path in sorted((tmp_path / "audit").glob("*process1*"))]
+        names = [path.name for path in sorted((tmp_path / "_audit").glob("*process1*"))]
         assert names == ["audit_00002_process1.parquet", "audit_100000_process1.parquet"] and other.exists()
-        rows = read(tmp_path / "audit" / names[0]).to_dict("records")
+        rows = read(tmp_path / "_audit" / names[0]).to_dict("records")
         assert [(row["episode"], row["turn"], row["target_verdict"]) for row in rows] == [(6, 0, True), (6, 1, True)]
         assert rows[0]["critic_loss"] == 0.0 and pd.isna(rows[0]["policy_loss"])  # whose weight was zero
         assert pd.isna(rows[1]["critic_loss"]) and pd.isna(rows[0]["critique"])
@@ -230,13 +230,13 @@ class TestSetAside:
         lines = (tmp_path / "training_log.jsonl").read_text().splitlines()
         resumed = make_trainer(tmp_path, config)
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-        aside = {path.name for path in (tmp_path / "superseded").rglob("*.parquet")}
+        aside = {path.name for path in (tmp_path / "_superseded").rglob("*.parquet")}
         assert aside == {"completions_00006.parquet", "audit_00006_process0.parquet"}
         for path in before:
             pd.testing.assert_frame_equal(read(path), pd.read_parquet(path))
         again = (tmp_path / "training_log.jsonl").read_text().splitlines()
         assert again[:2] == lines[:2] and len(again) == len(lines)
-        assert (tmp_path / "superseded" / "training_log.jsonl").read_text().splitlines() == lines[2:]
+        assert (tmp_path / "_superseded" / "training_log.jsonl").read_text().splitlines() == lines[2:]
 
     def test_half_a_line_and_other_files(self, tmp_path, caplog):
         log = tmp_path / "training_log.jsonl"
@@ -247,7 +247,7 @@ class TestSetAside:
             set_aside(tmp_path, 2)
             set_aside(tmp_path, 2)
         assert log.read_text() == '{"step": 1}\n'
-        assert (tmp_path / "superseded" / "training_log.jsonl").read_text() == '{"step": 3}\n{"ste'
+        assert (tmp_path / "_superseded" / "training_log.jsonl").read_text() == '{"step": 3}\n{"ste'
         assert (tmp_path / "completions" / "notes.parquet").exists()
 
 

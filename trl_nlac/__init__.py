@@ -14,6 +14,7 @@
 
 """Natural Language Actor-Critic: train LLM agents in language space, as a TRL trainer."""
 
+from .agent import NLACAgent
 from .nlac_config import NLACConfig
 from .nlac_trainer import NLACTrainer
 from .prompts import NLACPrompts
@@ -21,4 +22,4 @@ from .replay import PrioritizedReplay
 from .target_weights import TargetWeights
 
 
-__all__ = ["NLACConfig", "NLACPrompts", "NLACTrainer", "PrioritizedReplay", "TargetWeights"]
+__all__ = ["NLACAgent", "NLACConfig", "NLACPrompts", "NLACTrainer", "PrioritizedReplay", "TargetWeights"]

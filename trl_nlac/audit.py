@@ -27,7 +27,7 @@ from .critic import Judgement, judge_actions
 from .losses import LOSSES
 from .refinement import Refinement
 from .roles import Roles
-from .run_folder import AUDIT, audit_file
+from .run_folder import audit_file
 from .types import Answer, Sample
 
 
@@ -157,7 +157,7 @@ class AuditTrail:
         self._rows = []
         if self.total_limit is not None:
             files = sorted(
-                path.parent.glob(f"{AUDIT}_*_process{self.process}.parquet"), key=lambda p: p.stat().st_mtime_ns
+                path.parent.glob(f"audit_*_process{self.process}.parquet"), key=lambda p: p.stat().st_mtime_ns
             )
             sizes = [pq.read_metadata(file).num_rows for file in files]
             while sum(sizes) > self.total_limit and len(files) > 1:

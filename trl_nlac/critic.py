@@ -211,7 +211,11 @@ class Judgement(NamedTuple):
 
 def judge_actions(roles: Roles, state_actions: list[Prompt]) -> list[Judgement | None]:
     """Critiques with their verdict scores; `None` where a critique broke its format."""
-    answers = critiques(roles, state_actions)
+    return judge_critiques(roles, critiques(roles, state_actions))
+
+
+def judge_critiques(roles: Roles, answers: list[Answer]) -> list[Judgement | None]:
+    """The same from critiques that were sampled before."""
     readable = [i for i, answer in enumerate(answers) if answer.parsed is not None]
     judgements: list[Judgement | None] = [None] * len(answers)
     for i, score in zip(readable, verdict_scores(roles, [answers[i] for i in readable]), strict=True):

@@ -12,8 +12,9 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Logged conversations as episodes, for filling the replay buffer before training."""
+"""Conversations as episodes, for filling the replay buffer before training, and episodes as conversations."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,27 @@ def episodes_from_logs(dataset: Dataset, roles: Roles) -> list[Episode]:
             f"{len(malformed)} of {len(dataset)} rows of `replay_dataset` are malformed: {malformed[:5]}."
         )
     return episodes
+
+
+def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
+    """
+    An episode as a row that [`episodes_from_logs`] takes.
+
+    Returns:
+        `dict[str, Any]`: `messages` (without the words of the policy's own prompt), `reward`, `terminated` and `task` in JSON.
+    """
+    messages: list[dict[str, Any]] = [{"role": "user", "content": episode.first_observation}]
+    for i, turn in enumerate(episode.turns):
+        said = episode.token_ids[turn.prompt_end : turn.prompt_end + turn.action_length].tolist()
+        messages.append(roles.said(turn.action, roles.chat.decode(said)))
+        if turn.next_observation or i + 1 < len(episode.turns):
+            messages += roles.heard(turn.action, turn.next_observation)
+    return {
+        "messages": messages,
+        "reward": episode.score,
+        "terminated": episode.terminated,
+        "task": json.dumps(episode.task),
+    }
 
 
 def _problem(row: dict[str, Any]) -> str | None:

@@ -14,7 +14,6 @@
 
 """Natural Language Actor-Critic."""
 
-import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from .critic import bellman_targets
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .evaluation import evaluate_policy, joint_metrics
 from .failures import FailureMonitor, TrainingStopped, nothing_played
+from .hub import PAPER, model_card, upload_completions
 from .loading import ending_token_ids, load_generator, load_model, load_tokenizer
 from .logs import episodes_from_logs
 from .losses import LOSSES, batch_losses
@@ -55,6 +55,7 @@ from .roles import Roles
 from .rollout import play_episodes
 from .run_folder import TrainingLogCallback
 from .sampler import IterationSampler
+from .saved_roles import save_roles
 from .saving import AtomicSavingTrainer
 from .target_weights import TargetUpdateCallback, TargetWeights
 from .types import Answer, Episode, TrainingExample, Transition
@@ -158,16 +159,7 @@ class NLACTrainer(AtomicSavingTrainer):
 
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
-    _paper = {
-        "title": "Natural Language Actor-Critic: Policy Iteration in Natural Language Space",
-        # docstyle-ignore
-        "citation": textwrap.dedent("""\
-            @misc{nlac,
-                title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
-                author = {Anonymous},
-                note   = {Under double-blind review}
-            }"""),
-    }
+    _paper = PAPER
     loss_is_scaled_for_ga = False
 
     def __init__(
@@ -245,6 +237,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, self.roles, self.replay, self.environments.oracle)
         self.add_callback(TrainingLogCallback())
+        if args.log_completions_hub_repo is not None and self.is_world_process_zero():
+            self.completions_upload = upload_completions(args)
         self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
         self.loss_guard = LossGuard(args.max_nonfinite_batches)
         self._collate = NLACCollator(tokenizer.pad_token_id)
@@ -426,10 +420,46 @@ class NLACTrainer(AtomicSavingTrainer):
             seed=self.args.seed,
         )
 
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """
+        Write the card of the model, `README.md`, into the output folder, as [`push_to_hub`] and every checkpoint do.
+
+        Args:
+            model_name (`str`, *optional*):
+                Name of the model. If `None`, that of its repository or folder.
+            dataset_name (`str`, *optional*):
+                Dataset of the tasks on the Hub.
+            tags (`str` or `list[str]`, *optional*):
+                Tags besides `trl` and `nlac`.
+        """
+        if not self.is_world_process_zero():
+            return
+        repo_id = self.hub_model_id or str(self.args.output_dir)
+        base_model = get_config_model_id(self.model.config)
+        is_local = not base_model or Path(base_model).is_dir()
+        episodes = self.replay.newest(1)
+        card = model_card(
+            self.args,
+            model_name or Path(repo_id).name,
+            repo_id,
+            None if is_local else base_model,
+            [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+            self.environments.name,
+            num_tasks="the environment's own" if self.train_dataset is None else f"{len(self.train_dataset):,}",
+            example=episodes[0].first_observation if episodes else "...",
+            log_history=self.state.log_history,
+            num_environment_steps=self.num_environment_steps,
+            num_optimizer_steps=self.state.global_step,
+            dataset_name=dataset_name,
+        )
+        card.save(Path(self.args.output_dir, "README.md"))
+
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.roles.prompts.save(Path(output_dir or self.args.output_dir) / "nlac_prompts.json")
+            save_roles(output_dir or self.args.output_dir, self.args, self.roles.prompts)
 
     def _save_checkpoint(self, model, trial) -> None:
         start = time.perf_counter()

@@ -274,9 +274,14 @@ class NLACPrompts:
         Read prompts from a YAML or JSON file; prompts that it does not name keep their defaults.
 
         Raises:
-            ValueError: If the file names a prompt that does not exist, or one that lacks a required field.
+            ValueError: If the file cannot be read, or names a prompt that does not exist or lacks a required field.
         """
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is no YAML or JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} must map names of prompts to words, as `policy: ...` does.")
         names = [field.name for field in fields(cls)]
         unknown = sorted(set(values) - set(names))
         if unknown:
@@ -366,6 +371,11 @@ def parse_react(text: str) -> str | None:
     if match is None or len(re.findall(r"^\W{0,3}Action\W{0,3}:", text, re.IGNORECASE | re.MULTILINE)) != 1:
         return None
     return match["action"]
+
+
+def react_thought(text: str) -> str:
+    """The thought of an answer that [`parse_react`] can read."""
+    return _REACT.fullmatch(text)["thought"]
 
 
 # How the text of an action is read; of a tool call the text is its JSON.

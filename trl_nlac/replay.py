@@ -19,10 +19,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from datasets import Dataset
+from huggingface_hub.constants import ENDPOINT
 
 from .episode_files import episode_lengths, read_episodes, write_episodes
 from .episode_store import EpisodeStore
+from .hub import episodes_card
+from .logs import conversation
 from .resharding import read_share
+from .roles import Roles
 from .sum_tree import SumTree
 from .types import Episode, Sample, Transition
 
@@ -78,6 +83,11 @@ class PrioritizedReplay:
     def episodes(self) -> list[Episode]:
         """The stored episodes, oldest first. All are built at once, which takes the memory that the buffer saves."""
         return [self._store[number] for number in self._store]
+
+    def newest(self, number: int) -> list[Episode]:
+        """The newest episodes, oldest first."""
+        numbers = list(self._store)[-number:]
+        return [self._store[i] for i in numbers]
 
     @property
     def priority_mean(self) -> float:
@@ -186,6 +196,43 @@ class PrioritizedReplay:
         for number in self._store:
             episode = self._store[number]
             yield episode, self._priorities[np.arange(number, number + len(episode.turns)) % self.capacity]
+
+    def to_dataset(self, roles: Roles) -> Dataset:
+        """
+        The episodes as conversations, oldest first, in the form that the trainer takes as `replay_dataset`.
+
+        Args:
+            roles ([`~roles.Roles`]):
+                Who played them, as `trainer.roles`.
+        """
+        return Dataset.from_list([conversation(self._store[number], roles) for number in self._store])
+
+    def push_to_hub(self, repo_id: str, roles: Roles, private: bool | None = None, token: str | None = None) -> str:
+        """
+        Upload the episodes as a dataset with a card.
+
+        Args:
+            repo_id (`str`):
+                Name of the dataset on the Hub.
+            roles ([`~roles.Roles`]):
+                Who played them, as `trainer.roles`.
+            private (`bool`, *optional*):
+                Whether a new repository is private. If `None`, as the organisation has it.
+            token (`str`, *optional*):
+                Token of the Hub. If `None`, that of the login.
+
+        Returns:
+            `str`: address of the dataset.
+
+        Raises:
+            ValueError: If the buffer is empty.
+        """
+        if not len(self):
+            raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
+        dataset = self.to_dataset(roles)
+        dataset.push_to_hub(repo_id, private=private, token=token)
+        episodes_card(repo_id, len(dataset)).push_to_hub(repo_id, repo_type="dataset", token=token)
+        return f"{ENDPOINT}/datasets/{repo_id}"
 
     def load(self, directory: str | Path) -> None:
         """Replace the content by what [`PrioritizedReplay.save`] wrote. Sampling goes on exactly where it was."""

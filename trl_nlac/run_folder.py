@@ -28,8 +28,9 @@ logger = get_logger(__name__)
 
 TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
-AUDIT = "audit"
-SUPERSEDED = "superseded"
+# Not uploaded with the output folder, because of the underscore.
+AUDIT = "_audit"
+SUPERSEDED = "_superseded"
 _STEP = re.compile(r"_(\d{5,})(_process\d+)?\.parquet$")
 
 
@@ -46,7 +47,7 @@ def audit_file(output_dir: str | Path, step: int, process: int) -> Path:
 class TrainingLogCallback(TrainerCallback):
     """
     Writes every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in the output folder, as it
-    happens. When training starts at a step, what was recorded of later ones is set aside in the folder `superseded`.
+    happens. When training starts at a step, what was recorded of later ones is set aside in the folder `_superseded`.
     """
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -62,7 +63,7 @@ class TrainingLogCallback(TrainerCallback):
 
 
 def set_aside(run: Path, step: int) -> None:
-    """Move the records of a run that are from after a step into its folder `superseded`."""
+    """Move the records of a run that are from after a step into its folder `_superseded`."""
     aside, log = run / SUPERSEDED, run / TRAINING_LOG
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     is_later = [not line.endswith("\n") or json.loads(line)["step"] > step for line in lines]  # or half-written

@@ -109,6 +109,11 @@ class EnvironmentPool:
         self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
         self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
 
+    @property
+    def name(self) -> str:
+        """Names of the environments, or of the class if there is one."""
+        return ", ".join(self._factories) if self._routed else type(self.example.unwrapped).__name__
+
     def route(self, task: dict[str, Any]) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
         """
         Name of the environment of a task, keywords for its `reset`, and JSON schemas of its tools.

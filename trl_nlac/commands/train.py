@@ -1,0 +1,257 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac train`: what a script around [`NLACTrainer`] would do."""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers import TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import cached_file
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from ..nlac_config import NLACConfig
+from ..nlac_trainer import NLACTrainer
+from ..prompts import NLACPrompts
+from ..saved_roles import load_roles
+from ..summary import print_summary
+from .options import (
+    RUN_FILE,
+    CommandError,
+    load_environment,
+    load_object,
+    load_rows,
+    read_json,
+    told_in_a_line,
+    unknown_option,
+)
+
+
+@dataclass
+class TrainArguments:
+    """
+    What to train in, and on which tasks.
+
+    Args:
+        environment_factory (`list[str]`):
+            What makes the environment, `module:Class` or `path/to/file.py:Class`; several as `name=module:Class`, of which
+            the column `environment` of the tasks chooses one.
+        environment_kwargs (`str` or `dict[str, Any]`, *optional*):
+            Keywords for it.
+        dataset_name (`str`, *optional*):
+            Tasks: a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet). If `None`, the environment owns its data.
+        dataset_config (`str`, *optional*):
+            Configuration of the dataset.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Split to train on.
+        dataset_test_split (`str`, *optional*):
+            Split to evaluate on.
+        eval_dataset_name (`str`, *optional*):
+            Tasks to evaluate on, in place of a split.
+        reward_funcs (`list[str]`, *optional*):
+            Functions that score episodes, `module:function`.
+        tools (`list[str]`, *optional*):
+            Standalone tools, `module:function`.
+        prompts (`str`, *optional*):
+            File with words of the roles. If `None`, those saved beside the model, or else the defaults.
+        replay_dataset (`str`, *optional*):
+            Logged conversations that fill the replay buffer before training.
+        rehearsal_dataset (`str`, *optional*):
+            Supervised samples of the roles.
+    """
+
+    environment_factory: list[str] = field(
+        default_factory=list,
+        metadata={"help": "What makes the environment: module:Class, file.py:Class, or several as name=module:Class."},
+    )
+    environment_kwargs: str | None = field(default=None, metadata={"help": "Keywords for it, as a JSON object."})
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Tasks: a dataset of the Hub or a file. Without it the environment owns its data."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str | None = field(default=None, metadata={"help": "Split to evaluate on."})
+    eval_dataset_name: str | None = field(
+        default=None, metadata={"help": "Tasks to evaluate on, in place of a split."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Functions that score episodes, module:function."}
+    )
+    tools: list[str] | None = field(default=None, metadata={"help": "Standalone tools, module:function."})
+    prompts: str | None = field(default=None, metadata={"help": "File with words of the roles."})
+    replay_dataset: str | None = field(
+        default=None, metadata={"help": "Logged conversations that fill the replay buffer before training."}
+    )
+    rehearsal_dataset: str | None = field(default=None, metadata={"help": "Supervised samples of the roles."})
+
+    def __post_init__(self):
+        if isinstance(self.environment_kwargs, str):
+            self.environment_kwargs = read_json(self.environment_kwargs)
+        for name in ("environment_factory", "reward_funcs", "tools"):
+            if isinstance(vars(self)[name], str):  # as YAML has it where there is one
+                vars(self)[name] = [vars(self)[name]]
+
+
+class TrainParser(TrlParser):
+    """TRL's parser, with errors of one line and with a help that shows what is special to NLAC."""
+
+    def __init__(self):
+        super().__init__(
+            (TrainArguments, ModelConfig, NLACConfig),
+            prog="trl-nlac train",
+            usage="trl-nlac train --config run.yaml [--name value ...]",
+            description="Train an agent. Options come from a YAML file, from the command line, or from both, which wins.",
+            epilog="All options of transformers.TrainingArguments are taken as well; --help_all shows them.",
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--help_all", action="help", help="show all options")
+        self.add_argument("--config", metavar="FILE", help="YAML file of options")
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(message)
+
+    def hide_inherited(self) -> None:
+        """Leave the options of `TrainingArguments` out of the help, but for some."""
+        shown = {
+            "output_dir",
+            "learning_rate",
+            "max_steps",
+            "per_device_train_batch_size",
+            "logging_steps",
+            "eval_steps",
+        }
+        shown |= {"gradient_accumulation_steps", "save_steps", "seed", "use_cpu", "bf16", "report_to", "push_to_hub"}
+        hidden = {f.name for f in fields(TrainingArguments)} - shown
+        for action in self._actions:
+            if action.dest in hidden or action.dest.startswith("no_"):
+                action.help = argparse.SUPPRESS
+
+    def read(self, words: list[str]) -> tuple[TrainArguments, ModelConfig, NLACConfig]:
+        """
+        Read the command line and the file that it names.
+
+        Raises:
+            CommandError: If an option does not exist or has no valid value.
+        """
+        if "--config" not in words and any(word.startswith("--config=") for word in words):
+            words = [
+                part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])
+            ]
+        with told_in_a_line():
+            *parsed, from_file, left = self.parse_args_and_config(
+                words, return_remaining_strings=True, separate_remaining_strings=True
+            )
+        for word in [word for word in from_file + left if word.startswith("--")]:
+            raise CommandError(unknown_option(word, self._option_string_actions))
+        if from_file or left:
+            raise CommandError(f"{(from_file + left)[0]!r} belongs to no option.")
+        return tuple(parsed[:3])
+
+
+def run(words: list[str]) -> None:
+    parser = TrainParser()
+    if "--help_all" not in words:
+        parser.hide_inherited()
+    script_args, model_args, args = parser.read(words)
+    trainer = make_trainer(script_args, model_args, args)
+    trainer.train(resume_from_checkpoint=_checkpoint(args))
+    trainer.save_model()
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    print_summary(trainer)
+
+
+def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLACConfig) -> NLACTrainer:
+    """
+    The trainer that the options describe; what it trains in is noted in the run's folder.
+
+    Raises:
+        CommandError: If anything does not fit.
+    """
+    if not script_args.environment_factory and not script_args.tools:
+        raise CommandError("--environment_factory is missing: name what makes the environment, as module:Class.")
+    if not model_args.model_name_or_path:
+        raise CommandError("--model_name_or_path is missing: name the base model.")
+    kwargs = script_args.environment_kwargs or {}
+    environment = (
+        load_environment(script_args.environment_factory, kwargs) if script_args.environment_factory else None
+    )
+    tasks = load_rows(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
+    if script_args.eval_dataset_name:
+        eval_tasks = load_rows(script_args.eval_dataset_name)
+    elif script_args.dataset_test_split:
+        eval_tasks = load_rows(script_args.dataset_name, script_args.dataset_config, script_args.dataset_test_split)
+    else:
+        eval_tasks = None
+    with told_in_a_line():
+        if args.eval_strategy != "no" and eval_tasks is None:
+            raise ValueError(
+                f"--eval_strategy {args.eval_strategy} needs tasks: add --eval_dataset_name or --dataset_test_split."
+            )
+        args.model_init_kwargs = {
+            "revision": model_args.model_revision,
+            "attn_implementation": model_args.attn_implementation,
+            "dtype": model_args.dtype,
+            **(args.model_init_kwargs or {}),
+        }
+        with told_in_a_line(f"--model_name_or_path {model_args.model_name_or_path}: "):
+            name, revision = model_args.model_name_or_path, model_args.model_revision
+            cached_file(name, "config.json", revision=revision)
+            _, saved_prompts = load_roles(name, revision)
+        trainer = NLACTrainer(
+            model=model_args.model_name_or_path,
+            args=args,
+            train_dataset=tasks,
+            eval_dataset=eval_tasks,
+            environment_factory=environment,
+            reward_funcs=[load_object(name) for name in script_args.reward_funcs or []] or None,
+            tools=[load_object(name) for name in script_args.tools or []] or None,
+            prompts=NLACPrompts.from_file(script_args.prompts) if script_args.prompts else saved_prompts,
+            replay_dataset=load_rows(script_args.replay_dataset),
+            rehearsal_dataset=load_rows(script_args.rehearsal_dataset),
+            peft_config=get_peft_config(model_args),
+            quantization_config=get_quantization_config(model_args),
+        )
+    if trainer.is_world_process_zero():
+        _note(script_args, args)
+    return trainer
+
+
+def _note(script_args: TrainArguments, args: NLACConfig) -> None:
+    """Write down what the run was trained in, for `evaluate` and `play`."""
+    evaluated = script_args.eval_dataset_name or (script_args.dataset_test_split and script_args.dataset_name)
+    noted: dict[str, Any] = {
+        "command": " ".join(["trl-nlac", *sys.argv[1:]]),
+        "environment_factory": script_args.environment_factory,
+        "environment_kwargs": script_args.environment_kwargs or {},
+        "dataset_name": evaluated or script_args.dataset_name,
+        "dataset_config": None if script_args.eval_dataset_name else script_args.dataset_config,
+        "dataset_split": (script_args.dataset_test_split if evaluated else None) or script_args.dataset_train_split,
+    }
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    Path(args.output_dir, RUN_FILE).write_text(json.dumps(noted, indent=2) + "\n")
+
+
+def _checkpoint(args: NLACConfig) -> str | None:
+    """Where to go on: `--resume_from_checkpoint last` is the newest checkpoint of the run, if there is one."""
+    if args.resume_from_checkpoint != "last":
+        return args.resume_from_checkpoint
+    return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None

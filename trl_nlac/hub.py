@@ -1,0 +1,187 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What goes to the Hub beside weights: cards, and episodes during training."""
+
+import dataclasses
+import json
+import textwrap
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from huggingface_hub import (
+    CommitScheduler,
+    DatasetCard,
+    DatasetCardData,
+    EvalResult,
+    ModelCard,
+    ModelCardData,
+    create_repo,
+)
+
+from .nlac_config import NLACConfig
+from .run_folder import COMPLETIONS
+
+
+PAPER = {
+    "title": "Natural Language Actor-Critic: Policy Iteration in Natural Language Space",
+    # docstyle-ignore
+    "citation": textwrap.dedent("""\
+        @misc{nlac,
+            title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
+            author = {Anonymous},
+            note   = {Under double-blind review}
+        }"""),
+}
+TEMPLATES = Path(__file__).parent / "templates"
+# Where a run happens, not what was learned.
+_PLACES = ("output_dir", "logging_dir", "run_name", "hub_token", "hub_model_id", "resume_from_checkpoint", "deepspeed")
+
+
+def model_card(
+    args: NLACConfig,
+    model_name: str,
+    repo_id: str,
+    base_model: str | None,
+    tags: list[str],
+    environment: str,
+    num_tasks: str,
+    example: str,
+    log_history: list[dict[str, Any]],
+    num_environment_steps: int,
+    num_optimizer_steps: int,
+    dataset_name: str | None = None,
+) -> ModelCard:
+    """
+    The card of a trained model.
+
+    Args:
+        args ([`NLACConfig`]):
+            Options of the training.
+        model_name (`str`):
+            What the model is called.
+        repo_id (`str`):
+            Where it can be loaded from.
+        base_model (`str`, *optional*):
+            What it was trained from, if that is on the Hub.
+        tags (`list[str]`):
+            Tags of the card.
+        environment (`str`):
+            What it was trained in.
+        num_tasks (`str`):
+            How many tasks it was trained on, in words.
+        example (`str`):
+            An observation to begin with.
+        log_history (`list[dict[str, Any]]`):
+            Logs of the training.
+        num_environment_steps (`int`), num_optimizer_steps (`int`):
+            How long it was trained.
+        dataset_name (`str`, *optional*):
+            Dataset of the tasks, if that is on the Hub.
+    """
+    evaluations = [log for log in log_history if "eval_episode/success_rate" in log]
+    chosen = {"first": evaluations[0], "last": evaluations[-1]} if evaluations else {}
+    results = [
+        {
+            "name": name,
+            "environment_steps": log["eval_environment/steps"],
+            "success": log["eval_episode/success_rate"],
+            "low": log["eval_episode/success_rate_low"],
+            "high": log["eval_episode/success_rate_high"],
+            "return": log["eval_episode/return"],
+        }
+        for name, log in chosen.items()
+    ]
+    last = (
+        [
+            EvalResult(
+                "reinforcement-learning", environment, environment, "success_rate", round(results[-1]["success"], 4)
+            )
+        ]
+        if results
+        else None
+    )
+    data = ModelCardData(
+        base_model=base_model,
+        datasets=dataset_name,
+        library_name="transformers",
+        model_name=model_name,
+        tags=["generated_from_trainer", *tags],
+        eval_results=last,
+    )
+    return ModelCard(
+        _render(
+            "model_card.md.jinja",
+            card_data=data.to_yaml(),
+            model_name=model_name,
+            repo_id=repo_id,
+            base_model=base_model,
+            environment=environment,
+            num_tasks=num_tasks,
+            example=json.dumps(example, ensure_ascii=False),
+            results=results,
+            num_environment_steps=f"{num_environment_steps:,}",
+            num_optimizer_steps=f"{num_optimizer_steps:,}",
+            max_turns=args.max_turns,
+            success_threshold=f"{args.success_threshold:g}",
+            options=_changed_options(args),
+            versions={name: version(name) for name in ("trl-nlac", "trl", "transformers", "torch", "datasets")},
+            citation=PAPER["citation"],
+        )
+    )
+
+
+def episodes_card(repo_id: str, num_episodes: int) -> DatasetCard:
+    """The card of a dataset of episodes."""
+    data = DatasetCardData(pretty_name=repo_id.split("/")[-1], tags=["trl", "nlac", "trl-logs", "conversational"])
+    return DatasetCard(
+        _render("episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{num_episodes:,}")
+    )
+
+
+def upload_completions(args: NLACConfig) -> CommitScheduler:
+    """
+    Upload the tables of episodes to `log_completions_hub_repo` every two minutes from now on, and when the program ends.
+    """
+    repo_id = create_repo(
+        args.log_completions_hub_repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True
+    ).repo_id
+    return CommitScheduler(
+        repo_id=repo_id,
+        repo_type="dataset",
+        folder_path=Path(args.output_dir, COMPLETIONS),
+        every=2,  # minutes
+        allow_patterns=["*.parquet"],
+    )
+
+
+def _changed_options(args: NLACConfig) -> dict[str, Any]:
+    """Options that are not the defaults, but for those that tell of the machine."""
+    changed = {}
+    for option in dataclasses.fields(args):
+        value = vars(args)[option.name]
+        default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+        if option.init and value != default and option.name not in _PLACES:
+            changed[option.name] = value
+    return changed
+
+
+def _render(template: str, **values: Any) -> str:
+    """A template of this package; lines of statements leave nothing behind."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, keep_trailing_newline=True, autoescape=False
+    )
+    return environment.get_template(template).render(**values)
