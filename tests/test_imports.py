@@ -61,7 +61,7 @@ def test_imports_go_one_way():
         "episode_files": {"types"},
         "resharding": {"episode_files", "types"},
         "replay": {"episode_files", "episode_store", "hub", "logs", "resharding", "roles", "sum_tree", "types"},
-        "hub": {"nlac_config", "run_folder"},
+        "hub": {"nlac_config", "record_options", "run_folder"},
         "saved_roles": {"nlac_config", "prompts"},
         "rehearsal": {"chat", "types"},
         "checkpoint": {"replay", "target_weights", "types"},

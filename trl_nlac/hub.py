@@ -17,6 +17,7 @@
 import dataclasses
 import json
 import textwrap
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ from huggingface_hub import (
     ModelCardData,
     create_repo,
 )
+from trl.trainer.base_config import _BaseConfig
 
 from .nlac_config import NLACConfig
+from .record_options import RecordOptions
 from .run_folder import COMPLETIONS
 
 
@@ -47,8 +50,22 @@ PAPER = {
         }"""),
 }
 TEMPLATES = Path(__file__).parent / "templates"
-# Where a run happens, not what was learned.
-_PLACES = ("output_dir", "logging_dir", "run_name", "hub_token", "hub_model_id", "resume_from_checkpoint", "deepspeed")
+# Options of `TrainingArguments` that a card tells of.
+_OPTIMIZATION = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "max_grad_norm",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "bf16",
+    "seed",
+)
 
 
 def model_card(
@@ -169,13 +186,14 @@ def upload_completions(args: NLACConfig) -> CommitScheduler:
 
 
 def _changed_options(args: NLACConfig) -> dict[str, Any]:
-    """Options that are not the defaults, but for those that tell of the machine."""
+    """Options of the method and of optimization that are not the defaults."""
+    told = {option.name for option in dataclasses.fields(NLACConfig)}
+    told -= {option.name for option in dataclasses.fields(_BaseConfig)} | set(RecordOptions.__annotations__)
     changed = {}
     for option in dataclasses.fields(args):
         value = vars(args)[option.name]
-        default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
-        if option.init and value != default and option.name not in _PLACES:
-            changed[option.name] = value
+        if option.name in (*told, *_OPTIMIZATION) and value != option.default:
+            changed[option.name] = value.value if isinstance(value, Enum) else value
     return changed
 
 

@@ -214,7 +214,7 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
         }
         with told_in_a_line(f"--model_name_or_path {model_args.model_name_or_path}: "):
             name, revision = model_args.model_name_or_path, model_args.model_revision
-            cached_file(name, "config.json", revision=revision)
+            cached_file(name, "config.json", revision=revision, _raise_exceptions_for_missing_entries=False)
             _, saved_prompts = load_roles(name, revision)
         trainer = NLACTrainer(
             model=model_args.model_name_or_path,

@@ -1,0 +1,181 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A stand-in for the Hub: repositories in memory, behind as much of its HTTP interface as uploads and downloads need."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections import defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlparse
+
+
+class HubServer:
+    """
+    Serves on a free port of this machine, within a `with` block.
+
+    Attributes:
+        files (`dict[str, dict[str, bytes]]`):
+            Contents by repository, as `models/me/agent`, and path.
+        private (`dict[str, bool]`):
+            What was asked for when a repository was made.
+    """
+
+    def __init__(self):
+        self.files: dict[str, dict[str, bytes]] = defaultdict(dict)
+        self.private: dict[str, bool] = {}
+        self.unknown: list[str] = []  # requests that nothing here answers
+        hub = self
+
+        class Handler(_Handler):
+            server_of_files = hub
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "HubServer":
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_of_files: HubServer
+
+    def log_message(self, *args):
+        pass
+
+    def do_POST(self):
+        hub, path = self.server_of_files, urlparse(self.path).path
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = self._chunks()
+        parts = path.strip("/").split("/")
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            kind = f"{asked.get('type') or 'model'}s"
+            name = f"{kind}/{asked.get('organization') or 'me'}/{asked['name']}"
+            hub.files[name]  # which makes it
+            hub.private.setdefault(name, bool(asked.get("private") or asked.get("visibility") == "private"))
+            prefix = "" if kind == "models" else f"{kind}/"
+            self._json({"url": f"{hub.url}/{prefix}{name.partition('/')[2]}", "name": name.partition("/")[2]})
+        elif path == "/api/validate-yaml":
+            self._json({"warnings": [], "errors": []})
+        elif "preupload" in parts:
+            self._json(
+                {
+                    "files": [
+                        {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                        for f in json.loads(body)["files"]
+                    ]
+                }
+            )
+        elif "commit" in parts:
+            repository = hub.files["/".join(parts[1:4])]
+            for line in filter(None, body.splitlines()):
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    repository[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                elif entry["key"] == "deletedFile":
+                    repository.pop(entry["value"]["path"], None)
+            self._json(
+                {
+                    "commitUrl": f"{hub.url}/{'/'.join(parts[2:4])}/commit/{_sha(repository)}",
+                    "commitOid": _sha(repository),
+                }
+            )
+        elif "paths-info" in parts:
+            self._json([])
+        else:
+            self._missing()
+
+    def do_GET(self):
+        hub, path = self.server_of_files, unquote(urlparse(self.path).path)
+        parts = path.strip("/").split("/")
+        if path == "/api/whoami-v2":
+            self._json({"name": "me", "type": "user", "orgs": [], "auth": {"accessToken": {"role": "write"}}})
+        elif parts[0] == "api":
+            key = "/".join(parts[1:4])
+            if key not in hub.files:
+                self._missing("RepoNotFound")
+            elif "tree" in parts:
+                self._json(
+                    [
+                        {"type": "file", "path": p, "size": len(c), "oid": _sha(c)}
+                        for p, c in sorted(hub.files[key].items())
+                    ]
+                )
+            else:
+                siblings = [{"rfilename": name} for name in sorted(hub.files[key])]
+                self._json(
+                    {
+                        "id": "/".join(parts[2:4]),
+                        "sha": _sha(hub.files[key]),
+                        "siblings": siblings,
+                        "private": False,
+                        "tags": [],
+                    }
+                )
+        elif "resolve" in parts:
+            at = parts.index("resolve")
+            key = "/".join(parts[:at]) if parts[0] == "datasets" else "/".join(["models", *parts[:at]])
+            content = hub.files.get(key, {}).get("/".join(parts[at + 2 :]))
+            if content is None:
+                self._missing("EntryNotFound" if key in hub.files else "RepoNotFound")
+            else:
+                self._send(200, content, {"ETag": f'"{_sha(content)}"', "X-Repo-Commit": _sha(hub.files[key])})
+        else:
+            self._missing()
+
+    do_HEAD = do_GET
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _json(self, value) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _missing(self, code: str = "") -> None:
+        if not code:
+            self.server_of_files.unknown.append(f"{self.command} {self.path}")
+        self._send(404, b"{}", {"X-Error-Code": code, "Content-Type": "application/json"})
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+def _sha(value) -> str:
+    text = (
+        value
+        if isinstance(value, bytes)
+        else json.dumps({name: _sha(content) for name, content in value.items()}).encode()
+    )
+    return hashlib.sha1(text).hexdigest()
