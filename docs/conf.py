@@ -49,7 +49,7 @@ def autodoc(match: re.Match) -> str:
     if item is None:
         raise ValueError(f"[[autodoc]] {match[1]}: trl_nlac has no such object. Correct the name in the page.")
     parts = [described(item, f"class trl_nlac.{name}" if inspect.isclass(item) else f"trl_nlac.{name}")]
-    parts += [described(inspect.getattr_static(item, method), f"{name.split('.')[-1]}.{method}") for method in methods]
+    parts += [described(getattr(item, method), f"{name.split('.')[-1]}.{method}") for method in methods]
     return "\n\n".join(parts)
 
 

@@ -51,6 +51,8 @@ class NLACConfig(RecordOptions, VLLMOptions):
 
         shuffle_dataset (`bool`, *optional*, defaults to `True`):
             Whether to shuffle the tasks.
+        remove_unused_columns (`bool`, *optional*, defaults to `False`):
+            Columns of the dataset are the task's keywords and are all kept.
 
         > Parameters that control acting
 

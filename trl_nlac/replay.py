@@ -91,6 +91,7 @@ class PrioritizedReplay:
 
     @property
     def priority_mean(self) -> float:
+        """Mean priority of the stored transitions; 0 if there are none."""
         return float(self._priorities.sum() / max(1, len(self)))
 
     def add(self, episodes: Iterable[Episode]) -> list[int]:

@@ -63,6 +63,7 @@ class RoleDialogue:
 
     @property
     def critique(self) -> Critique:
+        """What the critic should say about the action."""
         future = " ".join([self.future[0][1], *(f"{action} {answer}" for action, answer in self.future[1:])])
         return Critique(future, self.won, self.advice)
 

@@ -94,6 +94,7 @@ class RoomsWorld:
 
     @property
     def rooms(self) -> list[str]:
+        """Names of all rooms."""
         return list(dict.fromkeys(room for room, _ in self.doors))
 
     def successors(self, room: str, steps_left: int, door: str) -> dict[str, float]:
@@ -127,6 +128,7 @@ class RoomsWorld:
         )
 
     def observation_value(self, observation: str) -> float:
+        """The probability of winning, with best doors, after `observation`."""
         place, rest = observation.split()
         return {"win": 1.0, "lose": 0.0}[rest] if rest in ("win", "lose") else self.value(place, int(rest))
 
@@ -137,6 +139,7 @@ class RoomsWorld:
         return self._values[room, steps_left]
 
     def best_actions(self, room: str, steps_left: int) -> list[str]:
+        """The doors behind which the probability of winning is the largest."""
         return [
             door for door in DOORS if self.action_value(room, steps_left, door) >= self.value(room, steps_left) - 1e-9
         ]
@@ -208,10 +211,12 @@ class RoomsOracle:
     shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
+        """The probability of winning after `action` with best doors from then on; 0 for what is no door."""
         door = parse_door(action)
         return self.world.action_value(*_where(transition), door) if door else 0.0
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
+        """Whether `future` is, word by word, an episode that can follow `action`, to its end."""
         room, steps_left = _where(transition)
         words = [*_words(parse_door(action)), *future.split()]
         while len(words) >= 4:

@@ -80,6 +80,7 @@ def parse_call(action: str) -> Call | None:
 
 
 def format_call(call: Call) -> str:
+    """The action that [`parse_call`] reads as `call`."""
     return " ".join(["route", *call])
 
 
@@ -166,9 +167,11 @@ class ServiceDesk:
 
     @property
     def is_random(self) -> bool:
+        """Whether the same call can be answered in different ways."""
         return bool(self.noise or self.follow_ups)
 
     def start(self, request: str) -> DeskState:
+        """Where an episode with this kind of request begins."""
         return DeskState(request, self.attempts)
 
     def first_observation(self, request: str, customer: str = "") -> str:
@@ -212,6 +215,7 @@ class ServiceDesk:
 
 
 def has_ended(observation: str) -> bool:
+    """Whether the desk says with `observation` that the request was won or lost."""
     return observation.endswith((" win", " lose"))
 
 
@@ -268,6 +272,7 @@ class ServiceDeskOracle:
     shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
+        """The share of the arguments that count which are right; 0 for what is no call."""
         call, state = parse_call(action), self._state(transition)
         if call is None:
             return 0.0
@@ -275,6 +280,7 @@ class ServiceDeskOracle:
         return sum(call[i] == rule[i] for i in counts) / len(counts)
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
+        """Whether `future` is, word by word, an episode that can follow `action`, to its end."""
         state, words = self._state(transition), future.split()
         while state.attempts_left:
             told = [

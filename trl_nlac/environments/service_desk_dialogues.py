@@ -59,6 +59,7 @@ class Lesson(NamedTuple):
 
     @property
     def advice(self) -> str:
+        """What was learned, as a critique says it; empty if nothing was."""
         if self.use:
             return " ".join(["use", *self.use])
         return f"avoid {self.avoid}" if self.avoid else ""

@@ -1,0 +1,350 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+The pages of the documentation say what is true: their Python runs as it is printed, and their links, commands, options,
+metrics and error messages exist.
+
+Python blocks of a page are one session. They run in a folder with a finished run in `my-agent`. Every model of the Hub
+that they name is the embedded one, and training takes one small step. A block that cannot run has the comment
+`<!-- not run: reason -->` on the line above it.
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import pydoc
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import huggingface_hub.constants
+import pytest
+import transformers
+import yaml
+from accelerate.commands.launch import launch_command_parser
+from testing_utils import TASKS, make_trainer
+from trl import TrlParser
+
+import trl_nlac
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.environments import EnvironmentFailure, StepResult
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "docs" / "source"
+PAGES = [ROOT / "README.md", *sorted(SOURCE.glob("*.md"))]
+BY_NAME = {page.stem: page for page in PAGES}
+
+FENCE = re.compile(r"^(?:<!--(?P<comment>.*)-->\n)?```(?P<language>\w*)\n(?P<text>(?:.*\n)*?)```$", re.MULTILINE)
+NOT_RUN = re.compile(r" not run: \S.* ")
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    comment: str
+    line: int  # of the page, before the first one of the text
+
+
+def blocks(page: Path) -> list[Block]:
+    page_text = page.read_text()
+    return [
+        Block(match["language"], match["text"], match["comment"] or "", page_text[: match.start("text")].count("\n"))
+        for match in FENCE.finditer(page_text)
+    ]
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks."""
+    return FENCE.sub("", page.read_text())
+
+
+def runnable(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.language == "python" and "not run" not in block.comment]
+
+
+# Python
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> NLACTrainer:
+    """A trainer that evaluated, wrote a checkpoint and saved its model, of which the pages speak."""
+    folder = tmp_path_factory.mktemp("finished") / "my-agent"
+    config = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_trainer(folder, {**config, "logging_steps": 1, "num_oracle_probes": 4}, eval_dataset=TASKS)
+    trainer.train()
+    trainer.save_model()
+    (folder / "checkpoint-1").rename(folder / "checkpoint-500")
+    return trainer
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Puts the models that a text names into a cache of the Hub, without a network: each is the embedded model."""
+    cache, commit = tmp_path / "hub", 40 * "0"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+    def add(text: str) -> None:
+        for name in set(re.findall(r'"([\w-]+/[\w.-]+)"', text)):
+            folder = cache / f"models--{name.replace('/', '--')}"
+            (folder / "refs").mkdir(parents=True)
+            (folder / "refs" / "main").write_text(commit)
+            (folder / "snapshots").mkdir()
+            (folder / "snapshots" / commit).symlink_to(TINY_MODEL)
+
+    return add
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Whatever a page configures is cut to one small step on a CPU, and nothing is uploaded."""
+    fixed = dict(
+        use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, max_steps=1, per_device_train_batch_size=2
+    )
+    fixed.update(logging_steps=1, eval_steps=1, save_steps=1)
+    most = dict(max_completion_length=8, max_turns=2, num_eval_critiques=2, num_eval_episodes=2)
+    post_init = NLACConfig.__post_init__
+
+    def shrunk(args: NLACConfig) -> None:
+        vars(args).update(fixed, **{name: min(value, vars(args)[name]) for name, value in most.items()})
+        post_init(args)
+
+    monkeypatch.setattr(NLACConfig, "__post_init__", shrunk)
+    monkeypatch.setattr(transformers.Trainer, "push_to_hub", lambda trainer, *args, **kwargs: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+
+
+@pytest.mark.parametrize("name", [page.stem for page in PAGES if runnable(page)])
+def test_python_runs_as_it_is_printed(name, tmp_path, monkeypatch, finished, hub, small):
+    page = BY_NAME[name]
+    shutil.copytree(finished.args.output_dir, tmp_path / "my-agent")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        first_line = block.text.partition("\n")[0]
+        if block.language in ("yaml", "json") and re.fullmatch(r"# [\w.]+", first_line):
+            Path(first_line[2:]).write_text(block.text)  # a file that the page shows
+    hub("".join(block.text for block in runnable(page)))
+    session = {"__name__": name}
+    for block in runnable(page):
+        exec(compile("\n" * block.line + block.text, str(page), "exec"), session)
+
+
+def test_example_of_the_trainer_runs(tmp_path, monkeypatch, hub, small):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", inspect.getdoc(NLACTrainer), re.DOTALL)
+    hub(example)
+    exec(example, {"__name__": "example"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_is_not_run_has_a_reason(page):
+    found = blocks(page)
+    assert 2 * len(found) == len(re.findall("^ *```", page.read_text(), re.MULTILINE)), "a block is not read"
+    for block in found:
+        if "not run" in block.comment:
+            assert NOT_RUN.fullmatch(block.comment) and block.language == "python", block.comment
+    comments = re.findall("<!-- *not run.*-->", page.read_text())
+    assert len(comments) == sum("not run" in block.comment for block in found), "a comment is not above a block"
+
+
+# Commands
+
+
+class Parsed(Exception):
+    """Carries the arguments that a parser does not know out of a script."""
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every command of the page that starts an example or a reader's own script, without what is set before it."""
+    lines = []
+    for block in blocks(page):
+        if block.language == "bash":
+            lines += block.text.replace("\\\n", " ").splitlines()
+    found = []
+    for line in lines:
+        words = shlex.split(re.sub(r"\$\w+", "0", line), comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words.pop(0)
+        if words[:2] == ["accelerate", "launch"] or words[:1] == ["python"] and words[1].startswith("examples/"):
+            found.append(words)
+    return found
+
+
+def split_command(words: list[str]) -> tuple[str, list[str]]:
+    """The script that a command starts, and the arguments of the script."""
+    if words[0] == "python":
+        return words[1], words[2:]
+    launch = launch_command_parser().parse_args(words[2:])
+    assert launch.config_file is None or (ROOT / launch.config_file).is_file(), launch.config_file
+    return launch.training_script, launch.training_script_args
+
+
+def unknown_arguments(script: str, arguments: list[str], monkeypatch) -> list[str]:
+    """What the script's own parser does not know; a value that it does not take raises."""
+    if script == "my_script.py":  # of a reader
+        return TrlParser((NLACConfig,)).parse_known_args([*arguments, "--output_dir", "run"])[1]
+
+    def parse(parser, *args, **kwargs):
+        raise Parsed(parser.parse_known_args()[1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse)
+        patch.setattr(TrlParser, "parse_args_and_config", parse)
+        patch.setattr(sys, "argv", [script, *arguments])
+        with pytest.raises(Parsed) as parsed:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+    return parsed.value.args[0]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_commands_name_scripts_and_arguments_that_exist(page, monkeypatch):
+    for words in commands(page):
+        script, arguments = split_command(words)
+        assert not unknown_arguments(script, arguments, monkeypatch), words
+
+
+def test_make_targets_exist():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "bash":
+                assert set(re.findall(r"^make ([\w-]+)", block.text, re.MULTILINE)) <= set(targets), page
+        assert set(re.findall(r"`make ([\w-]+)", prose(page))) <= set(targets), page
+
+
+def test_commands_of_the_overview_are_those_of_the_scripts():
+    described = set()
+    for words in commands(BY_NAME["example_overview"]):
+        script = split_command(words)[0]
+        docstring = ast.get_docstring(ast.parse((ROOT / script).read_text())).replace("\\\n", " ")
+        assert " ".join(words) in " ".join(docstring.split()), words
+        described.add(Path(script).name)
+    assert described == {path.name for path in (ROOT / "examples" / "scripts").glob("*.py")}
+
+
+# Links, options, metrics, messages
+
+
+def slugs(page: Path) -> set[str]:
+    """Anchors of the headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not re.match(r"[a-z]+:", link):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.is_file(), link
+            assert not anchor or anchor in slugs(target), link
+
+
+def test_autodoc_finds_everything():
+    """Without Sphinx, which the tests do not need: what `docs/conf.py` makes of a page."""
+    on_source_read = runpy.run_path(str(ROOT / "docs" / "conf.py"))["on_source_read"]
+    for page in SOURCE.glob("*.md"):
+        source = [page.read_text()]
+        on_source_read(None, page.stem, source)
+        assert "[[autodoc]]" not in source[0], page
+
+
+def test_every_page_is_in_the_navigation():
+    toctree = yaml.safe_load((SOURCE / "_toctree.yml").read_text())
+    listed = [page["local"] for section in toctree for page in section["sections"]]
+    assert sorted(listed) == [page.stem for page in sorted(SOURCE.glob("*.md"))]
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in backticks in the text of the page."""
+    return re.findall(r"`([^`]+)`", prose(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_options_exist(page):
+    """Of every `name=value`: an option of the trainer, or a parameter of a result or of what the page documents."""
+    known = {field.name for field in dataclasses.fields(NLACConfig)}
+    documented = re.findall(r"^\[\[autodoc\]\] ([\w.]+)$", page.read_text(), re.MULTILINE)
+    items = [NLACTrainer, NLACTrainer.train, StepResult, *(pydoc.locate(f"trl_nlac.{name}") for name in documented)]
+    for item in items:
+        if item is not EnvironmentFailure:  # errors have no signature
+            known |= inspect.signature(item).parameters.keys()
+    assert {match[1] for span in spans(page) if (match := re.match(r"([a-z_]+)=", span))} <= known
+
+
+def test_names_exist():
+    """Of every `name_like_this`: a word of the code, an option, or a name of another library."""
+    paths = [path for folder in ("trl_nlac", "examples") for path in (ROOT / folder).rglob("*.py")]
+    known = {field.name for field in dataclasses.fields(NLACConfig)}
+    known |= {"get_last_checkpoint", "max_tool_calling_iterations"}  # transformers', TRL's
+    known.update(*(re.findall(r"\w+", path.read_text()) for path in paths))
+    for page in PAGES:
+        assert {span for span in spans(page) if re.fullmatch(r"[a-z]+(_[a-z0-9]+)+", span)} <= known, page
+
+
+def documented_metrics() -> set[str]:
+    return {span for name in ("nlac_trainer", "environments") for span in spans(BY_NAME[name])}
+
+
+def test_every_logged_metric_is_documented(finished):
+    logged = {name for entry in finished.state.log_history for name in entry if "/" in name}
+    assert "eval_oracle/verdict_no_rate" in logged and "critic/loss" in logged
+    documented = documented_metrics()
+    for name in logged:
+        name = re.sub(r"pass\^\d+", "pass^k", name)
+        group, _, last = name.removeprefix("eval_").partition("/")
+        in_group = f"{group}/*" in documented and last in documented
+        assert in_group or {name, name.removeprefix("eval_")} & documented, name
+
+
+def test_metrics_of_the_faq_exist():
+    groups = {name.split("/")[0] for name in documented_metrics() if re.fullmatch(r"\w+/[\w^*]+", name)}
+    for span in spans(BY_NAME["faq"]):
+        group, _, last = span.partition("/")
+        if group in groups and "*" not in last:
+            named = {span, span.removeprefix("eval_"), f"eval_{span}"} & documented_metrics()
+            assert named or {f"{group}/*", last} <= documented_metrics(), span
+
+
+def messages_of_the_code() -> list[str]:
+    """Every string of the package, without backticks and with `...` for what is filled in."""
+    found = []
+    for path in Path(trl_nlac.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[\d.]*[sdf]", "...", node.value))
+    return [text.replace("`", "") for text in found]
+
+
+def test_messages_of_the_faq_are_those_of_the_code():
+    page = BY_NAME["faq"]
+    quoted = [line for block in blocks(page) if block.language == "text" for line in block.text.splitlines()]
+    for table in re.findall(r"^\| message \|.*\n((?:\|.*\n)+)", prose(page), re.MULTILINE):
+        quoted += re.findall(r"^\| `([^|]+)` \|", table, re.MULTILINE)
+    assert len(quoted) > 20
+    messages = messages_of_the_code()
+    for line in quoted:
+        pattern = re.compile(".*".join(map(re.escape, line.replace("`", "").split("..."))))
+        assert any(pattern.search(message) for message in messages), line

@@ -1,0 +1,90 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Every public name is documented, and what is said about an option is what the option is."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from trl.trainer.base_config import _BaseConfig
+
+import trl_nlac
+from trl_nlac import NLACConfig, environments
+
+
+PAGES = Path(__file__).parent.parent / "docs" / "source"
+OPTION = re.compile(r"^        (\w+) \((.*)\):$", re.MULTILINE)
+
+
+def public_items() -> dict[str, Any]:
+    """Classes and functions of the package and of every module of environments, by name."""
+    items = {name: getattr(trl_nlac, name) for name in trl_nlac.__all__}
+    for module in pkgutil.iter_modules(environments.__path__):
+        items.update(_own(importlib.import_module(f"{environments.__name__}.{module.name}")))
+    return items
+
+
+def _own(module: ModuleType) -> dict[str, Any]:
+    return {
+        f"{module.__name__}.{name}": item
+        for name, item in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(item) or inspect.isfunction(item))
+        and item.__module__ == module.__name__
+    }
+
+
+@pytest.mark.parametrize(("name", "item"), public_items().items())
+def test_public_names_have_docstrings(name, item):
+    """Also methods and properties; what overrides a documented method says it by that."""
+    assert inspect.getdoc(item), name
+    for member, value in vars(item).items() if inspect.isclass(item) else []:
+        if not member.startswith("_") and (
+            callable(value) or isinstance(value, (property, classmethod, staticmethod))
+        ):
+            assert inspect.getdoc(getattr(item, member)), f"{name}.{member}"
+
+
+def test_environments_names_what_it_exports():
+    assert all(inspect.getdoc(getattr(environments, name)) for name in environments.__all__)
+
+
+def test_every_option_is_in_the_docstring_and_the_other_way_round():
+    inherited = {field.name for field in dataclasses.fields(_BaseConfig)}
+    configs = [
+        config for config in NLACConfig.__mro__ if issubclass(config, _BaseConfig) and config is not _BaseConfig
+    ]
+    fields = {field.name: field for field in dataclasses.fields(NLACConfig)}
+    overridden = {name for config in configs for name in config.__annotations__} & fields.keys()
+    documented = dict(OPTION.findall("".join(config.__doc__ for config in configs)))
+    assert documented.keys() == (fields.keys() - inherited) | overridden
+    for name, description in documented.items():
+        default = re.search(r"defaults to `(.*)`", description)
+        assert "*optional*" in description, name
+        assert fields[name].default == (ast.literal_eval(default[1]) if default else None), name
+        assert fields[name].metadata["help"], name
+
+
+@pytest.mark.parametrize("name", trl_nlac.__all__)
+def test_every_public_class_is_on_a_page(name):
+    pages = "\n".join(page.read_text() for page in PAGES.glob("*.md"))
+    assert re.search(rf"^\[\[autodoc\]\] {name}$", pages, re.MULTILINE)
