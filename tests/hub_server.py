@@ -37,6 +37,7 @@ class HubServer:
     def __init__(self):
         self.files: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.private: dict[str, bool] = {}
+        self.large: dict[str, bytes] = {}  # by hash, as Git LFS has it
         self.unknown: list[str] = []  # requests that nothing here answers
         hub = self
 
@@ -79,20 +80,26 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/api/validate-yaml":
             self._json({"warnings": [], "errors": []})
         elif "preupload" in parts:
-            self._json(
-                {
-                    "files": [
-                        {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
-                        for f in json.loads(body)["files"]
-                    ]
-                }
-            )
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            modes = ["lfs" if path.endswith((".parquet", ".safetensors")) else "regular" for path in paths]
+            files = [
+                {"path": p, "uploadMode": mode, "shouldIgnore": False} for p, mode in zip(paths, modes, strict=True)
+            ]
+            self._json({"files": files})
+        elif path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {**o, "actions": {"upload": {"href": f"{hub.url}/lfs/{o['oid']}"}}}
+                for o in json.loads(body)["objects"]
+            ]
+            self._json({"transfer": "basic", "objects": objects})
         elif "commit" in parts:
             repository = hub.files["/".join(parts[1:4])]
             for line in filter(None, body.splitlines()):
                 entry = json.loads(line)
                 if entry["key"] == "file":
                     repository[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                elif entry["key"] == "lfsFile":
+                    repository[entry["value"]["path"]] = hub.large[entry["value"]["oid"]]
                 elif entry["key"] == "deletedFile":
                     repository.pop(entry["value"]["path"], None)
             self._json(
@@ -106,6 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._missing()
 
+    def do_PUT(self):
+        self.server_of_files.large[self.path.rpartition("/")[2]] = self.rfile.read(int(self.headers["Content-Length"]))
+        self._send(200, b"", {})
+
     def do_GET(self):
         hub, path = self.server_of_files, unquote(urlparse(self.path).path)
         parts = path.strip("/").split("/")
@@ -116,12 +127,15 @@ class _Handler(BaseHTTPRequestHandler):
             if key not in hub.files:
                 self._missing("RepoNotFound")
             elif "tree" in parts:
-                self._json(
-                    [
-                        {"type": "file", "path": p, "size": len(c), "oid": _sha(c)}
-                        for p, c in sorted(hub.files[key].items())
+                folder = "/".join(parts[6:])
+                found = {path: text for path, text in hub.files[key].items() if path.startswith(folder)}
+                if folder and not found:
+                    self._missing("EntryNotFound")
+                else:
+                    told = [
+                        {"type": "file", "path": p, "size": len(c), "oid": _sha(c)} for p, c in sorted(found.items())
                     ]
-                )
+                    self._json(told)
             else:
                 siblings = [{"rfilename": name} for name in sorted(hub.files[key])]
                 self._json(

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from datasets import Dataset
 from huggingface_hub import (
     CommitScheduler,
     DatasetCard,
-    DatasetCardData,
     EvalResult,
     ModelCard,
     ModelCardData,
@@ -161,17 +161,20 @@ def model_card(
     )
 
 
-def episodes_card(repo_id: str, num_episodes: int) -> DatasetCard:
-    """The card of a dataset of episodes."""
-    data = DatasetCardData(pretty_name=repo_id.split("/")[-1], tags=["trl", "nlac", "trl-logs", "conversational"])
-    return DatasetCard(
-        _render("episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{num_episodes:,}")
+def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> None:
+    """Upload a dataset of episodes with its card."""
+    dataset.push_to_hub(repo_id, private=private, token=token)
+    data = DatasetCard.load(repo_id, token=token).data  # which the upload wrote: where the files are
+    data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
+    card = _render(
+        "episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{len(dataset):,}"
     )
+    DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
 
 
 def upload_completions(args: NLACConfig) -> CommitScheduler:
     """
-    Upload the tables of episodes to `log_completions_hub_repo` every two minutes from now on, and when the program ends.
+    Upload the tables of episodes to `log_completions_hub_repo` every two minutes from now on.
     """
     repo_id = create_repo(
         args.log_completions_hub_repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True

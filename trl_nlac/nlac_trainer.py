@@ -17,6 +17,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -237,8 +238,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, self.roles, self.replay, self.environments.oracle)
         self.add_callback(TrainingLogCallback())
-        if args.log_completions_hub_repo is not None and self.is_world_process_zero():
-            self.completions_upload = upload_completions(args)
+        uploads = args.log_completions_hub_repo is not None and self.is_world_process_zero()
+        self.completions_upload = upload_completions(args) if uploads else None
         self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
         self.loss_guard = LossGuard(args.max_nonfinite_batches)
         self._collate = NLACCollator(tokenizer.pad_token_id)
@@ -366,6 +367,8 @@ class NLACTrainer(AtomicSavingTrainer):
         try:
             output = super().train(*args, **kwargs)
             self.records.write(self.state.global_step)
+            if self.completions_upload is not None:
+                futures.wait([self.completions_upload.trigger()])
             return output
         finally:
             self.environments.close()

@@ -24,7 +24,7 @@ from huggingface_hub.constants import ENDPOINT
 
 from .episode_files import episode_lengths, read_episodes, write_episodes
 from .episode_store import EpisodeStore
-from .hub import episodes_card
+from .hub import push_episodes
 from .logs import conversation
 from .resharding import read_share
 from .roles import Roles
@@ -230,9 +230,7 @@ class PrioritizedReplay:
         """
         if not len(self):
             raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
-        dataset = self.to_dataset(roles)
-        dataset.push_to_hub(repo_id, private=private, token=token)
-        episodes_card(repo_id, len(dataset)).push_to_hub(repo_id, repo_type="dataset", token=token)
+        push_episodes(self.to_dataset(roles), repo_id, private, token)
         return f"{ENDPOINT}/datasets/{repo_id}"
 
     def load(self, directory: str | Path) -> None:

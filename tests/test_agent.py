@@ -1,0 +1,134 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+import torch
+from testing_utils import DESK, TASKS, make_trainer
+
+from trl_nlac import NLACAgent
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.logs import conversation
+from trl_nlac.rollout import play_episodes
+from trl_nlac.types import Transition
+
+
+MESSAGES = [{"role": "user", "content": "situ 2"}]
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_completion_length=48)
+
+
+@pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
+def test_conversations_are_those_of_training(action_format):
+    """A conversation in messages has the tokens that the trainer's policy saw when it was played."""
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format=action_format, max_completion_length=48)
+    pool = EnvironmentPool(lambda: make_environment(DESK, action_format))
+    agent.roles.tools = pool.tool_schemas
+    torch.manual_seed(0)
+    with agent.roles.generator.session(agent.model):
+        episodes = play_episodes(pool, list(TASKS), agent.roles, max_turns=2)
+    compared = 0
+    for episode in episodes:
+        messages = conversation(episode, agent.roles)["messages"]
+        starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        for i, start in enumerate(starts):
+            prompt = agent.encode(messages[:start], pool.tool_schemas)
+            assert prompt.ids == Transition(episode, i).state.ids, messages[:start]
+            compared += 1
+    assert compared == 8
+
+
+def test_act(agent):
+    torch.manual_seed(0)
+    turn = agent.act(MESSAGES)
+    assert turn.action == turn.text == turn.message["content"] and turn.action.startswith("route ")
+    assert turn.judgement is None and turn.attempts == turn.candidates == [] and turn.thought == ""
+    more = [*MESSAGES, turn.message, {"role": "user", "content": "refused needs ivory 1"}]
+    obeyed = [("ivory" in agent.act(more).action, "ivory" in agent.act(MESSAGES).action) for _ in range(8)]
+    assert sum(after for after, _ in obeyed) > sum(before for _, before in obeyed) + 3
+
+
+def test_thought_of_react():
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="react", temperature=0.0)
+    turn = agent.act(MESSAGES)
+    assert turn.text == f"Thought: {turn.thought}\nAction: {turn.action}" and turn.thought
+    assert turn.message == {"role": "assistant", "content": turn.text}
+
+
+def test_refine(agent):
+    """Every attempt was judged, and the last action is the first that the critic calls the best, if any is."""
+    torch.manual_seed(1)
+    turns = [agent.act(MESSAGES, refine=3) for _ in range(6)]
+    for turn in turns:
+        assert not any(judgement.verdict for _, judgement in turn.attempts)
+        assert all("Future:" in judgement.critique for _, judgement in turn.attempts)
+        if len(turn.attempts) < 3:
+            assert turn.judgement is None or turn.judgement.verdict
+    assert max(len(turn.attempts) for turn in turns) > 1
+    assert any(turn.attempts and turn.action != turn.attempts[0][0] for turn in turns)
+
+
+def test_candidates(agent):
+    """With a large alpha the action with the highest verdict score is taken, with 0 any."""
+    torch.manual_seed(2)
+    turn = agent.act(MESSAGES, num_candidates=8, alpha=1e6)
+    scores = [judgement.verdict_score for _, judgement in turn.candidates if judgement]
+    assert len(turn.candidates) == 8 and turn.judgement.verdict_score == max(scores) > min(scores)
+    taken = {agent.act(MESSAGES, num_candidates=4, alpha=0.0).judgement for _ in range(5)}
+    assert min(judgement.verdict_score for judgement in taken) < 0
+
+
+def test_critique(agent):
+    torch.manual_seed(3)
+    proposed = {"role": "assistant", "content": "route billing amber photo noon"}
+    judgement = agent.critique([*MESSAGES, proposed])
+    assert judgement.critique.startswith("Future:") and judgement.verdict == (judgement.verdict_score > 0)
+    torch.manual_seed(3)
+    assert agent.critique(MESSAGES, proposed["content"]) == judgement
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda agent: agent.act([]), r"must end with what the agent is to answer, got the roles \[\]"),
+        (lambda agent: agent.act([*MESSAGES, {"role": "assistant", "content": "route"}]), "must end with"),
+        (lambda agent: agent.act(MESSAGES, refine=-1), "`refine` must be at least 0, got -1"),
+        (lambda agent: agent.act(MESSAGES, num_candidates=0), "`num_candidates` must be at least 1, got 0"),
+        (lambda agent: agent.critique(MESSAGES), "There is no `action` to judge"),
+        (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, learning_rate=1), "`learning_rate` is no option of how"),
+    ],
+)
+def test_errors(agent, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(agent)
+
+
+def test_adapter(tmp_path):
+    """What a trainer of an adapter saves is an agent, too."""
+    peft = pytest.importorskip("peft")
+    config = {"max_steps": 1, "max_turns": 2, "learning_rate": 0.1}
+    trainer = make_trainer(tmp_path, config, peft_config=peft.LoraConfig(target_modules=["q_proj"]))
+    trainer.train()
+    trainer.save_model()
+    agent = NLACAgent.from_pretrained(str(tmp_path), device="cpu", temperature=0.0)
+    assert (tmp_path / "adapter_config.json").exists() and agent.args.max_turns == 2
+    assert agent.act(MESSAGES).action is not None
+    trained = {name: value for name, value in trainer.model.state_dict().items() if "lora_B" in name}
+    loaded = {name.replace("base_model.model.", ""): value for name, value in agent.model.state_dict().items()}
+    for name, value in trained.items():
+        assert value.abs().sum() > 0
+        assert torch.equal(value, loaded[name.replace("base_model.model.", "")]), name
