@@ -36,7 +36,7 @@ function haystack(episode) {
 /** Indices of the episodes that pass the filters, in order. */
 function select(state) {
   const wanted = state.q.toLowerCase();
-  const key = (SORTS[state.sort] ?? SORTS.newest)[1];
+  const [, key] = SORTS[Object.hasOwn(SORTS, state.sort) ? state.sort : DEFAULTS.sort];
   return data.episodes
     .map((episode, i) => [episode, i])
     .filter(

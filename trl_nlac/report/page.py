@@ -61,7 +61,7 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
             "nor audit/*.parquet. Pass the `output_dir` of a training run that has logged at least once."
         )
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(_page(run, log, episodes), encoding="utf-8")
+    output.write_text(_page(run, log, episodes), encoding="utf-8", errors="replace")  # names may hold lone surrogates
     return output
 
 

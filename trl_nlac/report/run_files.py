@@ -153,10 +153,10 @@ def _look_at_audits(files: list[_File]) -> dict[Key, int]:
 
 
 def _spread(places: list[_Place], number: int) -> list[_Place]:
-    """At most so many of them, evenly."""
+    """At most so many of them, evenly, and the last one."""
     if len(places) <= number:
         return places
-    return [places[i * len(places) // number] for i in range(number)]
+    return [places[(i + 1) * len(places) // number - 1] for i in range(number)]
 
 
 def _read(places: list[_Place], audits: list[_File]) -> list[dict[str, Any]]:
