@@ -77,6 +77,7 @@ function lineChart(chart) {
   const tip = el("div", { className: "tip", hidden: true });
   const plot = el("div", { className: "plot" });
   const isStacked = chart.series.some((series) => series.style === "area");
+  const show = (value) => format(value, chart.is_rate);
   const legend = chart.series.map((series) =>
     el(
       "li",
@@ -84,13 +85,13 @@ function lineChart(chart) {
       el("span", { className: `key ${series.style} ${series.color}` }),
       el("span", { dir: "auto" }, series.name),
       " ",
-      el("b", {}, format(series.y.at(-1), chart.is_rate)),
+      el("b", {}, show(series.y.at(-1))),
     ),
   );
   const steps = chart.series.flatMap((series) => series.x);
   const xTop = Math.max(...steps);
   const values = chart.series.flatMap((series) => [...series.y, ...(series.high ?? []), ...(series.low ?? [])]);
-  const last = chart.series.map((series) => `${series.name} ${format(series.y.at(-1), chart.is_rate)} at last`);
+  const last = chart.series.map((series) => `${series.name} ${show(series.y.at(-1))} at last`);
 
   onWidth(plot, (width) => {
     const xTicks = ticks(0, xTop, Math.max(2, Math.floor(width / 90))).filter((value) => value <= xTop);
@@ -108,7 +109,9 @@ function lineChart(chart) {
       if (style === "area") continue;
       picture.append(svg("path", { class: `line ${style} ${color}`, d: path(along(series.y)) }));
       if (series.x.length <= 40 && style === "line") {
-        for (const [cx, cy] of along(series.y)) picture.append(svg("circle", { class: `dot ${color}`, cx, cy, r: 2.5 }));
+        for (const [cx, cy] of along(series.y)) {
+          picture.append(svg("circle", { class: `dot ${color}`, cx, cy, r: 2.5 }));
+        }
       }
     }
     const cursor = svg("g", { class: "cursor" });
@@ -126,20 +129,23 @@ function lineChart(chart) {
       const marks = [];
       for (const series of chart.series) {
         const i = nearest(series.x, step);
-        const ends = series.low && !isStacked ? ` (${format(series.low[i], chart.is_rate)} to ${format(series.high[i], chart.is_rate)})` : "";
+        const ends = series.low && !isStacked ? ` (${show(series.low[i])} to ${show(series.high[i])})` : "";
         rows.push(
           el(
             "div",
             {},
             el("span", { className: `key ${series.style} ${series.color}` }),
             el("span", { dir: "auto" }, series.name),
-            el("b", {}, format(series.y[i], chart.is_rate) + ends),
+            el("b", {}, show(series.y[i]) + ends),
+            series.x[i] === step ? null : el("span", { className: "at" }, ` at ${format(Math.round(series.x[i]))}`),
           ),
         );
-        if (!isStacked) marks.push(svg("circle", { class: `dot ${series.color}`, cx: x(series.x[i]), cy: y(series.y[i]), r: 4 }));
+        if (isStacked) continue;
+        marks.push(svg("circle", { class: `dot ${series.color}`, cx: x(series.x[i]), cy: y(series.y[i]), r: 4 }));
       }
       cursor.replaceChildren(line, ...marks);
-      showTip(tip, x(step), width, [el("div", { className: "at" }, `${format(Math.round(step))} environment steps`), ...rows]);
+      const at = el("div", { className: "at" }, `${format(Math.round(step))} environment steps`);
+      showTip(tip, x(step), width, [at, ...rows]);
     };
     picture.addEventListener("pointermove", point);
     picture.addEventListener("pointerdown", point);
@@ -171,14 +177,18 @@ function reliabilityDiagram(plot, evaluations) {
       const most = Math.max(...evaluation.bins.map((bin) => bin.count));
       for (const bin of evaluation.bins) {
         const [cx, cy] = [x(bin.foretold), y(bin.happened)];
+        const figures = [bin.foretold, bin.happened, bin.low, bin.high];
+        const [foretold, happened, low, high] = figures.map((value) => format(value, true));
         const r = 3 + 7 * Math.sqrt(bin.count / most);
-        if (isNewest) picture.append(svg("line", { class: `whisker ${kind}`, x1: cx, x2: cx, y1: y(bin.low), y2: y(bin.high) }));
+        if (isNewest) {
+          picture.append(svg("line", { class: `whisker ${kind}`, x1: cx, x2: cx, y1: y(bin.low), y2: y(bin.high) }));
+        }
         const dot = svg("circle", { class: `bin ${kind}`, cx, cy, r });
         const show = () =>
           showTip(tip, cx, width, [
             el("div", { className: "at" }, `Step ${format(evaluation.step)}, ${format(bin.count)} verdicts`),
-            el("div", {}, "foretold", el("b", {}, bin.foretold.toFixed(2))),
-            el("div", {}, "happened", el("b", {}, `${bin.happened.toFixed(2)} (${bin.low.toFixed(2)} to ${bin.high.toFixed(2)})`)),
+            el("div", {}, "foretold", el("b", {}, foretold)),
+            el("div", {}, "happened", el("b", {}, `${happened} (${low} to ${high})`)),
           ]);
         dot.addEventListener("pointerenter", show);
         dot.addEventListener("pointerdown", show);

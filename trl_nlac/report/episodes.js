@@ -6,6 +6,11 @@ const OUTCOMES = {
   broken: ["!", "Environment failed"],
   unknown: ["?", "Audited samples only"],
 };
+const SPLITS = [
+  ["", "training and evaluation"],
+  ["train", "training"],
+  ["eval", "evaluation"],
+];
 const SORTS = {
   newest: ["newest", (e) => -e.step],
   oldest: ["oldest", (e) => e.step],
@@ -121,7 +126,9 @@ function sampleBlock(sample, q) {
     ["policy loss", sample.policy_loss],
     ["priority", sample.priority],
   ];
-  const chips = figures.filter(([, value]) => value !== undefined).map(([name, value]) => chip(`${name} ${format(value)}`));
+  const known = figures.filter(([, value]) => value !== undefined);
+  const chips = known.map(([name, value]) => chip(`${name} ${format(value)}`));
+  const judged = verdictChips(sample.verdict, sample.verdict_score, sample.wrong);
   const kept = sample.refined_action !== undefined && sample.refined_action === sample.attempt;
   const part = (label, text, kind, ...notes) =>
     text === undefined && !notes.length
@@ -139,7 +146,7 @@ function sampleBlock(sample, q) {
     el(
       "div",
       { className: "parts" },
-      part("Critique at that time", sample.critique, "", ...verdictChips(sample.verdict, sample.verdict_score, sample.wrong)),
+      part("Critique at that time", sample.critique, "", ...judged),
       part("Bellman target", sample.target, "", ...verdictChips(sample.target_verdict)),
       part("First attempt", sample.attempt, "action"),
       part("Its critique", sample.attempt_critique, "", ...verdictChips(sample.attempt_verdict)),
@@ -163,7 +170,9 @@ function turnBlock(turn, before, episode, q) {
       "model",
       [],
       thought && thought !== turn.action ? textBlock(thought, q, "thought") : null,
-      turn.action ? textBlock(turn.action, q, "action") : el("div", { className: "text none" }, "No action could be read."),
+      turn.action
+        ? textBlock(turn.action, q, "action")
+        : el("div", { className: "text none" }, "No action could be read."),
     ),
     turn.next_observation || reward.length
       ? block("Environment", "world", reward, turn.next_observation ? textBlock(turn.next_observation, q) : null)
@@ -237,6 +246,10 @@ function listRow(episode, i, isOpen, open) {
   return el("li", {}, button);
 }
 
+function pair(name, value) {
+  return el("div", {}, el("dt", { dir: "auto" }, name), el("dd", { dir: "auto" }, value));
+}
+
 function detail(episode, q, buttons) {
   const facts = [
     ["step", format(episode.step)],
@@ -245,6 +258,7 @@ function detail(episode, q, buttons) {
     [episode.split === "eval" ? "task" : "episode", format(episode.number)],
     ["process", episode.process],
   ];
+  const turns = episode.turns.map((turn, i) => turnBlock(turn, episode.turns[i - 1], episode, q));
   const parts = [
     el("div", { className: "tools" }, ...buttons),
     el(
@@ -254,20 +268,18 @@ function detail(episode, q, buttons) {
       OUTCOMES[episode.outcome][1],
       el("bdi", { className: "kind" }, kindOf(episode)),
     ),
-    el("dl", { className: "pairs" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))),
+    el("dl", { className: "pairs" }, ...facts.map(([name, value]) => pair(name, String(value)))),
     episode.task && episode.task !== "{}" ? block("Task", "plain", [], textBlock(episode.task, q, "code")) : null,
     episode.failure ? block("The environment failed", "broken", [], textBlock(episode.failure, q, "code")) : null,
     episode.extra
       ? el(
           "dl",
           { className: "pairs" },
-          ...Object.entries(episode.extra).map(([name, value]) =>
-            el("div", {}, el("dt", { dir: "auto" }, visible(name)), el("dd", { dir: "auto" }, visible(value))),
-          ),
+          ...Object.entries(episode.extra).map(([name, value]) => pair(visible(name), visible(value))),
         )
       : null,
     episode.turns.length || !episode.prompt ? null : block("Observation", "world", [], textBlock(episode.prompt, q)),
-    el("ol", { className: "turns" }, ...episode.turns.map((turn, i) => turnBlock(turn, episode.turns[i - 1], episode, q))),
+    el("ol", { className: "turns" }, ...turns),
   ];
   return parts.filter((part) => part !== null);
 }
@@ -289,13 +301,16 @@ function toggle(text, name, go) {
 function browse(root) {
   const read = () => ({ ...DEFAULTS, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) });
   const go = (changes, isNewPlace = false) => {
-    const state = Object.entries({ ...read(), ...changes }).filter(([name, value]) => name in DEFAULTS && value !== DEFAULTS[name]);
-    history[isNewPlace ? "pushState" : "replaceState"](null, "", `#${new URLSearchParams(state)}`);
+    const state = { ...read(), ...changes };
+    const told = Object.keys(DEFAULTS).filter((name) => state[name] !== DEFAULTS[name]);
+    const fragment = new URLSearchParams(told.map((name) => [name, state[name]]));
+    history[isNewPlace ? "pushState" : "replaceState"](null, "", `#${fragment}`);
     render();
   };
   const open = (i) => {
     go({ episode: String(i) }, !read().episode);
-    if (article.getBoundingClientRect().top < 0 || getComputedStyle(panes).display === "block") article.scrollIntoView();
+    const isOnly = getComputedStyle(panes).display === "block"; // the list is not beside it
+    if (isOnly || article.getBoundingClientRect().top < 0) article.scrollIntoView();
   };
 
   const has = (name) => data.episodes.some((episode) => episode[name]);
@@ -311,7 +326,7 @@ function browse(root) {
     "div",
     { className: "filters" },
     search,
-    splits.length > 1 ? choice("Split", [["", "training and evaluation"], ["train", "training"], ["eval", "evaluation"]], "split", go) : null,
+    splits.length > 1 ? choice("Split", SPLITS, "split", go) : null,
     choice("Outcome", [["", "any outcome"], ...kinds.map((name) => [name, OUTCOMES[name][1]])], "outcome", go),
     choice("Order", Object.entries(SORTS).map(([name, [text]]) => [name, text]), "sort", go),
     has("wrong") ? toggle("critic was wrong", "wrong", go) : null,
@@ -342,7 +357,7 @@ function browse(root) {
     const rows = found.slice((page - 1) * PAGE, page * PAGE);
     const episode = /^\d+$/.test(state.episode) ? data.episodes[Number(state.episode)] : undefined;
     const all = data.episodes.length;
-    count.textContent = found.length === all ? `${format(all)} episodes` : `${format(found.length)} of ${format(all)} episodes`;
+    count.textContent = `${found.length === all ? "" : `${format(found.length)} of `}${format(all)} episodes`;
     list.replaceChildren(...rows.map((i) => listRow(data.episodes[i], i, String(i) === state.episode, open)));
     pager.replaceChildren(
       ...(pages > 1

@@ -37,8 +37,8 @@ _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 def write_report(run: str | Path, output: str | Path | None = None) -> Path:
     """
-    Write one HTML page about a training run: its curves, how far the critic can be trusted, and its episodes turn by turn.
-    The page needs neither a network nor a server, and may be written while the run goes on.
+    Write one HTML page about a training run: its curves, how far the critic can be trusted, and its episodes turn by
+    turn. The page needs neither a network nor a server, and may be written while the run goes on.
 
     Args:
         run (`str` or `Path`):
