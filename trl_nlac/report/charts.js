@@ -32,12 +32,13 @@ function nearest(values, wanted) {
   return best;
 }
 
-/** Draws again whenever the width of a node changes, which it does at first too. */
+/** Draws as soon as a node is in the page, and again whenever its width changes. */
 function onWidth(node, draw) {
   let width = 0;
   const look = () => {
     if (node.clientWidth && node.clientWidth !== width) draw((width = node.clientWidth));
   };
+  queueMicrotask(look);
   // In the next frame: a drawing changes the height of the page, which observers must not do.
   new ResizeObserver(() => requestAnimationFrame(look)).observe(node);
 }
