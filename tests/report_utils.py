@@ -134,7 +134,7 @@ def write_episodes(run: Path, rows: list[dict], step: int = 10, kind: str = "", 
 
 
 def write_audit(run: Path, rows: list[dict], step: int = 10) -> None:
-    write_rows(run / "audit" / f"audit_{step:05d}_process0.parquet", rows, SAMPLE)
+    write_rows(run / "_audit" / f"audit_{step:05d}_process0.parquet", rows, SAMPLE)
 
 
 def write_log(run: Path, rows: list[dict], end: str = "") -> None:

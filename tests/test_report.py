@@ -117,6 +117,7 @@ class TestCharts:
         assert titles(role_charts(log)) == ["Answers in their format", "Health", "Verdicts"]
         assert [series.name for series in role_charts(log)[0].series] == ["policy", "own_role"]
         assert titles(critic_charts(log)) == ["Against the truth, training"]  # the other has no environment steps
+        assert [series.name for series in critic_charts(log)[0].series] == ["future accuracy"]
 
     def test_shares_of_time_are_stacked(self, tmp_path):
         seconds = {"time/rollout": 6.0, "time/target": 3.0, "time/sync": 1.0, "time/train": 100.0}

@@ -38,6 +38,13 @@ _VERDICTS = {
     "refine/optimal_rate": ("critiques that say “Yes”", "sky"),
     "refine/changed_rate": ("actions that refinement changed", "green"),
 }
+_ORACLE = {
+    "oracle/future_accuracy": "blue",
+    "oracle/verdict_yes_rate": "orange",
+    "oracle/verdict_no_rate": "green",
+    "oracle/refined_better_rate": "pink",
+    "oracle/readable_rate": "grey",
+}
 _PHASES = {  # what is timed once in an iteration
     "rollout": "orange",
     "target": "blue",
@@ -146,10 +153,11 @@ def role_charts(log: TrainingLog) -> list[Chart]:
     """What the roles say."""
     formats = [name for name in _names(log.training) if name.endswith("/format_rate")]
     formats = [_curve(log.training, name, role := name.split("/")[0], _ROLES.get(role, "grey")) for name in formats]
+    healths = _colored([(log.training, name, _words(name)) for name in _names(log.training, "health/")])
     verdicts = [_curve(log.training, name, *label) for name, label in _VERDICTS.items()]
     return _with_data(
         Chart("Answers in their format", formats, is_rate=True),
-        Chart("Health", _group(log.training, "health/"), is_rate=True),
+        Chart("Health", healths, is_rate=True),
         Chart("Verdicts", verdicts, is_rate=True),
     )
 
@@ -160,10 +168,10 @@ def critic_charts(log: TrainingLog) -> list[Chart]:
         Chart("Brier score", _evaluation_curves(log, "critic/brier"), "0 is perfect, 0.25 is a coin."),
         Chart("AUROC", _evaluation_curves(log, "critic/auroc"), "1 is perfect, 0.5 is a coin.", is_rate=True),
         *(
-            Chart(f"Against the truth, {dataset or 'evaluation'}", _group(rows, "oracle/"), is_rate=True)
+            Chart(f"Against the truth, {dataset or 'evaluation'}", _truths(rows), is_rate=True)
             for dataset, rows in log.evaluations.items()
         ),
-        Chart("Against the truth, training", _group(log.training, "oracle/"), is_rate=True),
+        Chart("Against the truth, training", _truths(log.training), is_rate=True),
     )
 
 
@@ -211,9 +219,8 @@ def _colored(curves: list[tuple[Rows, str, str]]) -> list[Series]:
     return [_curve(*curve, color) for curve, color in zip(curves, cycle(COLORS), strict=False)]
 
 
-def _group(rows: Rows, start: str) -> list[Series]:
-    """Curves of all metrics whose names start in the same way."""
-    return _colored([(rows, name, _words(name)) for name in _names(rows, start)])
+def _truths(rows: Rows) -> list[Series]:
+    return [_curve(rows, name, _words(name), color) for name, color in _ORACLE.items()]
 
 
 def _both(log: TrainingLog, metric: str) -> list[Series]:

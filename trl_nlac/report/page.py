@@ -58,7 +58,7 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
     if not any([log.training, log.evaluations, episodes.shown]):
         raise ValueError(
             f"`run` is {run}, where nothing of a run can be read: neither training_log.jsonl, nor completions/*.parquet, "
-            "nor audit/*.parquet. Pass the `output_dir` of a training run that has logged at least once."
+            "nor _audit/*.parquet. Pass the `output_dir` of a training run that has logged at least once."
         )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(_page(run, log, episodes), encoding="utf-8", errors="replace")  # names may hold lone surrogates
