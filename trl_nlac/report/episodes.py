@@ -1,0 +1,122 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Episodes and audited training samples in the form that the page shows them."""
+
+import math
+from typing import Any
+
+
+MAX_CHARACTERS = 4000  # of one text; a chain of thought may have a hundred times as many
+_EPISODE_COLUMNS = set(
+    "step environment_steps process episode task prompt turns return success terminated truncated failure".split()
+)
+_TURN_COLUMNS = "observation action next_observation reward".split()
+_SAMPLE_COLUMNS = (  # what an audited sample tells beside its turn
+    "step critique verdict verdict_score target target_verdict attempt attempt_critique attempt_verdict refined_action "
+    "critic_loss policy_loss priority"
+).split()
+
+Row = dict[str, Any]
+
+
+def played_episode(row: Row, split: str, dataset: str, samples: list[Row]) -> Row:
+    """
+    An episode that was written down whole.
+
+    Args:
+        row (`dict[str, Any]`):
+            Row of a file of completions.
+        split (`str`):
+            `"train"` or `"eval"`.
+        dataset (`str`):
+            What was evaluated on; empty where there is only one dataset.
+        samples (`list[dict[str, Any]]`):
+            Audited samples of this episode, oldest first.
+    """
+    # A failed environment says nothing about the critic.
+    success = row["success"] if row["failure"] is None else None
+    turns = {number: _with_mark(turn, success) for number, turn in enumerate(row["turns"])}
+    return {
+        **_known(row, "step environment_steps process task prompt return failure".split()),
+        "split": split,
+        **_known({"dataset": dataset or None, "extra": _extra(row)}),
+        "number": row["episode"],
+        "outcome": _outcome(row),
+        **_turns(turns, samples),
+    }
+
+
+def audited_episode(samples: list[Row]) -> Row:
+    """An episode of which nothing is known but audited samples."""
+    first = samples[0]
+    return {
+        **_known(first, "step environment_steps process task return".split()),
+        "split": "train",
+        "number": first["episode"],
+        "outcome": "unknown",
+        **_turns({}, samples),
+    }
+
+
+def _outcome(row: Row) -> str:
+    if row["failure"] is not None:
+        return "broken"
+    if row["success"]:
+        return "success"
+    return "cut" if row["truncated"] else "failure"
+
+
+def _with_mark(turn: Row, success: bool | None) -> Row:
+    """A turn, and whether the critic's verdict on it was wrong."""
+    wrong = None not in (success, turn["verdict"]) and turn["verdict"] != success
+    return {**_known(turn), "wrong": wrong, "samples": []}
+
+
+def _turns(turns: dict[int, Row], samples: list[Row]) -> Row:
+    """The turns of an episode with their audited samples, and what can be filtered by."""
+    for sample in samples:
+        turn = turns.setdefault(sample["turn"], {**_known(sample, _TURN_COLUMNS), "wrong": False, "samples": []})
+        verdicts = (sample["verdict"], sample["target_verdict"])
+        wrong = None not in verdicts and verdicts[0] != verdicts[1]
+        turn["samples"].append({**_known(sample, _SAMPLE_COLUMNS), "wrong": wrong})
+    listed = [{"number": number, **turn} for number, turn in sorted(turns.items())]
+    wrong = any(turn["wrong"] or any(sample["wrong"] for sample in turn["samples"]) for turn in listed)
+    return {"turns": listed, "wrong": wrong, "audited": bool(samples)}
+
+
+def _extra(row: Row) -> dict[str, str] | None:
+    """Columns of reward functions."""
+    extra = {name: value for name, value in row.items() if name not in _EPISODE_COLUMNS and value is not None}
+    texts = {name: f"{value:.5g}" if isinstance(value, float) else str(value) for name, value in extra.items()}
+    return {name: clipped(text) for name, text in texts.items()} or None
+
+
+def _known(row: Row, names: list[str] | None = None) -> Row:
+    """The values of a row that are there, with long texts clipped."""
+    found = {name: row[name] for name in names or row}
+    return {
+        name: clipped(value) if isinstance(value, str) else value
+        for name, value in found.items()
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
+
+
+def clipped(text: str) -> str:
+    """A text without its middle if it has more than `MAX_CHARACTERS`."""
+    left_out = len(text) - MAX_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = MAX_CHARACTERS // 2
+    return f"{text[:half]}\n[… {left_out:,} characters left out …]\n{text[-half:]}"

@@ -1,0 +1,188 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Choosing and reading the episodes of a run from its parquet files, without ever holding all of them."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .episodes import audited_episode, played_episode
+
+
+MAX_EPISODES = 1000
+_FILE = re.compile(r"(?:(?P<kind>.+)_)?(?:completions|audit)_(?P<step>\d+)(?:_process\d+)?\.parquet")
+
+Key = tuple[int, int]  # process, and number of the episode there
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """
+    What the files of a run tell of its episodes.
+
+    Args:
+        shown (`list[dict[str, Any]]`):
+            Those of the page, by step.
+        num_train (`int`):
+            Number of all episodes of training.
+        num_eval (`int`):
+            Number of all episodes of evaluations.
+        verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
+            By dataset and step of an evaluation: verdict scores of actions, and whether their episodes succeeded.
+        unreadable (`list[str]`):
+            Names of files that are not parquet, such as one that was being written when the run was killed.
+    """
+
+    shown: list[dict[str, Any]]
+    num_train: int
+    num_eval: int
+    verdicts: dict[tuple[str, int], list[tuple[float, bool]]]
+    unreadable: list[str]
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    step: int
+    kind: str  # prefix of the metrics of an evaluation; empty in training
+
+    @property
+    def dataset(self) -> str:
+        return self.kind.removeprefix("eval").removeprefix("_")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an episode is: a row of a file, or nothing but audited samples."""
+
+    step: int
+    key: Key | None  # `None` in evaluation
+    file: _File | None
+    row: int
+
+
+def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
+    """
+    Read the episodes of the page: the newest of evaluation, and an even sample over the course of training. Half of the
+    room is for either, and half of that of training for episodes with audited samples; what one does not need the other
+    takes.
+
+    Args:
+        run (`Path`):
+            Folder of the run.
+        limit (`int`, *optional*, defaults to `MAX_EPISODES`):
+            Number of episodes.
+    """
+    unreadable: list[str] = []
+    completions, audits = (list(_files(run / folder, unreadable)) for folder in ("completions", "_audit"))
+    evaluations, verdicts = _look_at_evaluations([file for file in completions if file.kind])
+    played = list(_look_at_training([file for file in completions if not file.kind]))
+    first_audits = _look_at_audits(audits)
+    known = {place.key for place in played}
+    audited = [place for place in played if place.key in first_audits]
+    audited += [_Place(step, key, None, 0) for key, step in first_audits.items() if key not in known]
+    others = [place for place in played if place.key not in first_audits]
+
+    chosen = evaluations[-max(limit // 2, limit - len(audited) - len(others)) :]
+    room = limit - len(chosen)
+    chosen += _spread(sorted(audited, key=lambda place: place.step), max(room // 2, room - len(others)))
+    chosen += _spread(others, limit - len(chosen))
+    shown = _read(sorted(chosen, key=lambda place: place.step), audits)
+    return Episodes(shown, len(audited) + len(others), len(evaluations), verdicts, unreadable)
+
+
+def _files(folder: Path, unreadable: list[str]) -> Iterator[_File]:
+    """Files of a folder by step; those that cannot be read are noted."""
+    found = [(match, path) for path in folder.glob("*.parquet") if (match := _FILE.fullmatch(path.name))]
+    for match, path in sorted(found, key=lambda pair: (int(pair[0]["step"]), pair[1].name)):
+        try:
+            pq.read_metadata(path)
+        except pa.ArrowInvalid:
+            unreadable.append(path.name)
+        else:
+            yield _File(path, int(match["step"]), match["kind"] or "")
+
+
+def _look_at_evaluations(files: list[_File]) -> tuple[list[_Place], dict[tuple[str, int], list[tuple[float, bool]]]]:
+    """Where the episodes are, and what the critic said of them."""
+    places, verdicts = [], defaultdict(list)
+    for file in files:
+        rows = pq.read_table(file.path, columns=["step", "turns", "success", "failure"]).to_pylist()
+        for i, row in enumerate(rows):
+            places.append(_Place(row["step"], None, file, i))
+            if row["failure"] is None:
+                scores = [turn["verdict_score"] for turn in row["turns"]]
+                pairs = [(score, row["success"]) for score in scores if score is not None and math.isfinite(score)]
+                verdicts[file.dataset, file.step] += pairs
+    return places, {evaluation: pairs for evaluation, pairs in verdicts.items() if pairs}
+
+
+def _look_at_training(files: list[_File]) -> Iterator[_Place]:
+    for file in files:
+        table = pq.read_table(file.path, columns=["step", "process", "episode"])
+        for i, row in enumerate(table.to_pylist()):
+            yield _Place(row["step"], (row["process"], row["episode"]), file, i)
+
+
+def _look_at_audits(files: list[_File]) -> dict[Key, int]:
+    """The step of the first audited sample of every episode that has one."""
+    steps: dict[Key, int] = {}
+    for file in files:
+        for row in pq.read_table(file.path, columns=["step", "process", "episode"]).to_pylist():
+            steps.setdefault((row["process"], row["episode"]), row["step"])
+    return steps
+
+
+def _spread(places: list[_Place], number: int) -> list[_Place]:
+    """At most so many of them, evenly, and the last one."""
+    if len(places) <= number:
+        return places
+    return [places[(i + 1) * len(places) // number - 1] for i in range(number)]
+
+
+def _read(places: list[_Place], audits: list[_File]) -> list[dict[str, Any]]:
+    """The episodes at these places, in their order."""
+    keys = {place.key for place in places}
+    samples = defaultdict(list)
+    for file in audits:
+        for row in pq.read_table(file.path).to_pylist():
+            if (row["process"], row["episode"]) in keys:
+                samples[row["process"], row["episode"]].append(row)
+    of_file = defaultdict(list)
+    for place in places:
+        if place.file is not None:
+            of_file[place.file].append(place)
+    rows = {}
+    for file, of_it in of_file.items():
+        table = pq.read_table(file.path).take([place.row for place in of_it])
+        rows.update(zip(of_it, table.to_pylist(), strict=True))
+    return [
+        audited_episode(samples[place.key])
+        if place.file is None
+        else played_episode(
+            rows[place],
+            "eval" if place.file.kind else "train",
+            place.file.dataset,
+            samples[place.key] if place.key else [],
+        )
+        for place in places
+    ]
