@@ -251,7 +251,7 @@ class TestSetAside:
         assert (tmp_path / "completions" / "notes.parquet").exists()
 
 
-@pytest.mark.parametrize("option", [{"audit_samples": -1}, {"audit_total_limit": 0}, {"num_completions_to_print": 0}])
+@pytest.mark.parametrize("option", [{"audit_samples": -1}, {"audit_total_limit": 0}, {"num_completions_to_print": -1}])
 def test_options_out_of_range(tmp_path, option):
     with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be"):
         make_config(tmp_path, **option)

@@ -64,7 +64,6 @@ def check_options(args: Any) -> None:
         "max_future_length",
         "max_critique_length",
         "vllm_max_model_length",
-        "num_completions_to_print",
         "audit_total_limit",
     ):
         check(name, args.__dict__[name] is None or args.__dict__[name] >= 1, "at least 1, or None")
@@ -87,6 +86,8 @@ def check_options(args: Any) -> None:
         "audit_samples",
     ):
         check(name, args.__dict__[name] >= 0, "not negative")
+    number = args.num_completions_to_print
+    check("num_completions_to_print", number is None or number >= 0, "not negative, or None")
     for name in ("environment_timeout", "replay_buffer_memory"):
         check(name, args.__dict__[name] is None or args.__dict__[name] > 0, "above 0, or None")
     for name in (

@@ -22,7 +22,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from accelerate.utils import gather_object
-from transformers.utils import is_rich_available
 from trl.trainer.utils import print_prompt_completions_sample
 
 from .critic import Judgement
@@ -148,8 +147,8 @@ class EpisodeTables:
         """On the console, and to the trackers of the experiment."""
         prompts, returns = [row["prompt"] for row in rows], [row["return"] for row in rows]
         completions = [_messages(row["turns"]) for row in rows]
-        if is_rich_available():
-            number = self.args.num_completions_to_print
+        number = self.args.num_completions_to_print
+        if number != 0:
             print_prompt_completions_sample(prompts, completions, {"return": returns}, None, step, number, extra)
         trackers = _trackers(self.args.report_to)
         if trackers:

@@ -29,7 +29,7 @@ class RecordOptions(_BaseConfig):
             Whether all episodes that were played, in evaluation too, are written to parquet files in the folder
             `completions` of `output_dir` with each log, and those of training printed and sent to `wandb` and `trackio`.
         num_completions_to_print (`int`, *optional*):
-            Number of episodes to print with each log. If `None`, all.
+            Number of episodes to print with each log; `0` for none. If `None`, all.
         log_unique_prompts (`bool`, *optional*, defaults to `False`):
             Whether only one episode of each first observation is sent to `wandb` and `trackio`.
         log_completions_hub_repo (`str`, *optional*):
@@ -48,7 +48,7 @@ class RecordOptions(_BaseConfig):
         metadata={"help": "Whether episodes are written to parquet files, printed, and sent to wandb and trackio."},
     )
     num_completions_to_print: int | None = field(
-        default=None, metadata={"help": "Number of episodes to print with each log. If None, all."}
+        default=None, metadata={"help": "Number of episodes to print with each log; 0 for none. If None, all."}
     )
     log_unique_prompts: bool = field(
         default=False,

@@ -17,8 +17,10 @@
 import json
 import math
 import re
+import sys
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 from accelerate.logging import get_logger
 from transformers import TrainerCallback
@@ -28,6 +30,7 @@ logger = get_logger(__name__)
 
 TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
+ORIGIN = "nlac_run.json"
 # Not uploaded with the output folder, because of the underscore.
 AUDIT = "_audit"
 SUPERSEDED = "_superseded"
@@ -42,6 +45,41 @@ def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
 def audit_file(output_dir: str | Path, step: int, process: int) -> Path:
     """File of the samples that one process trained on until a step."""
     return Path(output_dir, AUDIT, f"audit_{step:05d}_process{process}.parquet")
+
+
+def note_origin(
+    output_dir: str | Path,
+    environment_factory: list[str],
+    environment_kwargs: dict[str, Any],
+    dataset_name: str | None,
+    dataset_config: str | None = None,
+    dataset_split: str = "train",
+) -> None:
+    """
+    Write down where a run was trained, so that `trl-nlac evaluate` and `play` find it again.
+
+    Args:
+        output_dir (`str` or `Path`):
+            Folder of the run.
+        environment_factory (`list[str]`):
+            What makes the environment, as `module:Class`.
+        environment_kwargs (`dict[str, Any]`):
+            Keywords for it.
+        dataset_name (`str`, *optional*):
+            Tasks to play.
+        dataset_config (`str`, *optional*), dataset_split (`str`, *optional*, defaults to `"train"`):
+            Configuration and split of the dataset.
+    """
+    origin = {
+        "command": " ".join(sys.argv),
+        "environment_factory": environment_factory,
+        "environment_kwargs": environment_kwargs,
+        "dataset_name": dataset_name,
+        "dataset_config": dataset_config,
+        "dataset_split": dataset_split,
+    }
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    Path(output_dir, ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
 
 
 class TrainingLogCallback(TrainerCallback):

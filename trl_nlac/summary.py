@@ -16,11 +16,10 @@
 
 from rich.console import Console
 from rich.table import Table
+from transformers import Trainer
 
-from .nlac_trainer import NLACTrainer
 
-
-def print_summary(trainer: NLACTrainer) -> None:
+def print_summary(trainer: Trainer) -> None:
     """Print what was learned, where it is saved, and what to do next."""
     if not trainer.is_world_process_zero():
         return

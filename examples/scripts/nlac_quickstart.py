@@ -53,6 +53,7 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
+from trl_nlac.run_folder import note_origin
 
 
 matplotlib.use("Agg")
@@ -64,6 +65,9 @@ SETTINGS = dict(
     bf16=False,
     gradient_checkpointing=False,
     report_to="none",
+    log_completions=True,
+    num_completions_to_print=0,
+    audit_samples=8,
     save_strategy="no",
     eval_strategy="steps",
     eval_on_start=True,
@@ -236,9 +240,17 @@ def main():
     (output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     title = f"{world.replace('_', ' ')} {script_args.world_seed}: NLAC"
     plot_learning_curve(evaluations, title, output_dir / "learning_curve.png")
+    tasks.to_json(output_dir / "tasks.jsonl")
+    keywords = {"world": world, "seed": script_args.world_seed, "action_format": training_args.action_format}
+    environment = "trl_nlac.environments.embedded:demo_environment"
+    note_origin(output_dir, [environment], keywords, str(output_dir / "tasks.jsonl"))
     print_table(evaluations[0], evaluations[-1])
     print(f"""
-Trained for {seconds:.0f} s. In {output_dir}: the model, learning_curve.png, results.json.
+Trained for {seconds:.0f} s. In {output_dir}: the model, learning_curve.png, results.json, and what happened.
+
+    trl-nlac report {output_dir}            # a page of curves, and of episodes with their critiques and targets
+    trl-nlac play {output_dir} --refine 1   # watch the agent at work
+
 (This run used rehearsal samples of the roles, which a tiny model needs; see `rehearsal_ratio`.)
 
 Your own environment is a class with `reset(**task)` and `step(action)`:

@@ -29,8 +29,9 @@ from typing import Any, NoReturn
 import yaml
 from datasets import Dataset, load_dataset
 
+from ..run_folder import ORIGIN
 
-RUN_FILE = "nlac_run.json"  # where a run keeps what it was trained in
+
 FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -183,7 +184,7 @@ def add_agent_arguments(parser: Parser) -> None:
 
 def fill_from_run(args: argparse.Namespace) -> None:
     """Environment and tasks of the run, where the command line names none."""
-    path = Path(args.model, RUN_FILE)
+    path = Path(args.model, ORIGIN)
     saved = json.loads(path.read_text()) if path.is_file() else {}
     if args.environment_factory is None:
         if "environment_factory" not in saved:

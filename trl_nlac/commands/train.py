@@ -15,11 +15,9 @@
 """`trl-nlac train`: what a script around [`NLACTrainer`] would do."""
 
 import argparse
-import json
-import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -29,10 +27,10 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from ..nlac_config import NLACConfig
 from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
+from ..run_folder import note_origin
 from ..saved_roles import load_roles
 from ..summary import print_summary
 from .options import (
-    RUN_FILE,
     CommandError,
     load_environment,
     load_object,
@@ -236,18 +234,13 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
 
 
 def _note(script_args: TrainArguments, args: NLACConfig) -> None:
-    """Write down what the run was trained in, for `evaluate` and `play`."""
-    evaluated = script_args.eval_dataset_name or (script_args.dataset_test_split and script_args.dataset_name)
-    noted: dict[str, Any] = {
-        "command": " ".join(["trl-nlac", *sys.argv[1:]]),
-        "environment_factory": script_args.environment_factory,
-        "environment_kwargs": script_args.environment_kwargs or {},
-        "dataset_name": evaluated or script_args.dataset_name,
-        "dataset_config": None if script_args.eval_dataset_name else script_args.dataset_config,
-        "dataset_split": (script_args.dataset_test_split if evaluated else None) or script_args.dataset_train_split,
-    }
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    Path(args.output_dir, RUN_FILE).write_text(json.dumps(noted, indent=2) + "\n")
+    """Write down what the run was trained in; its tasks for evaluation if there are any."""
+    tasks = {"dataset_name": script_args.dataset_name, "dataset_config": script_args.dataset_config}
+    if script_args.eval_dataset_name:
+        tasks = {"dataset_name": script_args.eval_dataset_name}
+    elif script_args.dataset_name:
+        tasks["dataset_split"] = script_args.dataset_test_split or script_args.dataset_train_split
+    note_origin(args.output_dir, script_args.environment_factory, script_args.environment_kwargs or {}, **tasks)
 
 
 def _checkpoint(args: NLACConfig) -> str | None:

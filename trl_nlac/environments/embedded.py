@@ -72,6 +72,13 @@ def make_environment(
     return environment(instance, shows_tools=action_format == "tool_call")
 
 
+def demo_environment(
+    world: str = "service_desk", seed: int = 0, action_format: str = "text"
+) -> RoomsEnvironment | ServiceDeskEnvironment:
+    """An environment of an embedded task by its name, for the command line; see [`make_tasks`]."""
+    return make_environment(make_tasks(world, seed)[0], action_format)
+
+
 def draw_dialogue(
     rng: random.Random, families: list[RoomsFamily | ServiceDeskFamily], role: str, known: bool | None = None
 ) -> RoleDialogue:

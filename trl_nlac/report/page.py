@@ -23,6 +23,7 @@ from typing import Any
 
 import jinja2
 
+from ..run_folder import AUDIT, COMPLETIONS, TRAINING_LOG
 from .calibration import first_and_last
 from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .log import TrainingLog, read_log
@@ -31,6 +32,7 @@ from .summary import summarize
 
 
 _HERE = Path(__file__).parent
+_STYLES = ("page.css", "episodes.css")
 _SCRIPTS = ("dom.js", "charts.js", "episodes.js")
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
@@ -54,11 +56,11 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
     """
     run = Path(run).resolve()
     output = run / "report.html" if output is None else Path(output)
-    log, episodes = read_log(run / "training_log.jsonl"), read_episodes(run)
+    log, episodes = read_log(run / TRAINING_LOG), read_episodes(run)
     if not any([log.training, log.evaluations, episodes.shown]):
         raise ValueError(
-            f"`run` is {run}, where nothing of a run can be read: neither training_log.jsonl, nor completions/*.parquet, "
-            "nor _audit/*.parquet. Pass the `output_dir` of a training run that has logged at least once."
+            f"`run` is {run}, where nothing of a run can be read: neither {TRAINING_LOG}, nor "
+            f"{COMPLETIONS}/*.parquet, nor {AUDIT}/*.parquet. Pass the `output_dir` of a training run that has logged at least once."
         )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(_page(run, log, episodes), encoding="utf-8", errors="replace")  # names may hold lone surrogates
@@ -79,8 +81,9 @@ def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
         "reliability": [[asdict(evaluation) for evaluation in evaluations] for evaluations in reliability],
         "episodes": episodes.shown,
     }
-    style = (_HERE / "page.css").read_text(encoding="utf-8")
-    script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    style, script = (
+        "\n".join((_HERE / name).read_text(encoding="utf-8") for name in names) for names in (_STYLES, _SCRIPTS)
+    )
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,

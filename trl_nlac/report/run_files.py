@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..run_folder import AUDIT, COMPLETIONS
 from .episodes import audited_episode, played_episode
 
 
@@ -93,7 +94,7 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
             Number of episodes.
     """
     unreadable: list[str] = []
-    completions, audits = (list(_files(run / folder, unreadable)) for folder in ("completions", "_audit"))
+    completions, audits = (list(_files(run / folder, unreadable)) for folder in (COMPLETIONS, AUDIT))
     evaluations, verdicts = _look_at_evaluations([file for file in completions if file.kind])
     played = list(_look_at_training([file for file in completions if not file.kind]))
     first_audits = _look_at_audits(audits)
