@@ -16,7 +16,7 @@
 The pages of the documentation say what is true: their Python runs as it is printed, and their links, commands, options,
 metrics and error messages exist.
 
-Python blocks of a page are one session. They run in a folder with a finished run in `my-agent`. Every model of the Hub
+Python blocks and `trl-nlac` commands of a page are one session. They run in a folder with a finished run in `my-agent`. Every model of the Hub
 that they name is the embedded one, and training takes one small step. A block that cannot run has the comment
 `<!-- not run: reason -->` on the line above it.
 """
@@ -44,6 +44,7 @@ from trl import TrlParser
 
 import trl_nlac
 from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.cli import COMMANDS, main
 from trl_nlac.environments import EnvironmentFailure, StepResult
 from trl_nlac.environments.embedded import TINY_MODEL
 
@@ -133,19 +134,26 @@ def small(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
 
 
-@pytest.mark.parametrize("name", [page.stem for page in PAGES if runnable(page)])
-def test_python_runs_as_it_is_printed(name, tmp_path, monkeypatch, finished, hub, small):
+@pytest.mark.parametrize("name", [page.stem for page in PAGES if runnable(page) or "\ntrl-nlac " in page.read_text()])
+def test_python_and_commands_run_as_they_are_printed(name, tmp_path, monkeypatch, capsys, finished, hub, small):
     page = BY_NAME[name]
     shutil.copytree(finished.args.output_dir, tmp_path / "my-agent")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     for block in blocks(page):
         first_line = block.text.partition("\n")[0]
-        if block.language in ("yaml", "json") and re.fullmatch(r"# [\w.]+", first_line):
+        if block.language in ("yaml", "json", "python") and re.fullmatch(r"# [\w.]+", first_line):
             Path(first_line[2:]).write_text(block.text)  # a file that the page shows
-    hub("".join(block.text for block in runnable(page)))
+    shown = [block for block in blocks(page) if "not run" not in block.comment]
+    hub("".join(block.text for block in shown))
     session = {"__name__": name}
-    for block in runnable(page):
-        exec(compile("\n" * block.line + block.text, str(page), "exec"), session)
+    for block in shown:
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), session)
+        elif block.language == "bash":
+            for words in lines(block):
+                if words[:1] == ["trl-nlac"]:
+                    assert main(words[1:]) == 0, capsys.readouterr().err
 
 
 def test_example_of_the_trainer_runs(tmp_path, monkeypatch, hub, small):
@@ -161,7 +169,7 @@ def test_what_is_not_run_has_a_reason(page):
     assert 2 * len(found) == len(re.findall("^ *```", page.read_text(), re.MULTILINE)), "a block is not read"
     for block in found:
         if "not run" in block.comment:
-            assert NOT_RUN.fullmatch(block.comment) and block.language == "python", block.comment
+            assert NOT_RUN.fullmatch(block.comment) and block.language in ("python", "bash"), block.comment
     comments = re.findall("<!-- *not run.*-->", page.read_text())
     assert len(comments) == sum("not run" in block.comment for block in found), "a comment is not above a block"
 
@@ -171,6 +179,11 @@ def test_what_is_not_run_has_a_reason(page):
 
 class Parsed(Exception):
     """Carries the arguments that a parser does not know out of a script."""
+
+
+def lines(block: Block) -> list[list[str]]:
+    """The words of each command of a block."""
+    return [shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()]
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -202,6 +215,9 @@ def unknown_arguments(script: str, arguments: list[str], monkeypatch) -> list[st
     """What the script's own parser does not know; a value that it does not take raises."""
     if script == "my_script.py":  # of a reader
         return TrlParser((NLACConfig,)).parse_known_args([*arguments, "--output_dir", "run"])[1]
+    if script == "trl_nlac":  # the command line as a module, whose own commands are run elsewhere
+        assert arguments[0] in COMMANDS
+        return []
 
     def parse(parser, *args, **kwargs):
         raise Parsed(parser.parse_known_args()[1])
