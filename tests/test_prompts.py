@@ -93,6 +93,12 @@ class TestNLACPrompts:
                 with pytest.raises(ValueError, match=f"`{name}` lacks the field `{{{field}}}`"):
                     NLACPrompts(**{name: f"Say. {others}"})
 
+    def test_a_field_without_a_value_is_named(self):
+        for name, field in [("policy", "score"), ("critique", "next_observation"), ("tools", "futures")]:
+            with pytest.raises(ValueError, match=f"`{name}` has the field `{{{field}}}`, for which it gets no value"):
+                NLACPrompts(**{name: f"{{tools}} {{{field}}}" if name == "tools" else f"{{{field}}}"})
+        NLACPrompts(policy="{action_format}", refine="{action_format}", unreadable_action="", critique="{other}")
+
     def test_braces_in_templates_and_values_stay(self):
         template = '{next_observation} {"json": 1} {score}'
         assert render(template, next_observation="{score}", score="1") == '{score} {"json": 1} 1'

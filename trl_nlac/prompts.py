@@ -176,6 +176,7 @@ _REQUIRED_FIELDS = {
     "backup_future_terminated": {"next_observation", "score"},
     "backup_correctness": {"score"},
 }
+_OPTIONAL_FIELDS = dict.fromkeys(("policy", "unreadable_action", "refine"), {"action_format"})
 
 
 def render(template: str, **values: str) -> str:
@@ -232,7 +233,7 @@ class NLACPrompts:
             Asks a reasoning model to rewrite the thoughts before a refined action, in `<corrected_think>` tags.
 
     Raises:
-        ValueError: If a prompt lacks a field without which its role cannot be played.
+        ValueError: If a prompt lacks a field without which its role cannot be played, or has one that it gets no value for.
     """
 
     policy: str = POLICY
@@ -257,11 +258,14 @@ class NLACPrompts:
     correct_refine: str = CORRECT_REFINE
 
     def __post_init__(self):
-        for name, required in _REQUIRED_FIELDS.items():
-            missing = required - set(_FIELD.findall(self.__dict__[name]))
-            if missing:
+        for name, text in vars(self).items():
+            found, required = set(_FIELD.findall(text)), _REQUIRED_FIELDS.get(name, set())
+            if required - found:
+                raise ValueError(f"The prompt `{name}` lacks the field `{{{min(required - found)}}}`. Add it to: {text!r}")
+            unknown = found - required - _OPTIONAL_FIELDS.get(name, set())
+            if unknown:
                 raise ValueError(
-                    f"The prompt `{name}` lacks the field `{{{min(missing)}}}`. Add it to: {self.__dict__[name]!r}"
+                    f"The prompt `{name}` has the field `{{{min(unknown)}}}`, for which it gets no value: {text!r}"
                 )
 
     def action_format(self, name: str) -> str:
