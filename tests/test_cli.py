@@ -133,7 +133,7 @@ class TestTrain:
             (["--environment_kwargs", '{"size": 3}'], "unexpected keyword argument 'size'"),
             (["--max_turns", "many"], "invalid int value: 'many'"),
             (["--max_turns", "0"], "`max_turns` must be at least 1, got 0."),
-            (["--model_name_or_path", "no/such-model"], "no/such-model"),
+            (["--model_name_or_path", "no/such-model"], "--model_name_or_path no/such-model: "),
             (["--prompts", "guess.py"], "guess.py"),
             (["--eval_dataset_name", ""], "needs tasks: add --eval_dataset_name or --dataset_test_split."),
         ],
@@ -201,7 +201,7 @@ class TestHelp:
         with pytest.raises(SystemExit):
             main(["train", "--help_all"])
         everything = capsys.readouterr().out
-        assert "--adam_beta1" in everything and len(everything) > 2 * len(special)
+        assert "--adam_beta1" in everything and len(everything) > 1.5 * len(special)
 
     def test_no_such_command(self, capsys):
         assert main(["trian"]) == 2
@@ -241,15 +241,16 @@ class TestPlay:
         assert message in capsys.readouterr().err
 
 
-class TestBuffer:
-    @pytest.fixture(scope="class")
-    def run(self, tmp_path_factory):
-        """A run with a checkpoint."""
-        path = tmp_path_factory.mktemp("run")
-        trainer = make_trainer(path, {"save_strategy": "steps", "save_steps": 2, "max_turns": 2})
-        trainer.train()
-        return path, trainer
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with a checkpoint."""
+    path = tmp_path_factory.mktemp("run")
+    trainer = make_trainer(path, {"save_strategy": "steps", "save_steps": 2, "max_turns": 2})
+    trainer.train()
+    return path, trainer
 
+
+class TestBuffer:
     def test_stats(self, run, capsys):
         assert main(["buffer", "stats", str(run[0] / "checkpoint-2")]) == 0
         told = capsys.readouterr().out

@@ -17,6 +17,9 @@
 import argparse
 import importlib
 import sys
+import warnings
+
+from transformers.utils.logging import disable_progress_bar
 
 from .commands.options import CommandError
 
@@ -61,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"trl-nlac: error: there is no command {name!r}. Commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
+    if name != "train":  # what other libraries remark is no news to who only looks
+        warnings.simplefilter("ignore", FutureWarning)
+        disable_progress_bar()
     command = importlib.import_module(f".commands.{name}", __package__)
     try:
         command.run(rest)

@@ -261,7 +261,9 @@ class NLACPrompts:
         for name, text in vars(self).items():
             found, required = set(_FIELD.findall(text)), _REQUIRED_FIELDS.get(name, set())
             if required - found:
-                raise ValueError(f"The prompt `{name}` lacks the field `{{{min(required - found)}}}`. Add it to: {text!r}")
+                raise ValueError(
+                    f"The prompt `{name}` lacks the field `{{{min(required - found)}}}`. Add it to: {text!r}"
+                )
             unknown = found - required - _OPTIONAL_FIELDS.get(name, set())
             if unknown:
                 raise ValueError(

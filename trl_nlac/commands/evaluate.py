@@ -27,6 +27,7 @@ from .options import (
     CommandError,
     Parser,
     add_agent_arguments,
+    check_model,
     fill_from_run,
     load_environment,
     load_rows,
@@ -52,6 +53,7 @@ def run(words: list[str]) -> None:
     rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split)
     rows = [NO_TASK] if rows is None else list(rows)[: args.max_tasks]
     with told_in_a_line(f"{args.model}: "):
+        check_model(args.model)
         agent = NLACAgent.from_pretrained(args.model, prompts=args.prompts, **read_options(args.option))
         pool = EnvironmentPool(environment, timeout=agent.args.environment_timeout)
     agent.roles.tools = pool.tool_schemas

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 import yaml
 from datasets import Dataset, load_dataset
+from transformers.utils import cached_file
 
 from ..run_folder import ORIGIN
 
@@ -143,6 +144,19 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
         if path.suffix in FILES:
             return load_dataset(FILES[path.suffix], data_files=str(path), split="train")
         return load_dataset(name, config, split=split)
+
+
+def check_model(name: str, revision: str | None = None) -> None:
+    """
+    Raises:
+        ValueError, OSError: If there is no such model, in a folder, on the Hub or in its cache.
+    """
+    files = (
+        cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        for file in ("config.json", "adapter_config.json")
+    )
+    if not any(files):
+        raise ValueError("there is no such model, neither as a folder nor on the Hub or in its cache.")
 
 
 def read_json(text: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from .options import (
     CommandError,
     Parser,
     add_agent_arguments,
+    check_model,
     fill_from_run,
     load_environment,
     load_rows,
@@ -62,6 +63,7 @@ def run(words: list[str]) -> None:
     environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     task = read_json(args.task) if args.task else _row(args)
     with told_in_a_line(f"{args.model}: "):
+        check_model(args.model)
         agent = NLACAgent.from_pretrained(args.model, prompts=args.prompts, **read_options(args.option))
         pool = EnvironmentPool(environment, timeout=agent.args.environment_timeout)
         name, keywords, schemas = pool.route(task)

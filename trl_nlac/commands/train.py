@@ -21,17 +21,20 @@ from typing import NoReturn
 
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import cached_file
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl.trainer.base_config import _BaseConfig
 
 from ..nlac_config import NLACConfig
 from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
+from ..record_options import RecordOptions
 from ..run_folder import note_origin
 from ..saved_roles import load_roles
 from ..summary import print_summary
+from ..vllm_config import VLLMOptions
 from .options import (
     CommandError,
+    check_model,
     load_environment,
     load_object,
     load_rows,
@@ -107,8 +110,50 @@ class TrainArguments:
                 vars(self)[name] = [vars(self)[name]]
 
 
+# Options of `TrainingArguments` that are shown with those of NLAC.
+_SHOWN = {
+    *(
+        "output_dir",
+        "learning_rate",
+        "max_steps",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "seed",
+    ),
+    *("logging_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit"),
+    *("resume_from_checkpoint", "use_cpu", "bf16", "report_to", "push_to_hub", "hub_model_id"),
+}
+
+
+def _names(dataclass_type: type) -> set[str]:
+    return {option.name for option in fields(dataclass_type)}
+
+
+def _is_negation(action: argparse.Action) -> bool:
+    """Whether it is the `--no_...` that a flag has besides."""
+    return action.option_strings[0].startswith("--no_") and not action.dest.startswith("no_")
+
+
+class _OptionsFormatter(argparse.HelpFormatter):
+    """Names each option once, with the kind of its value, and defaults only where there are any."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.nargs == 0:
+            return action.option_strings[-1]
+        if action.choices:
+            kind = "{" + ",".join(map(str, action.choices)) + "}"
+        else:
+            kinds = {int: "INTEGER", float: "NUMBER"}
+            kind = action.metavar or ("[TRUE|FALSE]" if action.nargs == "?" else kinds.get(action.type, "VALUE"))
+        return f"{action.option_strings[0]} {kind}{' ...' if action.nargs == '+' else ''}"
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        shows_default = action.default not in (None, argparse.SUPPRESS, [], "") and "%(default)" not in action.help
+        return f"{action.help} (default: %(default)s)" if shows_default else action.help
+
+
 class TrainParser(TrlParser):
-    """TRL's parser, with errors of one line and with a help that shows what is special to NLAC."""
+    """TRL's parser, with errors of one line, and a help that shows what is special to NLAC, by subject."""
 
     def __init__(self):
         super().__init__(
@@ -116,31 +161,37 @@ class TrainParser(TrlParser):
             prog="trl-nlac train",
             usage="trl-nlac train --config run.yaml [--name value ...]",
             description="Train an agent. Options come from a YAML file, from the command line, or from both, which wins.",
-            epilog="All options of transformers.TrainingArguments are taken as well; --help_all shows them.",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_OptionsFormatter,
             allow_abbrev=False,
         )
-        self.add_argument("--help_all", action="help", help="show all options")
         self.add_argument("--config", metavar="FILE", help="YAML file of options")
+        self.add_argument("--help_all", action="help", help="show all options, those of transformers' too")
+        self.shows_all = False
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(message)
 
-    def hide_inherited(self) -> None:
-        """Leave the options of `TrainingArguments` out of the help, but for some."""
-        shown = {
-            "output_dir",
-            "learning_rate",
-            "max_steps",
-            "per_device_train_batch_size",
-            "logging_steps",
-            "eval_steps",
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        inherited = _names(TrainingArguments) - _SHOWN
+        subjects = {
+            "general": {"config", "help", "help_all"},
+            "what to train in": _names(TrainArguments),
+            "the base model": _names(ModelConfig),
+            "what is written down": _names(RecordOptions) - _names(_BaseConfig),
+            "generation with vLLM": _names(VLLMOptions) - _names(_BaseConfig),
+            "training": _names(NLACConfig) - inherited,
+            "training, as in transformers": inherited if self.shows_all else set(),
         }
-        shown |= {"gradient_accumulation_steps", "save_steps", "seed", "use_cpu", "bf16", "report_to", "push_to_hub"}
-        hidden = {f.name for f in fields(TrainingArguments)} - shown
-        for action in self._actions:
-            if action.dest in hidden or action.dest.startswith("no_"):
-                action.help = argparse.SUPPRESS
+        told: set[str] = set()
+        for subject, names in subjects.items():
+            formatter.start_section(subject)
+            formatter.add_arguments(a for a in self._actions if a.dest in names - told and not _is_negation(a))
+            formatter.end_section()
+            told |= names
+        return formatter.format_help()
 
     def read(self, words: list[str]) -> tuple[TrainArguments, ModelConfig, NLACConfig]:
         """
@@ -166,8 +217,7 @@ class TrainParser(TrlParser):
 
 def run(words: list[str]) -> None:
     parser = TrainParser()
-    if "--help_all" not in words:
-        parser.hide_inherited()
+    parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)
     trainer = make_trainer(script_args, model_args, args)
     trainer.train(resume_from_checkpoint=_checkpoint(args))
@@ -212,7 +262,7 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
         }
         with told_in_a_line(f"--model_name_or_path {model_args.model_name_or_path}: "):
             name, revision = model_args.model_name_or_path, model_args.model_revision
-            cached_file(name, "config.json", revision=revision, _raise_exceptions_for_missing_entries=False)
+            check_model(name, revision)
             _, saved_prompts = load_roles(name, revision)
         trainer = NLACTrainer(
             model=model_args.model_name_or_path,
