@@ -19,7 +19,8 @@ import importlib
 import sys
 import warnings
 
-from transformers.utils.logging import disable_progress_bar
+import datasets
+import transformers
 
 from .commands.options import CommandError
 
@@ -66,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if name != "train":  # what other libraries remark is no news to who only looks
         warnings.simplefilter("ignore", FutureWarning)
-        disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
     command = importlib.import_module(f".commands.{name}", __package__)
     try:
         command.run(rest)
