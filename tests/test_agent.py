@@ -17,9 +17,9 @@ import torch
 from testing_utils import DESK, TASKS, make_trainer
 
 from trl_nlac import NLACAgent
+from trl_nlac.conversations import conversation
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.logs import conversation
 from trl_nlac.rollout import play_episodes
 from trl_nlac.types import Transition
 
@@ -104,8 +104,11 @@ def test_critique(agent):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda agent: agent.act([]), r"must end with what the agent is to answer, got the roles \[\]"),
-        (lambda agent: agent.act([*MESSAGES, {"role": "assistant", "content": "route"}]), "must end with"),
+        (lambda agent: agent.act([]), "it does not begin with a user's message"),
+        (
+            lambda agent: agent.act([*MESSAGES, {"role": "assistant", "content": "route"}]),
+            "there is nothing to answer",
+        ),
         (lambda agent: agent.act(MESSAGES, refine=-1), "`refine` must be at least 0, got -1"),
         (lambda agent: agent.act(MESSAGES, num_candidates=0), "`num_candidates` must be at least 1, got 0"),
         (lambda agent: agent.critique(MESSAGES), "There is no `action` to judge"),

@@ -184,6 +184,15 @@ class TestTrain:
         assert len(list((folder / "run" / "_audit").iterdir())) == num_processes
 
 
+def test_from_logs_alone(folder, run, capsys):
+    """A buffer that was exported trains an agent without an environment."""
+    assert main(["buffer", "export", str(run[0] / "checkpoint-2"), "logs.jsonl"]) == 0
+    words = ["train", "--model_name_or_path", TINY_MODEL, "--replay_dataset", "logs.jsonl", "--output_dir", "offline"]
+    words += ["--use_cpu", "--bf16", "False", "--action_format", "text", "--report_to", "none", "--max_steps", "1"]
+    assert main([*words, "--max_completion_length", "32", "--logging_steps", "1"]) == 0
+    assert "1 optimizer steps" in capsys.readouterr().out and (folder / "offline" / "nlac_roles.json").exists()
+
+
 class TestHelp:
     def test_all_commands_have_help(self, capsys):
         assert main([]) == main(["--help"]) == 0

@@ -437,7 +437,9 @@ class TestLogs:
             {"messages": [user, user], "reward": 1.0},
             {"messages": [user, assistant], "reward": None},
         ]
-        with pytest.raises(ValueError, match=r"2 of 3 rows.*row 1: the roles.*row 2: the reward is None"):
+        with pytest.raises(
+            ValueError, match=r"2 of 3 rows.*row 1: the assistant says nothing; row 2: the reward is None"
+        ):
             episodes_from_logs(Dataset.from_list(rows), make_roles([]))
         with pytest.raises(ValueError, match="`replay_dataset` has no column `reward`"):
             episodes_from_logs(Dataset.from_list([{"messages": [user]}]), make_roles([]))

@@ -25,6 +25,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .chat import ChatEncoder
+from .conversations import encode_conversation, problem_of
 from .critic import Judgement, critiques, judge_actions, judge_critiques, judgement_prompt
 from .environments.base import Message
 from .environments.pool import EnvironmentPool
@@ -33,7 +34,6 @@ from .generation import TransformersGenerator
 from .loading import ending_token_ids, load_tokenizer
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts, react_thought, render
-from .recorder import Recorder
 from .roles import Roles
 from .saved_roles import ROLE_OPTIONS, load_roles
 from .types import Answer, Prompt
@@ -304,29 +304,12 @@ class NLACAgent:
         Raises:
             ValueError: If the messages are no conversation that waits for an answer.
         """
-        speakers = [message["role"] for message in messages]
-        if not messages or speakers[-1] == "assistant":
-            raise ValueError(f"The `messages` must end with what the agent is to answer, got the roles {speakers}.")
-        roles, chat = self.roles, self.roles.chat
-        first = speakers.index("assistant") if "assistant" in speakers else len(messages)
-        recorder = Recorder(roles, {}, tools)
-        recorder.begin(messages[:first])
-        token_ids = recorder.token_ids
-        while first < len(messages):
-            said, first = messages[first], first + 1
-            heard = []
-            while first < len(messages) and messages[first]["role"] != "assistant":
-                heard.append(messages[first])
-                first += 1
-            token_ids += chat.past_turn(said)
-            called = tuple(call["function"]["name"] for call in said.get("tool_calls") or ())
-            if called:
-                if [message["role"] for message in heard] != ["tool"] * len(called):
-                    raise ValueError(f"A call of {', '.join(called)} is followed by {[m['role'] for m in heard]}.")
-                token_ids += chat.results(token_ids[-1], [message["content"] for message in heard], called)
-            else:
-                token_ids += chat.reply(token_ids[-1], "\n\n".join(message["content"] for message in heard))
-        return Prompt.of(token_ids)
+        problem = problem_of(messages)
+        if problem is None and messages[-1]["role"] == "assistant":
+            problem = "the last message is the assistant's, so that there is nothing to answer"
+        if problem is not None:
+            raise ValueError(f"The `messages` are no conversation that waits for an answer: {problem}.")
+        return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
 
     @contextmanager
     def _speaking(self) -> Iterator[None]:

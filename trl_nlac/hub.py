@@ -172,10 +172,10 @@ def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, t
     DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
 
 
-def upload_completions(args: NLACConfig) -> CommitScheduler:
-    """
-    Upload the tables of episodes to `log_completions_hub_repo` every two minutes from now on.
-    """
+def upload_completions(args: NLACConfig) -> CommitScheduler | None:
+    """Upload the tables of episodes to `log_completions_hub_repo` every two minutes from now on, if it is set."""
+    if args.log_completions_hub_repo is None:
+        return None
     repo_id = create_repo(
         args.log_completions_hub_repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True
     ).repo_id

@@ -12,28 +12,36 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Conversations as episodes, for filling the replay buffer before training, and episodes as conversations."""
+"""Logged conversations as episodes, for the replay buffer."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
+from .conversations import encode_conversation, problem_of
+from .environments.pool import NO_TASK
+from .nlac_config import NLACConfig
+from .replay import PrioritizedReplay
 from .roles import Roles
-from .types import Episode, Turn
+from .types import Episode
 
 
-def episodes_from_logs(dataset: Dataset, roles: Roles) -> list[Episode]:
+def episodes_from_logs(dataset: Dataset, roles: Roles, rank: int = 0, world_size: int = 1) -> list[Episode]:
     """
     Episodes of logged conversations, by whatever agent.
 
     Args:
         dataset ([`~datasets.Dataset`]):
-            With the columns `messages` (roles `system`, `user` and `assistant`, the first two at the start, then in
-            turns) and `reward` (the final score). A column `terminated` of `False` marks a conversation that was cut.
+            With the columns `messages` (chat messages of the roles `system`, `user`, `assistant` and `tool`, as OpenAI's
+            interface has them) and `reward` (the final score). A column `terminated` of `False` marks a conversation that was
+            cut, `tools` holds JSON schemas of the tools, `task` the JSON of a dataset's row.
         roles ([`Roles`]):
             How conversations are encoded and actions are read.
+        rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`):
+            Whose share of the rows to read, of how many.
 
     Returns:
         `list[Episode]`: one for each row.
@@ -45,7 +53,8 @@ def episodes_from_logs(dataset: Dataset, roles: Roles) -> list[Episode]:
     if missing:
         raise ValueError(f"`replay_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}.")
     episodes, malformed = [], []
-    for i, row in enumerate(dataset):
+    for i in range(rank, len(dataset), world_size):
+        row = dataset[i]
         problem = _problem(row)
         if problem:
             malformed.append(f"row {i}: {problem}")
@@ -53,68 +62,82 @@ def episodes_from_logs(dataset: Dataset, roles: Roles) -> list[Episode]:
             episodes.append(_episode(row, roles))
     if malformed:
         raise ValueError(
-            f"{len(malformed)} of {len(dataset)} rows of `replay_dataset` are malformed: {malformed[:5]}."
+            f"{len(malformed)} of {len(range(rank, len(dataset), world_size))} rows of `replay_dataset` are malformed. "
+            f"The first ones: {'; '.join(malformed[:5])}."
         )
     return episodes
 
 
-def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
+def fill_from_logs(replay: PrioritizedReplay, dataset: Dataset, roles: Roles, args: NLACConfig) -> None:
     """
-    An episode as a row that [`episodes_from_logs`] takes.
+    Store a process's share of logged conversations.
 
-    Returns:
-        `dict[str, Any]`: `messages` (without the words of the policy's own prompt), `reward`, `terminated` and `task` in JSON.
+    Raises:
+        ValueError: If rows are malformed, or do not fit into the buffer.
     """
-    messages: list[dict[str, Any]] = [{"role": "user", "content": episode.first_observation}]
-    for i, turn in enumerate(episode.turns):
-        said = episode.token_ids[turn.prompt_end : turn.prompt_end + turn.action_length].tolist()
-        messages.append(roles.said(turn.action, roles.chat.decode(said)))
-        if turn.next_observation or i + 1 < len(episode.turns):
-            messages += roles.heard(turn.action, turn.next_observation)
-    return {
-        "messages": messages,
-        "reward": episode.score,
-        "terminated": episode.terminated,
-        "task": json.dumps(episode.task),
-    }
+    episodes = episodes_from_logs(dataset, roles, args.process_index, args.world_size)
+    number = sum(len(episode.turns) for episode in episodes)
+    if number > args.replay_buffer_size:
+        raise ValueError(
+            f"`replay_dataset` has {number} transitions for this process, `replay_buffer_size` is "
+            f"{args.replay_buffer_size}. Make it larger, or select rows."
+        )
+    replay.add(episodes)
+
+
+def offline_tasks(replay_dataset: Dataset | None, train_dataset: Dataset | None, reward_funcs: Any) -> Dataset:
+    """
+    A row for each logged conversation, so that an epoch is as long as if they had been played.
+
+    Raises:
+        ValueError: If there are no logs, or what only an environment can use.
+    """
+    if replay_dataset is None or len(replay_dataset) == 0:
+        raise ValueError(
+            "There is nothing to learn from: give an `environment_factory` to play in, or a `replay_dataset` of logs."
+        )
+    for name, value in (("train_dataset", train_dataset), ("reward_funcs", reward_funcs)):
+        if value is not None:
+            raise ValueError(
+                f"`{name}` is for playing, and there is no `environment_factory`. Leave it out, or give one."
+            )
+    return Dataset.from_list([NO_TASK]).select([0] * len(replay_dataset))
+
+
+def tools_of_logs(dataset: Dataset) -> list[dict[str, Any]]:
+    """JSON schemas of all tools of logged conversations, each once."""
+    if "tools" not in dataset.column_names:
+        return []
+    schemas = {json.dumps(tool, sort_keys=True): tool for tools in dataset["tools"] for tool in _tools(tools)}
+    return list(schemas.values())
 
 
 def _problem(row: dict[str, Any]) -> str | None:
-    roles = [message["role"] for message in row["messages"]]
-    if roles[:1] == ["system"]:
-        roles = roles[1:]
-    expected = ["user", "assistant"] * (len(roles) // 2 + 1)
-    if roles != expected[: len(roles)] or len(roles) < 2:
-        return f"the roles {roles} are not user and assistant in turns"
-    if not all(isinstance(message["content"], str) for message in row["messages"]):
-        return "a content is not text"
-    if not isinstance(row["reward"], (int, float)) or not np.isfinite(row["reward"]):
-        return f"the reward is {row['reward']}"
-    return None
+    problem = problem_of(row["messages"])
+    if problem is None and not any(message["role"] == "assistant" for message in row["messages"]):
+        problem = "the assistant says nothing"
+    if problem is None and (not isinstance(row["reward"], (int, float)) or not np.isfinite(row["reward"])):
+        problem = f"the reward is {row['reward']}"
+    return problem
 
 
 def _episode(row: dict[str, Any], roles: Roles) -> Episode:
-    messages = list(row["messages"])
-    start = 2 if messages[0]["role"] == "system" else 1
-    token_ids, turns = roles.chat.start(messages[:start]), []
-    for i in range(start, len(messages), 2):
-        content = messages[i]["content"]
-        observation = messages[i + 1]["content"] if i + 1 < len(messages) else ""
-        is_last = i + 2 >= len(messages)
-        action_ids = roles.chat.past_turn(messages[i])
-        reward = float(row["reward"]) if is_last else 0.0
-        action = roles.parse_action(content) or content
-        turns.append(Turn(len(token_ids), len(action_ids), action, observation, reward))
-        token_ids += action_ids
-        if not is_last:
-            token_ids += roles.chat.reply(action_ids[-1], observation)
+    messages = [{name: value for name, value in message.items() if value is not None} for message in row["messages"]]
+    first_observation, token_ids, turns = encode_conversation(messages, roles, _tools(row.get("tools")))
+    turns[-1] = replace(turns[-1], reward=float(row["reward"]))
+    end = turns[-1].prompt_end + turns[-1].action_length
     terminated = bool(row.get("terminated", True))
     return Episode(
-        task={},
-        first_observation=messages[start - 1]["content"],
-        token_ids=np.array(token_ids, dtype=np.int32),
+        task=json.loads(row.get("task") or "{}"),
+        first_observation=first_observation,
+        token_ids=np.array(token_ids[:end], dtype=np.int32),
         turns=tuple(turns),
         terminated=terminated,
         truncated=not terminated,
         is_log=True,
     )
+
+
+def _tools(tools: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Schemas of a row's column `tools`, as TRL's datasets have them: JSON or the objects themselves."""
+    return json.loads(tools) if isinstance(tools, str) else tools or []

@@ -42,7 +42,7 @@ from .evaluation import evaluate_policy, joint_metrics
 from .failures import FailureMonitor, TrainingStopped, nothing_played
 from .hub import PAPER, model_card, upload_completions
 from .loading import ending_token_ids, load_generator, load_model, load_tokenizer
-from .logs import episodes_from_logs
+from .logs import fill_from_logs, offline_tasks, tools_of_logs
 from .losses import LOSSES, batch_losses
 from .nlac_config import NLACConfig
 from .numerics import LossGuard
@@ -125,7 +125,7 @@ class NLACTrainer(AtomicSavingTrainer):
             environment owns its data and `max_steps` sets the length of training.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Tasks for evaluation.
-        environment_factory (`Callable` or `dict[str, Callable]`):
+        environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
             Called without arguments, returns an environment: a text environment with `reset` and `step`, see
             [`~environments.TextEnvironment`], a `gymnasium.Env` of text, or one written for [`~trl.GRPOTrainer`], whose
             public methods are tools.
@@ -141,7 +141,7 @@ class NLACTrainer(AtomicSavingTrainer):
             Words of the roles. If `None`, the defaults.
         replay_dataset ([`~datasets.Dataset`], *optional*):
             Logged conversations that fill the replay buffer before training, with the columns `messages` and `reward`,
-            see [`~logs.episodes_from_logs`].
+            see [`~logs.episodes_from_logs`]. Without an `environment_factory` they are all that is trained on.
         rehearsal_dataset ([`~datasets.Dataset`], *optional*):
             Supervised samples of the roles, with the conversational columns `prompt` and `completion`, mixed into the
             batches by `rehearsal_ratio`. Keeps roles alive that the model would forget. Not in the paper.
@@ -189,7 +189,9 @@ class NLACTrainer(AtomicSavingTrainer):
         self.environments = EnvironmentPool(
             environment_factory, tools, args.max_concurrent_environments, args.environment_timeout
         )
-        if train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
+        if not self.environments:
+            train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs)
+        elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
         self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
         set_seed(args.seed)  # adapters are initialised randomly
@@ -217,7 +219,7 @@ class NLACTrainer(AtomicSavingTrainer):
             num_futures=args.num_futures,
             single_step=args.single_step,
             reasoning=args.reasoning,
-            tools=self.environments.tool_schemas,
+            tools=self.environments.tool_schemas + ([] if replay_dataset is None else tools_of_logs(replay_dataset)),
             shows_progress=not args.disable_tqdm and self.is_world_process_zero(),
         )
         self.replay = PrioritizedReplay(
@@ -229,8 +231,7 @@ class NLACTrainer(AtomicSavingTrainer):
             spill_directory=args.output_dir,
         )
         if replay_dataset is not None:
-            shard = replay_dataset.shard(args.world_size, args.process_index)
-            self.replay.add(episodes_from_logs(shard, self.roles))
+            fill_from_logs(self.replay, replay_dataset, self.roles, args)
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
         self.target_weights = TargetWeights(
             None if is_sharded_later else self.model, args.target_update_rate, args.target_weights_offload
@@ -238,8 +239,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, self.roles, self.replay, self.environments.oracle)
         self.add_callback(TrainingLogCallback())
-        uploads = args.log_completions_hub_repo is not None and self.is_world_process_zero()
-        self.completions_upload = upload_completions(args) if uploads else None
+        self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
         self.loss_guard = LossGuard(args.max_nonfinite_batches)
         self._collate = NLACCollator(tokenizer.pad_token_id)
@@ -313,7 +313,9 @@ class NLACTrainer(AtomicSavingTrainer):
     # Parts of an iteration
 
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
-        """Episodes of the tasks, again and again until training may start on every process."""
+        """Episodes of the tasks, again and again until training may start everywhere; none without an environment."""
+        if not self.environments:
+            return []
         episodes: list[Episode] = []
         while True:
             played = play_episodes(
@@ -384,6 +386,10 @@ class NLACTrainer(AtomicSavingTrainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Play `num_eval_episodes` of each task. The replay buffer and the course of training are not touched."""
+        if not self.environments:
+            raise ValueError(
+                "Evaluation plays, and there is no `environment_factory`. Give one, or evaluate elsewhere."
+            )
         device, rank, dataset = self.accelerator.device, self.args.process_index, dataloader.dataset
         tasks = {i: dataset[i] for i in range(rank, len(dataset), self.args.world_size)}
         try:

@@ -98,7 +98,8 @@ class Records:
         """
         if self.tables is not None:
             self._rows += self.tables.rows(episodes, numbers, step, self.num_environment_steps)
-        for name, value in mean_over_processes(episode_metrics(episodes, self.args.success_threshold)).items():
+        metrics = episode_metrics(episodes, self.args.success_threshold) if episodes else {}
+        for name, value in mean_over_processes(metrics).items():
             self.metrics[name].append(value)
         self.num_environment_steps += sum(gather_object([sum(len(episode.turns) for episode in episodes)]))
 

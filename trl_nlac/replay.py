@@ -22,10 +22,10 @@ import numpy as np
 from datasets import Dataset
 from huggingface_hub.constants import ENDPOINT
 
+from .conversations import conversation
 from .episode_files import episode_lengths, read_episodes, write_episodes
 from .episode_store import EpisodeStore
 from .hub import push_episodes
-from .logs import conversation
 from .resharding import read_share
 from .roles import Roles
 from .sum_tree import SumTree

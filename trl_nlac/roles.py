@@ -152,7 +152,11 @@ class Roles:
         calls = self._calls(action)
         if calls:
             return self.chat.completion(call_message(calls))
-        return self.chat.completion(f"Thought: {thought}\nAction: {action}" if self.shows_thoughts else action)
+        return self.chat.completion(self.action_text(action, thought))
+
+    def action_text(self, action: str, thought: str) -> str:
+        """An action as the policy writes it in words."""
+        return f"Thought: {thought}\nAction: {action}" if self.shows_thoughts else action
 
     def said(self, action: str | None, text: str) -> dict[str, Any]:
         """An answer of the policy as a message: with the tool calls that were read from it, or as `text`."""

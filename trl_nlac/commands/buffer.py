@@ -23,8 +23,9 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from ..chat import ChatEncoder
+from ..conversations import conversation
 from ..episode_files import read_episodes
-from ..logs import conversation, episodes_from_logs
+from ..logs import episodes_from_logs
 from ..nlac_config import NLACConfig
 from ..replay import PrioritizedReplay
 from ..roles import Roles

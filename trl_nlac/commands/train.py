@@ -234,8 +234,11 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
     Raises:
         CommandError: If anything does not fit.
     """
-    if not script_args.environment_factory and not script_args.tools:
-        raise CommandError("--environment_factory is missing: name what makes the environment, as module:Class.")
+    if not script_args.environment_factory and not script_args.tools and not script_args.replay_dataset:
+        raise CommandError(
+            "--environment_factory is missing: name what makes the environment, as module:Class. To train on logs alone, "
+            "add --replay_dataset."
+        )
     if not model_args.model_name_or_path:
         raise CommandError("--model_name_or_path is missing: name the base model.")
     kwargs = script_args.environment_kwargs or {}

@@ -44,10 +44,10 @@ class EnvironmentPool:
     Environment instances, reused from episode to episode.
 
     Args:
-        environment_factory (`Callable` or `dict[str, Callable]`):
+        environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
             Makes an instance, told apart by its methods: a [`gymnasium.Env`], a text environment if it has `step`, or else
             a TRL environment whose public methods are tools. With a dict, the column `environment` of a task names the
-            factory.
+            factory. With `None`, and no tools, nothing can be played.
         tools (`list[Callable]`, *optional*):
             Standalone tools, besides those of a TRL environment or without any.
         max_instances (`int`, *optional*):
@@ -56,8 +56,8 @@ class EnvironmentPool:
             Seconds after which a call of an instance counts as hanging. If `None`, never.
 
     Attributes:
-        example ([`TextEnvironment`]):
-            An instance of the first environment.
+        example ([`TextEnvironment`], *optional*):
+            An instance of the first environment, if there is any.
         oracle ([`Oracle`], *optional*):
             The truth, if there is a single environment and it knows it.
         tool_schemas (`list[dict[str, Any]]`):
@@ -88,7 +88,10 @@ class EnvironmentPool:
         self.last_failure = ""
         self._tools = tools
         self._routed = isinstance(environment_factory, dict)
-        self._factories = environment_factory if self._routed else {"": environment_factory}
+        if environment_factory is None:
+            self._factories = {}
+        else:
+            self._factories = environment_factory if self._routed else {"": environment_factory}
         self._workers: set[EnvironmentWorker] = set()
         self._idle: defaultdict[str, list[EnvironmentWorker]] = defaultdict(list)
         weakref.finalize(self, _close, self._workers)  # also when the program ends
@@ -102,16 +105,22 @@ class EnvironmentPool:
             worker = self._hire(name)
             examples[name] = worker.submit(lambda environment: environment).result()
             self.release(worker)
-        self.example = next(iter(examples.values()))
-        self.oracle: Oracle | None = None if self._routed else self.example.oracle
+        self.example = next(iter(examples.values()), None)
+        self.oracle: Oracle | None = None if self._routed or not examples else self.example.oracle
         self.seeded = {name for name, example in examples.items() if example.takes_seed}
         self._schemas = {name: example.tool_schemas for name, example in examples.items()}
         self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
         self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
 
+    def __bool__(self) -> bool:
+        """Whether there is an environment at all."""
+        return bool(self._factories)
+
     @property
     def name(self) -> str:
         """Names of the environments, or of the class if there is one."""
+        if not self:
+            return "none"
         return ", ".join(self._factories) if self._routed else type(self.example.unwrapped).__name__
 
     def route(self, task: dict[str, Any]) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
