@@ -92,6 +92,30 @@ def test_candidates(agent):
     assert min(judgement.verdict_score for judgement in taken) < 0
 
 
+def test_several_conversations_at_once(agent):
+    """They come in their order, and each is improved by itself."""
+    others = [[{"role": "user", "content": f"{request} 2"}] for request in DESK.requests]
+    torch.manual_seed(4)
+    turns = agent.act_all([*others, MESSAGES], refine=2, num_candidates=2)
+    assert len(turns) == 5 and all(len(turn.candidates) == 2 and len(turn.attempts) <= 2 for turn in turns)
+    assert len({len(turn.attempts) for turn in turns}) > 1
+
+
+def test_evaluation_with_improved_actions(agent):
+    """More tokens for each action, and episodes as before."""
+    pool = EnvironmentPool(lambda: make_environment(DESK))
+    agent.args.num_eval_critiques = agent.args.num_oracle_probes = 0
+    agent.args.max_turns = 2
+    spent = []
+    for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
+        before = agent.roles.num_generated_tokens
+        seen = agent.evaluate(pool, list(TASKS), **improvement)
+        spent.append(agent.roles.num_generated_tokens - before)
+        assert len(seen.episodes) == 4 and all(len(episode.turns) == 2 for episode in seen.episodes)
+        assert all(turn.action.startswith("route") for episode in seen.episodes for turn in episode.turns)
+    assert spent[1] > 2 * spent[0] and spent[2] > 2 * spent[0]
+
+
 def test_critique(agent):
     torch.manual_seed(3)
     proposed = {"role": "assistant", "content": "route billing amber photo noon"}

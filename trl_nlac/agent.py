@@ -26,17 +26,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .chat import ChatEncoder
 from .conversations import encode_conversation, problem_of
-from .critic import Judgement, critiques, judge_actions, judge_critiques, judgement_prompt
+from .critic import Judgement, judge_actions
 from .environments.base import Message
 from .environments.pool import EnvironmentPool
 from .evaluation import Evaluation, evaluate_policy
 from .generation import TransformersGenerator
+from .improvement import Choice, ImprovedRoles, choose_actions
 from .loading import ending_token_ids, load_tokenizer
 from .nlac_config import NLACConfig
-from .prompts import NLACPrompts, react_thought, render
+from .prompts import NLACPrompts, react_thought
 from .roles import Roles
 from .saved_roles import ROLE_OPTIONS, load_roles
-from .types import Answer, Prompt
+from .types import Prompt
 
 
 @dataclass(frozen=True)
@@ -206,52 +207,27 @@ class NLACAgent:
         Raises:
             ValueError: If the messages are no conversation, or a number is out of range.
         """
-        return self.act_on(self.encode(messages, tools), refine, num_candidates, alpha)
+        return self.act_on([self.encode(messages, tools)], refine, num_candidates, alpha)[0]
 
-    def act_on(self, prompt: Prompt, refine: int = 0, num_candidates: int = 1, alpha: float = 1.0) -> AgentAction:
-        """The same for a conversation in tokens."""
-        for name, value, least in (("refine", refine, 0), ("num_candidates", num_candidates, 1), ("alpha", alpha, 0)):
-            if value < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {value}.")
-        roles = self.roles
+    def act_all(
+        self,
+        conversations: list[list[Message]],
+        tools: list[dict[str, Any]] | None = None,
+        refine: int = 0,
+        num_candidates: int = 1,
+        alpha: float = 1.0,
+    ) -> list[AgentAction]:
+        """The same in several conversations at once, which costs less than one after the other."""
+        return self.act_on([self.encode(messages, tools) for messages in conversations], refine, num_candidates, alpha)
+
+    def act_on(
+        self, prompts: list[Prompt], refine: int = 0, num_candidates: int = 1, alpha: float = 1.0
+    ) -> list[AgentAction]:
+        """The same for conversations in tokens."""
+        sampling = self.roles.samplings["evaluation"]
         with self._speaking():
-            said = roles.ask("policy", [prompt] * num_candidates, roles.parse_action, roles.samplings["evaluation"])
-            actions = [answer for answer in said if answer.parsed is not None]
-            if not actions:
-                return self._action(said[0])
-            judgement, candidates, action = None, [], actions[0]
-            if num_candidates > 1:
-                judgements = judge_actions(roles, [roles.continued(prompt, action) for action in actions])
-                scores = torch.tensor([j.verdict_score if j else -torch.inf for j in judgements])
-                if scores.isinf().all():
-                    scores = torch.zeros(len(scores))
-                chosen = int(torch.multinomial(torch.softmax(alpha * scores, 0), 1))
-                action, judgement = actions[chosen], judgements[chosen]
-                candidates = [(a.parsed, j) for a, j in zip(actions, judgements, strict=True)]
-            action, last, attempts = self._refined(prompt, action, refine)
-        return self._action(action, last or (None if attempts else judgement), attempts, candidates)
-
-    def _refined(
-        self, prompt: Prompt, action: Answer, rounds: int
-    ) -> tuple[Answer, Judgement | None, list[tuple[str, Judgement]]]:
-        """The action after some rounds of refinement, what the critic said if it stopped them, and the attempts before it."""
-        roles, attempts = self.roles, []
-        question = render(roles.prompts.refine, action_format=roles.action_format)
-        together = roles.continued(prompt, action)  # with all attempts and their critiques
-        for _ in range(rounds):
-            (critique,) = critiques(roles, [roles.continued(prompt, action)])
-            if critique.parsed is None:
-                break
-            (judgement,) = judge_critiques(roles, [critique])
-            if judgement.verdict:
-                return action, judgement, attempts
-            asked = roles.continued(judgement_prompt(roles, together), critique)
-            (refined,) = roles.ask("refine", [roles.follow_up(asked, question)], roles.parse_action)
-            if refined.parsed is None:
-                break
-            attempts.append((action.parsed, judgement))
-            action, together = refined, roles.continued(refined.prompt, refined)
-        return action, None, attempts
+            choices = choose_actions(self.roles, prompts, refine, num_candidates, alpha, sampling)
+        return [self._action(choice) for choice in choices]
 
     def critique(
         self, messages: list[Message], action: str | None = None, tools: list[dict[str, Any]] | None = None
@@ -291,11 +267,24 @@ class NLACAgent:
         with self._speaking():
             return judge_actions(self.roles, [prompt.extended(remembered)])[0]
 
-    def evaluate(self, environments: EnvironmentPool, tasks: list[dict[str, Any]]) -> Evaluation:
-        """Play `num_eval_episodes` of each task and let the critic judge, as [`NLACTrainer.evaluate`] does."""
+    def evaluate(
+        self,
+        environments: EnvironmentPool,
+        tasks: list[dict[str, Any]],
+        refine: int = 0,
+        num_candidates: int = 1,
+        alpha: float = 1.0,
+    ) -> Evaluation:
+        """
+        Play `num_eval_episodes` of each task and let the critic judge, as [`NLACTrainer.evaluate`] does; with actions that are
+        improved as [`act`] improves them.
+        """
         torch.manual_seed(self.args.seed)
+        roles = (
+            ImprovedRoles(self.roles, refine, num_candidates, alpha) if refine or num_candidates > 1 else self.roles
+        )
         with self._speaking():
-            return evaluate_policy(environments, dict(enumerate(tasks)), self.roles, self.args)
+            return evaluate_policy(environments, dict(enumerate(tasks)), roles, self.args)
 
     def encode(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Prompt:
         """
@@ -316,10 +305,11 @@ class NLACAgent:
         with self.roles.generator.session(self.model):
             yield
 
-    def _action(self, answer: Answer, *judged) -> AgentAction:
-        roles, token_ids = self.roles, list(answer.token_ids)
-        thought = roles.chat.reasoning(token_ids)
+    def _action(self, choice: Choice) -> AgentAction:
+        roles, answer = self.roles, choice.answer
+        thought = roles.chat.reasoning(list(answer.token_ids))
         if roles.shows_thoughts and answer.parsed is not None:
             thought = thought or react_thought(answer.text)
         message = roles.said(answer.parsed, answer.text)
+        judged = (choice.judgement, choice.attempts, choice.candidates)
         return AgentAction(answer.parsed, answer.text, thought, message, answer.token_ids, *judged)

@@ -43,6 +43,10 @@ def run(words: list[str]) -> None:
     parser.add_argument("--num_episodes", type=int, default=1, help="episodes of each task (default: 1)")
     parser.add_argument("--max_tasks", type=int, help="number of tasks (default: all)")
     parser.add_argument("--num_critiques", type=int, default=64, help="actions that the critic judges (default: 64)")
+    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
+    parser.add_argument(
+        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the metrics there, too")
     args = parser.parse_args(words)
@@ -60,7 +64,7 @@ def run(words: list[str]) -> None:
     agent.args.num_eval_episodes, agent.args.num_eval_critiques = args.num_episodes, args.num_critiques
     agent.args.seed = args.seed
     try:
-        metrics = joint_metrics(agent.evaluate(pool, rows))
+        metrics = joint_metrics(agent.evaluate(pool, rows, args.refine, args.num_candidates))
     finally:
         pool.close()
     if args.json:

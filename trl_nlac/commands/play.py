@@ -81,7 +81,7 @@ def run(words: list[str]) -> None:
         for message in recorder.prompt_messages:
             show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
         while not recorder.done:
-            turn = agent.act_on(recorder.prompt, args.refine, args.num_candidates)
+            (turn,) = agent.act_on([recorder.prompt], args.refine, args.num_candidates)
             judgement = turn.judgement or (None if turn.action is None else agent.judge(recorder.prompt, turn))
             show.action(len(recorder.turns) + 1, turn, judgement)
             result = _step(worker, agent, turn)
