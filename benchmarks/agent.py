@@ -1,0 +1,131 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+What an agent gains from its critic when it acts: success and tokens per decision, of the base model and after training, alone, with
+refinement, and with a choice among candidates.
+
+python benchmarks/agent.py --json benchmarks/results/agent.json
+
+Each world is trained by examples/scripts/nlac_quickstart.py for fewer steps than it needs, so that there is something to gain; its folder
+below --runs is kept. Whatever follows `--` goes to that script.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import reporting
+
+from trl_nlac import NLACAgent
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.metrics import SuccessRate
+
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "scripts" / "nlac_quickstart.py"
+IMPROVEMENTS = {
+    "alone": {},
+    "refine 1": {"refine": 1},
+    "refine 2": {"refine": 2},
+    "candidates 4": {"num_candidates": 4},
+    "candidates 4, refine 1": {"num_candidates": 4, "refine": 1},
+}
+
+
+def train(world: str, seed: int, runs: Path, max_steps: int, extra: list[str]) -> Path:
+    """Folder of a trained agent."""
+    output_dir = runs / f"{world}_{seed}"
+    if not (output_dir / "results.json").exists():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(SCRIPT), "--world", world, "--world_seed", str(seed), "--seed", str(seed)]
+        command += ["--max_steps", str(max_steps), "--output_dir", str(output_dir), *extra]
+        with open(output_dir / "log.txt", "w") as log:
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+    return output_dir
+
+
+def measure(agent: NLACAgent, pool: EnvironmentPool, tasks: list[dict], improvement: dict) -> dict:
+    """Success and costs of one way of acting."""
+    tokens, start = agent.roles.num_generated_tokens, time.perf_counter()
+    seen = agent.evaluate(pool, tasks, **improvement)
+    decisions = sum(len(episode.turns) for episode in seen.episodes)
+    return {
+        "successes": [success for _, success in seen.outcomes],
+        "tokens_per_decision": (agent.roles.num_generated_tokens - tokens) / decisions,
+        "seconds_per_decision": (time.perf_counter() - start) / decisions,
+    }
+
+
+def summarize(cells: list[dict]) -> dict:
+    """One way of acting over all worlds: the interval is over episodes."""
+    successes = [success for cell in cells for success in cell["successes"]]
+    rates = SuccessRate(keep_in_memory=True).compute(successes=successes)
+    means = {
+        name: sum(c[name] for c in cells) / len(cells) for name in ("tokens_per_decision", "seconds_per_decision")
+    }
+    return {
+        "num_episodes": len(successes),
+        **{name: round(value, 4) for name, value in rates.items()},
+        "success_of_each_world": [round(sum(cell["successes"]) / len(cell["successes"]), 4) for cell in cells],
+        **{name: round(value, 3) for name, value in means.items()},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=["service_desk", "rooms"], default="service_desk")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps of the training")
+    parser.add_argument("--num_episodes", type=int, default=64, help="episodes of each task")
+    parser.add_argument("--runs", type=Path, default=Path("runs/agent"))
+    parser.add_argument("--json", type=Path)
+    args, extra = parser.parse_known_args()
+    cells: dict[str, list[dict]] = {}
+    for seed in args.seeds:
+        trained = train(args.world, seed, args.runs, args.max_steps, [word for word in extra if word != "--"])
+        options = json.loads((trained / "nlac_roles.json").read_text())
+        world, tasks = make_tasks(args.world, seed)
+        pool = EnvironmentPool(lambda world=world: make_environment(world))
+        try:
+            for label, model in {"base": TINY_MODEL, "trained": str(trained)}.items():
+                agent = NLACAgent.from_pretrained(model, **options)
+                agent.args.num_eval_episodes, agent.args.seed = args.num_episodes, seed
+                agent.args.num_eval_critiques = agent.args.num_oracle_probes = 0
+                for way, improvement in IMPROVEMENTS.items():
+                    cell = measure(agent, pool, list(tasks), improvement)
+                    cells.setdefault(f"{label}, {way}", []).append(cell)
+                    success = sum(cell["successes"]) / len(cell["successes"])
+                    print(
+                        f"{args.world} {seed}, {label}, {way}: {success:.3f}, {cell['tokens_per_decision']:.0f} tokens",
+                        flush=True,
+                    )
+        finally:
+            pool.close()
+    report = {
+        "world": args.world,
+        "seeds": args.seeds,
+        "max_steps": args.max_steps,
+        "ways": {name: summarize(found) for name, found in cells.items()},
+        **reporting.setting("torch", "transformers", "trl"),
+    }
+    print(json.dumps(report["ways"], indent=2))
+    reporting.write(report, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Learning from logs alone: NLAC without an environment on what the base policy did, against supervised fine-tuning on all of
+it and on its successes. All take as many gradient steps, with the same rehearsal.
+
+python benchmarks/offline.py --json benchmarks/results/offline.json
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import reporting
+from accelerate import Accelerator
+from datasets import Dataset
+from learning_methods import NLAC, acting_config
+from learning_playing import Player, trainer_arguments
+from learning_rft import policy_examples, tokens
+from learning_tasks import LearningTask, make_task
+from transformers import PreTrainedModel
+from trl import SFTConfig, SFTTrainer
+
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.conversations import conversation
+from trl_nlac.loading import load_model
+from trl_nlac.logs import episodes_from_logs
+from trl_nlac.rehearsal import Rehearsal
+
+
+def collect(task: LearningTask, acting: NLACConfig, num_episodes: int) -> tuple[Dataset, dict]:
+    """Conversations of the base policy, and how it does."""
+    accelerator = Accelerator(cpu=True)
+    player = Player.of_model(task, acting, load_model(task.model, acting).to(accelerator.device), accelerator)
+    rows = [task.rows[i % len(task.rows)] for i in range(num_episodes)]
+    episodes = player.play(random.Random(acting.seed).sample(rows, len(rows)))
+    logs = Dataset.from_list([conversation(episode, player.roles) for episode in episodes])
+    return logs, player.evaluate(num_episodes=task.final_episodes)
+
+
+def evaluate(task: LearningTask, acting: NLACConfig, model: PreTrainedModel, accelerator: Accelerator) -> dict:
+    return Player.of_model(task, acting, model.eval(), accelerator).evaluate(num_episodes=task.final_episodes)
+
+
+def train_nlac(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:
+    args = replace(acting, **NLAC, max_steps=max_steps, logging_steps=100)
+    arguments = {**task.trainer_arguments, "environment_factory": None, "train_dataset": None}
+    trainer = NLACTrainer(model=task.model, args=args, replay_dataset=logs, **arguments)
+    start = time.perf_counter()
+    trainer.train()
+    return evaluate(task, acting, trainer.model, trainer.accelerator), time.perf_counter() - start
+
+
+def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:
+    """TRL's SFT trainer on every action of the logs after its state, and on half as many rehearsal samples."""
+    size = NLAC["per_device_train_batch_size"] * NLAC["gradient_accumulation_steps"]
+    args = SFTConfig(
+        **trainer_arguments(acting, NLAC["learning_rate"]),
+        max_steps=max_steps,
+        per_device_train_batch_size=size + size // 2,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
+    actions = [example for episode in episodes_from_logs(logs, player.roles) for example in policy_examples(episode)]
+    rehearsal = Rehearsal(task.rehearsal, NLAC["rehearsal_ratio"], player.roles.chat, seed=acting.seed)
+    rng = random.Random(acting.seed)
+    rows = []
+    for _ in range(max_steps):
+        batch = rng.choices(actions, k=size) + rehearsal.draw(size)
+        rows += [tokens(example) for example in batch]
+    trainer = SFTTrainer(model=task.model, args=args, train_dataset=Dataset.from_list(rows))
+    start = time.perf_counter()
+    trainer.train()
+    return evaluate(task, acting, trainer.model, trainer.accelerator), time.perf_counter() - start
+
+
+def run_seed(name: str, seed: int, num_episodes: int, max_steps: int) -> dict:
+    """All methods on the logs of one desk."""
+    task = make_task(name, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        acting = acting_config(task, folder, seed)
+        logs, base = collect(task, acting, num_episodes)
+        successes = logs.filter(lambda row: row["reward"] >= acting.success_threshold)
+        cell = {
+            "num_episodes": len(logs),
+            "num_transitions": sum(m["role"] == "assistant" for messages in logs["messages"] for m in messages),
+            "num_successes": len(successes),
+            "base": {"success": base["episode/success_rate"]},
+        }
+        methods = {"nlac": (train_nlac, logs), "sft_all": (train_sft, logs), "sft_successes": (train_sft, successes)}
+        for method, (train, data) in methods.items():
+            if len(data):
+                metrics, seconds = train(task, acting, data, max_steps)
+                cell[method] = {"success": metrics["episode/success_rate"], "seconds": round(seconds, 1)}
+            else:
+                cell[method] = {
+                    "success": cell["base"]["success"],
+                    "seconds": 0.0,
+                    "remark": "no successes to train on",
+                }
+            print(f"{name} {seed}, {method}: {cell[method]}", flush=True)
+    return cell
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="service_desk_told")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--num_episodes", type=int, default=1024, help="logged episodes")
+    parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    cells = {seed: run_seed(args.task, seed, args.num_episodes, args.max_steps) for seed in args.seeds}
+    report = {
+        "task": args.task,
+        "max_steps": args.max_steps,
+        "success": {
+            method: [cell[method]["success"] for cell in cells.values()]
+            for method in ("base", "nlac", "sft_all", "sft_successes")
+        },
+        "seeds": {str(seed): cell for seed, cell in cells.items()},
+        **reporting.setting("torch", "transformers", "trl", "datasets"),
+    }
+    print(report["success"])
+    reporting.write(report, args.json)
+
+
+if __name__ == "__main__":
+    main()
