@@ -97,7 +97,8 @@ class TrainingLogCallback(TrainerCallback):
             path = Path(args.output_dir, TRAINING_LOG)
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "a") as file:
-                file.write(json.dumps({"step": state.global_step, **{k: _finite(v) for k, v in logs.items()}}) + "\n")
+                line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
+                file.write(json.dumps(line, default=float) + "\n")
 
 
 def set_aside(run: Path, step: int) -> None:
