@@ -225,7 +225,7 @@ class NLACAgent:
     ) -> list[AgentAction]:
         """The same for conversations in tokens."""
         sampling = self.roles.samplings["evaluation"]
-        with self._speaking():
+        with self.speaking():
             choices = choose_actions(self.roles, prompts, refine, num_candidates, alpha, sampling)
         return [self._action(choice) for choice in choices]
 
@@ -258,13 +258,13 @@ class NLACAgent:
         else:
             proposed = {"role": "assistant", "content": action}
         prompt = self.encode(messages, tools)
-        with self._speaking():
+        with self.speaking():
             return judge_actions(self.roles, [prompt.extended(self.roles.chat.past_turn(proposed))])[0]
 
     def judge(self, prompt: Prompt, turn: AgentAction) -> Judgement | None:
         """The same for what the agent did after a conversation in tokens."""
         remembered = self.roles.remembered(list(turn.token_ids), turn.action)
-        with self._speaking():
+        with self.speaking():
             return judge_actions(self.roles, [prompt.extended(remembered)])[0]
 
     def evaluate(
@@ -283,7 +283,7 @@ class NLACAgent:
         roles = (
             ImprovedRoles(self.roles, refine, num_candidates, alpha) if refine or num_candidates > 1 else self.roles
         )
-        with self._speaking():
+        with self.speaking():
             return evaluate_policy(environments, dict(enumerate(tasks)), roles, self.args)
 
     def encode(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Prompt:
@@ -301,7 +301,8 @@ class NLACAgent:
         return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
 
     @contextmanager
-    def _speaking(self) -> Iterator[None]:
+    def speaking(self) -> Iterator[None]:
+        """Within it, the roles can be asked."""
         with self.roles.generator.session(self.model):
             yield
 

@@ -15,6 +15,7 @@
 """Conversations in chat messages as the policy sees them, in tokens with the actions in them, and back."""
 
 import json
+from itertools import chain
 from typing import Any, NamedTuple
 
 from .environments.base import Message
@@ -124,18 +125,22 @@ def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
     Returns:
         `dict[str, Any]`: `messages` (without the words of the policy's own prompt), `reward`, `terminated` and `task` in JSON.
     """
-    messages: list[dict[str, Any]] = [{"role": "user", "content": episode.first_observation}]
-    for i, turn in enumerate(episode.turns):
-        said = episode.token_ids[turn.prompt_end : turn.prompt_end + turn.action_length].tolist()
-        messages.append(roles.said(turn.action, roles.chat.decode(said)))
-        if turn.next_observation or i + 1 < len(episode.turns):
-            messages += roles.heard(turn.action, turn.next_observation)
+    turns = [turn_messages(episode, i, roles) for i in range(len(episode.turns))]
+    if turns and not episode.turns[-1].next_observation:
+        del turns[-1][1:]  # nothing was said
     return {
-        "messages": messages,
+        "messages": [{"role": "user", "content": episode.first_observation}, *chain(*turns)],
         "reward": episode.score,
         "terminated": episode.terminated,
         "task": json.dumps(episode.task),
     }
+
+
+def turn_messages(episode: Episode, index: int, roles: Roles) -> list[Message]:
+    """What the agent said in a turn, and what was answered."""
+    turn = episode.turns[index]
+    said = episode.token_ids[turn.prompt_end : turn.prompt_end + turn.action_length].tolist()
+    return [roles.said(turn.action, roles.chat.decode(said)), *roles.heard(turn.action, turn.next_observation)]
 
 
 def _action(said: Message, calls: list[tuple[str, dict[str, Any]]], roles: Roles) -> tuple[Message, str]:
