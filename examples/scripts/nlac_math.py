@@ -147,7 +147,8 @@ def main():
     metrics = trainer.evaluate()
     trainer.accelerator.print(
         f"Trained on {len(train_dataset)} problems. Of {len(eval_dataset)} others it solves "
-        f"{metrics['eval_episode/success_rate']:.0%}. The model is in {training_args.output_dir}."
+        f"{metrics['eval_episode/success_rate']:.0%}. The model is in {training_args.output_dir}.\n"
+        f"Next: trl-nlac report {training_args.output_dir}"
     )
 
 

@@ -127,7 +127,8 @@ def main():
     trainer.accelerator.print(
         f"Of {script_args.num_eval_tasks} games on {script_args.env_url} it wins "
         f"{metrics['eval_episode/success_rate']:.0%}, with a mean reward of {metrics['eval_episode/return']:.2f}. The "
-        f"model is in {training_args.output_dir}."
+        f"model is in {training_args.output_dir}.\n"
+        f"Next: trl-nlac report {training_args.output_dir}"
     )
 
 

@@ -125,7 +125,9 @@ def main():
             f"(95 % interval {metrics[f'eval_{company}_episode/success_rate_low']:.0%} to "
             f"{metrics[f'eval_{company}_episode/success_rate_high']:.0%})."
         )
-    trainer.accelerator.print(f"The model is in {training_args.output_dir}.")
+    trainer.accelerator.print(
+        f"The model is in {training_args.output_dir}.\nNext: trl-nlac report {training_args.output_dir}"
+    )
 
 
 if __name__ == "__main__":

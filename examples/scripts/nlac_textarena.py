@@ -105,7 +105,8 @@ def main():
         trainer.push_to_hub()
     trainer.accelerator.print(
         f"On seeds that it was not trained on, the agent wins {metrics['eval_episode/success_rate']:.0%} of the games; its "
-        f"mean reward is {metrics['eval_episode/return']:.2f}. The model is in {training_args.output_dir}."
+        f"mean reward is {metrics['eval_episode/return']:.2f}. The model is in {training_args.output_dir}.\n"
+        f"Next: trl-nlac report {training_args.output_dir}"
     )
 
 

@@ -127,7 +127,8 @@ def main():
     metrics = trainer.evaluate()
     trainer.accelerator.print(
         f"Of {len(eval_dataset)} objects that it was not trained on, it finds {metrics['eval_episode/success_rate']:.0%}. "
-        f"The model is in {training_args.output_dir}."
+        f"The model is in {training_args.output_dir}.\n"
+        f"Next: trl-nlac report {training_args.output_dir}"
     )
 
 
