@@ -14,9 +14,13 @@
 
 """What to tell at the end of training."""
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 from transformers import Trainer
+
+from .run_folder import ORIGIN
 
 
 def print_summary(trainer: Trainer) -> None:
@@ -44,6 +48,7 @@ def print_summary(trainer: Trainer) -> None:
     table.add_row("saved in", output_dir)
     console = Console()
     console.print(table)
-    console.print(
-        "Next:", f"  trl-nlac report {output_dir}", f"  trl-nlac play {output_dir}", sep="\n", highlight=False
-    )
+    commands = [f"  trl-nlac report {output_dir}"]
+    if Path(output_dir, ORIGIN).exists():
+        commands.append(f"  trl-nlac play {output_dir}")
+    console.print("Next:", *commands, sep="\n", highlight=False)
