@@ -14,7 +14,8 @@
 
 """
 Learning from logs alone: NLAC without an environment on what the base policy did, against supervised fine-tuning on all of
-it and on its successes. All take as many gradient steps, with the same rehearsal.
+it and on its successes. All take as many gradient steps, with the same rehearsal. Seconds are those of training and of the
+evaluation after it.
 
 python benchmarks/offline.py --json benchmarks/results/offline.json
 """
