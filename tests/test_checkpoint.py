@@ -14,6 +14,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,25 @@ class TestSaving:
         assert_same(weights(loaded), weights(trainer.model))
         assert AutoTokenizer.from_pretrained(tmp_path).chat_template == trainer.processing_class.chat_template
         assert NLACPrompts.from_file(tmp_path / "nlac_prompts.json") == COMPACT_PROMPTS
+
+    def test_no_checkpoint_is_deleted_under_its_name(self, tmp_path, monkeypatch):
+        """A process that is killed while it deletes one leaves nothing that looks like a checkpoint and is none."""
+        deleted, rmtree = [], shutil.rmtree
+
+        def observed(path, *args, **kwargs):
+            deleted.append([child.name for child in Path(path).iterdir()] if Path(path).is_dir() else [])
+            assert not Path(path).name.startswith("checkpoint-")
+            rmtree(path, *args, **kwargs)
+
+        monkeypatch.setattr(shutil, "rmtree", observed)
+        config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+        make_trainer(tmp_path, config).train()
+        assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
+        assert [names for names in deleted if names and names[0].startswith("deleted-")] == [
+            ["deleted-checkpoint-1"],
+            ["deleted-checkpoint-2"],
+        ]
+        assert not (tmp_path / "_incomplete").exists()
 
     @pytest.mark.parametrize("save_steps", [4, 3])
     def test_resumed_run_is_the_same_run(self, tmp_path, save_steps):

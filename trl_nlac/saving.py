@@ -19,7 +19,7 @@ from pathlib import Path
 
 from accelerate.logging import get_logger
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from trl.trainer.base_trainer import _BaseTrainer
 
 
@@ -81,8 +81,8 @@ class AtomicSavingTrainer(_BaseTrainer):
             told = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in self.checkpoint_sizes.items())
             logger.info(f"{checkpoint}: {told}")
             _publish(written, checkpoint)
-            best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
-            rotate_checkpoints(str(run_dir), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+            if self.args.save_total_limit is not None:
+                _delete_oldest(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()
         if pushes:
             self._push_from_checkpoint(str(checkpoint))
@@ -103,6 +103,21 @@ def _publish(written: Path, checkpoint: Path) -> None:
         checkpoint.rename(written.parent / f"{_REPLACED}{checkpoint.name}")
     written.rename(checkpoint)
     shutil.rmtree(written.parent)
+
+
+def _delete_oldest(run_dir: Path, limit: int, best: str | None) -> None:
+    """
+    Delete checkpoints past the limit, but for the newest and the best one. They lose their names first, so that a process that
+    is killed meanwhile leaves no half of one.
+    """
+    checkpoints = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR, use_mtime=True)]
+    kept = {checkpoints[-1], *([Path(best)] if best else [])}
+    number = len(checkpoints) - max(limit, len(kept)) if limit > 0 else 0
+    aside = run_dir / _ASIDE
+    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, number)]:
+        aside.mkdir(exist_ok=True)
+        checkpoint.rename(aside / f"deleted-{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sizes(directory: Path) -> dict[str, int]:
