@@ -116,3 +116,10 @@ def test_who_knows_the_trainer():
 def test_files_are_small():
     for path in PACKAGE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 500, path
+
+
+def test_vllm_has_files_of_its_own():
+    """`make test-vllm` reads no others, which need packages that its environment lacks."""
+    for path in Path(__file__).parent.rglob("*.py"):
+        if "pytest.mark." + "vllm" in path.read_text():
+            assert path.match("tests/test_vllm*.py"), path
