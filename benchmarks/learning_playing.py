@@ -71,7 +71,7 @@ class Player:
         """A player for a model that another trainer trains."""
         tokenizer = load_tokenizer(None, model, args)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
-        eos_token_ids = ending_token_ids(model, tokenizer, chat.stop_ids)
+        eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, model.generation_config)
         generator = load_generator(model, args, accelerator, tokenizer, eos_token_ids)
         return cls(task, args, model, roles_class(generator, chat, task.prompts, args.samplings, args.action_format))
 
@@ -113,13 +113,11 @@ class Player:
 
     @contextmanager
     def _for_free(self):
-        metrics = {name: list(values) for name, values in self.roles.metrics.items()}
         tokens = self.roles.num_generated_tokens
         try:
-            yield
+            with self.roles.unrecorded():
+                yield
         finally:
-            self.roles.metrics.clear()
-            self.roles.metrics.update(metrics)
             self.roles.num_generated_tokens = tokens
 
     def _pool(self, environment_factory) -> EnvironmentPool:

@@ -17,8 +17,8 @@
 
 from dataclasses import replace
 
-from trl_nlac.critic import critiques, judgement_prompt
-from trl_nlac.prompts import render
+from trl_nlac.critic import critiques
+from trl_nlac.refinement import ask_refined
 from trl_nlac.roles import Roles
 from trl_nlac.types import Answer
 
@@ -34,12 +34,8 @@ class SelfRefiningRoles(Roles):
         state_actions = [self.continued(actions[i].prompt, actions[i]) for i in acted]
         judged = dict(zip(acted, zip(state_actions, critiques(self, state_actions), strict=True), strict=True))
         judged = {i: pair for i, pair in judged.items() if pair[1].parsed is not None}
-        question = render(self.prompts.refine, action_format=self.action_format)
-        conversations = [
-            self.follow_up(self.continued(judgement_prompt(self, state_action), critique), question)
-            for state_action, critique in judged.values()
-        ]
-        for i, refined in zip(judged, super().ask("refine", conversations, self.parse_action), strict=True):
+        judged_actions, answers = [list(part) for part in zip(*judged.values(), strict=True)] or ([], [])
+        for i, refined in zip(judged, ask_refined(self, judged_actions, answers), strict=True):
             if refined.parsed is not None:
                 actions[i] = replace(refined, prompt=actions[i].prompt)
         return actions

@@ -21,50 +21,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-
-TURN = pa.struct(
-    {
-        "text": pa.string(),
-        "action": pa.string(),
-        "next_observation": pa.string(),
-        "reward": pa.float64(),
-        "critique": pa.string(),
-        "verdict": pa.bool_(),
-        "verdict_score": pa.float64(),
-    }
-)
-EPISODE = {
-    "step": pa.int64(),
-    "environment_steps": pa.int64(),
-    "process": pa.int32(),
-    "episode": pa.int64(),
-    "task": pa.string(),
-    "prompt": pa.string(),
-    "turns": pa.list_(TURN),
-    "return": pa.float64(),
-    "success": pa.bool_(),
-    "terminated": pa.bool_(),
-    "truncated": pa.bool_(),
-    "failure": pa.string(),
-}
-SAMPLE = {
-    **{name: EPISODE[name] for name in ("step", "environment_steps", "process", "episode")},
-    "turn": pa.int32(),
-    **dict.fromkeys(("task", "observation", "action", "next_observation"), pa.string()),
-    "reward": pa.float64(),
-    "return": pa.float64(),
-    "terminated": pa.bool_(),
-    "critique": pa.string(),
-    "verdict": pa.bool_(),
-    "verdict_score": pa.float64(),
-    "target": pa.string(),
-    "target_verdict": pa.bool_(),
-    "attempt": pa.string(),
-    "attempt_critique": pa.string(),
-    "attempt_verdict": pa.bool_(),
-    "refined_action": pa.string(),
-    **dict.fromkeys(("critic_loss", "policy_loss", "priority"), pa.float64()),
-}
+from trl_nlac.audit import SAMPLE
+from trl_nlac.episode_tables import EPISODE
+from trl_nlac.run_folder import audit_file, completions_file
 
 
 def make_turn(number: int = 0, **kwargs) -> dict:
@@ -124,17 +83,18 @@ def make_sample(number: int = 0, turn: int = 0, step: int = 4, **kwargs) -> dict
     return {**row, **kwargs}
 
 
-def write_rows(path: Path, rows: list[dict], columns: dict) -> None:
+def write_rows(path: Path, rows: list[dict], schema: pa.Schema) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(columns)), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def write_episodes(run: Path, rows: list[dict], step: int = 10, kind: str = "", **columns) -> None:
-    write_rows(run / "completions" / f"{kind}completions_{step:05d}.parquet", rows, {**EPISODE, **columns})
+    schema = pa.schema([*EPISODE, *(pa.field(name, kind_of) for name, kind_of in columns.items())])
+    write_rows(completions_file(run, step, kind), rows, schema)
 
 
 def write_audit(run: Path, rows: list[dict], step: int = 10) -> None:
-    write_rows(run / "_audit" / f"audit_{step:05d}_process0.parquet", rows, SAMPLE)
+    write_rows(audit_file(run, step, process=0), rows, SAMPLE)
 
 
 def write_log(run: Path, rows: list[dict], end: str = "") -> None:

@@ -12,14 +12,18 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import json
+
 import pytest
 import torch
 from testing_utils import DESK, TASKS, make_trainer
 
 from trl_nlac import NLACAgent
+from trl_nlac.agent import Check
 from trl_nlac.conversations import conversation
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.environments.service_desk import TOOL
 from trl_nlac.rollout import play_episodes
 from trl_nlac.types import Transition
 
@@ -125,6 +129,91 @@ def test_critique(agent):
     assert agent.critique(MESSAGES, proposed["content"]) == judgement
 
 
+@pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
+def test_proposed_calls_are_those_of_training(action_format):
+    """What another agent proposes in OpenAI's form has the tokens of the same action in a conversation."""
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format=action_format)
+    arguments = {"team": "billing", "form": "amber", "proof": "photo", "time": "noon"}
+    call = {"type": "function", "function": {"name": "route", "arguments": json.dumps(arguments)}}
+    proposed = {"role": "assistant", "content": "Hm.", "tool_calls": [call]}
+    answer = agent.proposed(MESSAGES, proposed, tools=[TOOL])
+    assert json.loads(answer.parsed) == {"name": "route", "arguments": arguments}
+    result = {"role": "tool", "name": "route", "content": "refused needs ivory 1"}
+    later = agent.encode([*MESSAGES, proposed, result], tools=[TOOL]).ids
+    spoken = agent.roles.continued(answer.prompt, answer).ids
+    assert later[: len(spoken)] == spoken
+    assert agent.encode(MESSAGES, tools=[TOOL]).ids == answer.prompt.ids
+    assert ("Hm." in agent.roles.chat.tokenizer.decode(spoken)) == (action_format == "react")
+
+
+def test_refine_what_another_agent_proposes(agent):
+    torch.manual_seed(5)
+    proposed = "route billing amber photo noon"
+    turns = [agent.refine(MESSAGES, proposed, rounds=2) for _ in range(4)]
+    assert all(turn.attempts[0][0] == proposed for turn in turns if turn.attempts)
+    assert any(turn.action != proposed for turn in turns) and {len(turn.attempts) for turn in turns} <= {0, 1, 2}
+    torch.manual_seed(5)
+    assert agent.refine([*MESSAGES, {"role": "assistant", "content": proposed}], rounds=2) == turns[0]
+
+
+def test_check(agent):
+    """It passes above the threshold, with the critic's reason."""
+    proposed = "route billing amber photo noon"
+    torch.manual_seed(3)
+    judgement = agent.critique(MESSAGES, proposed)
+    for threshold, passed in ((0.0, judgement.verdict), (-1e9, True), (1e9, False)):
+        torch.manual_seed(3)
+        check = agent.check(MESSAGES, proposed, threshold=threshold)
+        assert check == Check(passed, judgement.verdict, judgement.critique, judgement.verdict_score)
+
+
+def test_what_cannot_be_judged_does_not_pass():
+    """A critic that has no room for its verdict."""
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", max_critique_length=1, max_future_length=1)
+    check = agent.check(MESSAGES, "route", threshold=-1e9)
+    assert check == Check(False, None, "The critic's answer could not be read.", None)
+    assert agent.critique(MESSAGES, "route") is None and agent.predict_futures(MESSAGES, "route") == []
+
+
+def test_predict_futures(agent):
+    """Different ones, also of a greedy critic; one alone is the likeliest then."""
+    torch.manual_seed(6)
+    proposed = "route billing amber photo noon"
+    futures = agent.predict_futures(MESSAGES, proposed, k=6)
+    assert len(set(futures)) > 1 and all(future.split()[0] in ("refused", "closed") for future in futures)
+    greedy = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", critique_temperature=0.0)
+    assert len(set(greedy.predict_futures(MESSAGES, proposed, k=6))) > 1
+    (likeliest,) = greedy.predict_futures(MESSAGES, proposed, k=1)
+    assert likeliest in greedy.critique(MESSAGES, proposed).critique
+
+
+def test_futures_of_a_successor_model():
+    """Of an agent that was trained to weigh several futures."""
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", num_futures=2)
+    asked = []
+    ask = agent.roles.ask
+
+    def record(role, prompts, *args, **kwargs):
+        asked.append((role, len(prompts)))
+        return ask(role, prompts, *args, **kwargs)
+
+    agent.roles.ask = record
+    agent.predict_futures(MESSAGES, "route billing amber photo noon", k=3)
+    assert asked == [("successor", 3)]
+
+
+def test_critique_all(agent):
+    """In their order: as a greedy critic judges them one by one."""
+    greedy = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", critique_temperature=0.0)
+    proposed = [f"route {team} amber photo noon" for team in ("billing", "legal", "claims")]
+    conversations = [[*MESSAGES, {"role": "assistant", "content": action}] for action in proposed]
+    judged = greedy.critique_all(conversations)
+    alone = [greedy.critique(MESSAGES, action) for action in proposed]
+    assert [judgement.critique for judgement in judged] == [judgement.critique for judgement in alone]
+    for one, other in zip(judged, alone, strict=True):
+        assert one.verdict_score == pytest.approx(other.verdict_score, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -136,12 +225,34 @@ def test_critique(agent):
         (lambda agent: agent.act(MESSAGES, refine=-1), "`refine` must be at least 0, got -1"),
         (lambda agent: agent.act(MESSAGES, num_candidates=0), "`num_candidates` must be at least 1, got 0"),
         (lambda agent: agent.critique(MESSAGES), "There is no `action` to judge"),
+        (
+            lambda agent: agent.critique([*MESSAGES, {"role": "tool", "content": "1"}], "x"),
+            "it does not begin with a user",
+        ),
+        (lambda agent: agent.refine(MESSAGES, "route", rounds=0), "`rounds` must be at least 1, got 0"),
+        (lambda agent: agent.predict_futures(MESSAGES, "route", k=0), "`k` must be at least 1, got 0"),
+        (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, "llama.cpp"), "`backend` must be .*got 'llama.cpp'"),
+        (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, "vllm", device="cpu"), "`device='cpu'` is for"),
         (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, learning_rate=1), "`learning_rate` is no option of how"),
     ],
 )
 def test_errors(agent, call, message):
     with pytest.raises(ValueError, match=message):
         call(agent)
+
+
+def test_beside_a_trainer(tmp_path):
+    """An agent that is loaded in the process of a trainer disturbs it as little as the other way round."""
+    trainer = make_trainer(tmp_path / "alone", {"max_steps": 2})
+    trainer.train()
+    expected = [log["critic_loss"] for log in trainer.state.log_history if "critic_loss" in log]
+    before = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
+    trainer = make_trainer(tmp_path / "beside", {"max_steps": 2})
+    after = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
+    trainer.train()
+    assert [log["critic_loss"] for log in trainer.state.log_history if "critic_loss" in log] == expected
+    for agent in (before, after):
+        assert agent.act(MESSAGES, refine=1).text
 
 
 def test_adapter(tmp_path):

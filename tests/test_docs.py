@@ -43,7 +43,7 @@ from testing_utils import TASKS, make_trainer
 from trl import TrlParser
 
 import trl_nlac
-from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac import NLACAgent, NLACConfig, NLACTrainer
 from trl_nlac.cli import COMMANDS, main
 from trl_nlac.environments import EnvironmentFailure, StepResult
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -301,7 +301,8 @@ def test_options_exist(page):
     """Of every `name=value`: an option of the trainer, or a parameter of a result or of what the page documents."""
     known = {field.name for field in dataclasses.fields(NLACConfig)}
     documented = re.findall(r"^\[\[autodoc\]\] ([\w.]+)$", page.read_text(), re.MULTILINE)
-    items = [NLACTrainer, NLACTrainer.train, StepResult, *(pydoc.locate(f"trl_nlac.{name}") for name in documented)]
+    items = [NLACTrainer, NLACTrainer.train, NLACAgent.from_pretrained, StepResult]
+    items += [pydoc.locate(f"trl_nlac.{name}") for name in documented]
     for item in items:
         if item is not EnvironmentFailure:  # errors have no signature
             known |= inspect.signature(item).parameters.keys()

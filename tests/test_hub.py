@@ -83,7 +83,7 @@ class TestPush:
     def test_card(self, hub):
         card = ModelCard(hub.files["models/me/agent"]["README.md"].decode())
         assert {"trl", "nlac", "generated_from_trainer"} <= set(card.data.tags)
-        assert card.data.library_name == "transformers" and card.data.base_model is None
+        assert card.data.to_dict()["library_name"] == "transformers" and card.data.base_model is None
         assert card.data.datasets == "me/tasks"
         (result,) = card.data.eval_results
         assert result.metric_type == "success_rate" and result.dataset_name == "ServiceDeskEnvironment"

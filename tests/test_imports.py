@@ -97,7 +97,7 @@ def test_imports_go_one_way():
         },
         "health": {"prompts", "refinement", "types"},
         "run_folder": set(),
-        "improvement": {"critic", "generation", "prompts", "roles", "types"},
+        "improvement": {"critic", "generation", "refinement", "roles", "types"},
         "record_options": set(),
         "episode_tables": {"critic", "nlac_config", "run_folder", "types"},
         "audit": {"critic", "losses", "refinement", "roles", "run_folder", "types"},

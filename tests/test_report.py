@@ -178,7 +178,7 @@ class TestEpisodes:
     )
     def test_wrong_verdicts(self, tmp_path, success, failure, verdict, wrong):
         turns = [make_turn(0), make_turn(1, verdict=verdict, critique="It is so.")]
-        write_episodes(tmp_path, [make_row(success=success, failure=failure, turns=turns)], kind="eval_")
+        write_episodes(tmp_path, [make_row(success=success, failure=failure, turns=turns)], kind="eval")
         (episode,) = self.show(tmp_path)
         assert episode["wrong"] == wrong and [turn["wrong"] for turn in episode["turns"]] == [False, wrong]
 
@@ -210,7 +210,7 @@ class TestEpisodes:
 
     def test_datasets_and_columns_of_rewards(self, tmp_path):
         columns = {"style": pa.float64(), "words": pa.list_(pa.string()), "nothing": pa.string()}
-        write_episodes(tmp_path, [make_row(style=1 / 3, words=["a", "b"])], kind="eval_held_out_", **columns)
+        write_episodes(tmp_path, [make_row(style=1 / 3, words=["a", "b"])], kind="eval_held_out", **columns)
         (episode,) = self.show(tmp_path)
         assert episode["split"] == "eval" and episode["dataset"] == "held_out"
         assert episode["extra"] == {"style": "0.33333", "words": "['a', 'b']"}
@@ -224,7 +224,7 @@ class TestEpisodes:
 
     def test_a_choice_of_many(self, tmp_path):
         for step in (10, 20, 30):
-            write_episodes(tmp_path, [make_row(i, step) for i in range(40)], step, kind="eval_")
+            write_episodes(tmp_path, [make_row(i, step) for i in range(40)], step, kind="eval")
             write_episodes(tmp_path, [make_row(10 * step + i, step) for i in range(100)], step)
         write_audit(tmp_path, [make_sample(100), make_sample(399), make_sample(7, step=25)])
         found = read_episodes(tmp_path, limit=60)
@@ -239,7 +239,7 @@ class TestEpisodes:
         assert [episode["step"] for episode in found.shown] == sorted(episode["step"] for episode in found.shown)
 
     def test_evaluations_leave_the_room_that_training_needs(self, tmp_path):
-        write_episodes(tmp_path, [make_row(i) for i in range(80)], kind="eval_")
+        write_episodes(tmp_path, [make_row(i) for i in range(80)], kind="eval")
         write_episodes(tmp_path, [make_row(i) for i in range(5)])
         splits = [episode["split"] for episode in self.show(tmp_path, limit=60)]
         assert splits.count("eval") == 55 and splits.count("train") == 5
@@ -281,5 +281,5 @@ class TestCalibration:
         write_episodes(tmp_path, [make_row(turns=judged)], step=10)
         assert read_episodes(tmp_path).verdicts == {}
         rows = [make_row(turns=judged, success=False), make_row(1, turns=judged, failure="reset: no"), make_row(2)]
-        write_episodes(tmp_path, rows, step=10, kind="eval_")
+        write_episodes(tmp_path, rows, step=10, kind="eval")
         assert read_episodes(tmp_path).verdicts == {("", 10): [(2.0, False)]}

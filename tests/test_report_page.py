@@ -85,7 +85,7 @@ def write_run(run: Path, text: str) -> Path:
     judged = make_turn(**texts, verdict=True, verdict_score=1.0)
     row = {"prompt": text, "task": text, text: text}
     columns = {text: pa.string()}
-    write_episodes(run, [make_row(0, turns=[judged], **row)], kind="eval_", **columns)
+    write_episodes(run, [make_row(0, turns=[judged], **row)], kind="eval", **columns)
     failed = {"success": False, "failure": f"step: {text}", "return": 0.0}
     write_episodes(run, [make_row(0, turns=[make_turn(**texts)], **row), make_row(1, **row, **failed)], **columns)
     said = (
@@ -146,7 +146,7 @@ class TestPage:
     def test_reliability_as_a_table(self, tmp_path):
         for step, success in ((10, False), (20, True)):
             turns = [make_turn(verdict=True, verdict_score=math.log(3)) for _ in range(4)]
-            write_episodes(tmp_path, [make_row(turns=turns, success=success)], step, kind="eval_")
+            write_episodes(tmp_path, [make_row(turns=turns, success=success)], step, kind="eval")
         text = " ".join(Page(write_report(tmp_path).read_text(encoding="utf-8")).text.split())
         assert "newest, step 20 4 0.062 – first, step 10 4 0.562 –" in text.replace("40.", "4 0.").replace(
             "–first", "– first"
@@ -234,7 +234,7 @@ class TestBrowser:
     def test_fragment_and_controls(self, tmp_path):
         judged = make_turn(verdict=False, verdict_score=-2.0, critique="Optimality: No, the lantern is needed.")
         rows = [make_row(i, step=10 + i, turns=[judged], **{"return": i / 8}) for i in range(2)]
-        write_episodes(tmp_path, rows, kind="eval_")
+        write_episodes(tmp_path, rows, kind="eval")
         rows = [make_row(i, step=i, success=i % 2 == 0, terminated=i < 4, truncated=i >= 4) for i in range(6)]
         write_episodes(tmp_path, rows)
         write_audit(tmp_path, [make_sample(2, turn=1)])

@@ -15,6 +15,8 @@
 """Natural Language Actor-Critic: train LLM agents in language space, as a TRL trainer."""
 
 from .agent import NLACAgent
+from .async_agent import AsyncNLACAgent
+from .critic_reward import CriticReward
 from .nlac_config import NLACConfig
 from .nlac_trainer import NLACTrainer
 from .prompts import NLACPrompts
@@ -22,4 +24,13 @@ from .replay import PrioritizedReplay
 from .target_weights import TargetWeights
 
 
-__all__ = ["NLACAgent", "NLACConfig", "NLACPrompts", "NLACTrainer", "PrioritizedReplay", "TargetWeights"]
+__all__ = [
+    "AsyncNLACAgent",
+    "CriticReward",
+    "NLACAgent",
+    "NLACConfig",
+    "NLACPrompts",
+    "NLACTrainer",
+    "PrioritizedReplay",
+    "TargetWeights",
+]

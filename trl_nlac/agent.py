@@ -21,23 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from accelerate import PartialState
+from transformers import PreTrainedModel
 
+from .agent_backends import load_backend
 from .chat import ChatEncoder
-from .conversations import encode_conversation, problem_of
-from .critic import Judgement, judge_actions
+from .conversations import encode_conversation, problem_of, read_action
+from .critic import Judgement, judge_actions, predict_futures
 from .environments.base import Message
 from .environments.pool import EnvironmentPool
 from .evaluation import Evaluation, evaluate_policy
-from .generation import TransformersGenerator
-from .improvement import Choice, ImprovedRoles, choose_actions
-from .loading import ending_token_ids, load_tokenizer
+from .generation import Generator
+from .improvement import Choice, ImprovedRoles, choose_actions, refine_choices
+from .loading import make_roles
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts, react_thought
-from .roles import Roles
 from .saved_roles import ROLE_OPTIONS, load_roles
-from .types import Prompt
+from .types import Answer, Prompt
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,40 @@ class AgentAction:
     candidates: list[tuple[str, Judgement | None]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Check:
+    """
+    Whether an action may be done.
+
+    Args:
+        passed (`bool`):
+            Whether the score is above the threshold. What the critic could not judge does not pass.
+        verdict (`bool` or `None`):
+            Whether the critic calls the action optimal; `None` if its answer could not be read.
+        reason (`str`):
+            What the critic says.
+        score (`float` or `None`):
+            log P(Yes) - log P(No) of the verdict.
+    """
+
+    passed: bool
+    verdict: bool | None
+    reason: str
+    score: float | None
+
+    @classmethod
+    def of(cls, judgement: Judgement | None, threshold: float) -> "Check":
+        """By what the critic says, if its answer could be read."""
+        if judgement is None:
+            return cls(False, None, "The critic's answer could not be read.", None)
+        passed = judgement.verdict_score > threshold
+        return cls(passed, judgement.verdict, judgement.critique, judgement.verdict_score)
+
+
 class NLACAgent:
     """
     A model in its roles: policy, critic and refinement policy. Any chat model can play them, also one that was never
-    trained for it.
+    trained for it. [`from_pretrained`] makes one.
 
     Example:
 
@@ -93,52 +123,44 @@ class NLACAgent:
     ```
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Its tokenizer, with a chat template.
+        generator ([`~generation.Generator`]):
+            What samples tokens.
+        chat ([`~chat.ChatEncoder`]):
+            What turns messages into tokens.
         args ([`NLACConfig`]):
             How the roles speak.
         prompts ([`NLACPrompts`], *optional*):
             Words of the roles. If `None`, the defaults.
         tools (`list[dict[str, Any]]`, *optional*):
             JSON schemas of tools that may be called, by which the arguments of calls are read.
+        model ([`~transformers.PreTrainedModel`], *optional*):
+            The model, if the generator is to sample from one in this process.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        generator: Generator,
+        chat: ChatEncoder,
         args: NLACConfig,
         prompts: NLACPrompts | None = None,
         tools: list[dict[str, Any]] | None = None,
+        model: PreTrainedModel | None = None,
     ):
-        self.model = model.eval()
+        self.model = model
         self.args = args
-        chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
-        generator = TransformersGenerator(
-            Accelerator(cpu=args.use_cpu),
-            tokenizer,
-            ending_token_ids(model, tokenizer, chat.stop_ids),
-            batch_size=args.max_generation_batch_size,
-        )
-        self.roles = Roles(
-            *(generator, chat, prompts or NLACPrompts(), args.samplings, args.action_format),
-            max_format_retries=args.max_format_retries,
-            num_futures=args.num_futures,
-            single_step=args.single_step,
-            reasoning=args.reasoning,
-            tools=tools,
-        )
+        self.roles = make_roles(generator, chat, prompts, args, tools)
 
     @classmethod
     def from_pretrained(
         cls,
         model: str,
+        backend: str = "transformers",
         prompts: NLACPrompts | str | Path | None = None,
         tools: list[dict[str, Any]] | None = None,
         device: str | torch.device | None = None,
-        model_init_kwargs: dict[str, Any] | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        backend_kwargs: dict[str, Any] | None = None,
         **options,
     ) -> "NLACAgent":
         """
@@ -146,38 +168,56 @@ class NLACAgent:
 
         Args:
             model (`str`):
-                Folder or repository on the Hub, of a whole model or of an adapter.
+                Folder or repository on the Hub, of a whole model or of an adapter. Of one that is on a server only the
+                tokenizer and the roles are loaded from there.
+            backend (`str`, *optional*, defaults to `"transformers"`):
+                `"transformers"` or `"vllm"`, both in this process, or the URL of a server with OpenAI's interface that takes
+                prompts in tokens, as `vllm serve` gives: `"http://localhost:8000/v1"`.
             prompts ([`NLACPrompts`] or `str` or `Path`, *optional*):
                 Words of the roles, or a file of them, in place of those that were saved.
             tools (`list[dict[str, Any]]`, *optional*):
                 JSON schemas of tools that may be called.
             device (`str` or [`torch.device`], *optional*):
-                Where to run. If `None`, on an accelerator if there is one.
-            model_init_kwargs (`dict[str, Any]`, *optional*):
-                Further arguments of [`~transformers.AutoModelForCausalLM.from_pretrained`], as `revision`.
+                Where transformers run. If `None`, on an accelerator if there is one.
+            revision (`str`, *optional*):
+                Branch, tag or commit on the Hub.
+            trust_remote_code (`bool`, *optional*, defaults to `False`):
+                Whether code from the Hub may run.
+            backend_kwargs (`dict[str, Any]`, *optional*):
+                Further arguments: of [`~transformers.AutoModelForCausalLM.from_pretrained`], of `vllm.LLM`, or, for a server, of
+                `openai.AsyncOpenAI` (`api_key`, `timeout`) and `served_model_name`.
             **options:
                 Options of [`NLACConfig`] that tell how the roles speak, as `temperature`, in place of those that were saved.
 
         Raises:
-            ValueError: If an option is none of those.
+            ValueError: If an option is none of those, there is no such backend, or it does not serve the model.
+            ImportError: If what the backend needs is not installed.
+            ConnectionError: If no server answers.
         """
         unknown = sorted(set(options) - set(ROLE_OPTIONS))
         if unknown:
             raise ValueError(
                 f"`{unknown[0]}` is no option of how the roles speak. These are: {', '.join(ROLE_OPTIONS)}."
             )
-        model_init_kwargs = {"dtype": "auto", **(model_init_kwargs or {})}
-        revision = model_init_kwargs.get("revision")
         saved, saved_prompts = load_roles(model, revision)
         if isinstance(prompts, (str, Path)):
             prompts = NLACPrompts.from_file(prompts)
+        if device is not None and backend != "transformers":
+            raise ValueError(f"`device={str(device)!r}` is for `backend='transformers'`, got `backend={backend!r}`.")
         device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+        PartialState(cpu=device.type == "cpu")  # an existing one stays as it is: a trainer may be running here
         args = NLACConfig(
-            output_dir="", report_to="none", bf16=False, use_cpu=device.type == "cpu", **{**saved, **options}
+            output_dir="",
+            report_to="none",
+            bf16=False,
+            use_cpu=device.type == "cpu",
+            accelerator_config={"use_configured_state": True},
+            **{**saved, **options},
         )
-        loaded = AutoModelForCausalLM.from_pretrained(model, **model_init_kwargs).to(device)
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
-        return cls(loaded, load_tokenizer(tokenizer, loaded, args), args, prompts or saved_prompts, tools)
+        generator, chat, loaded = load_backend(
+            *(backend, model, args, device, revision, trust_remote_code), backend_kwargs or {}
+        )
+        return cls(generator, chat, args, prompts or saved_prompts, tools, loaded)
 
     def act(
         self,
@@ -229,8 +269,45 @@ class NLACAgent:
             choices = choose_actions(self.roles, prompts, refine, num_candidates, alpha, sampling)
         return [self._action(choice) for choice in choices]
 
+    def refine(
+        self,
+        messages: list[Message],
+        action: str | Message | None = None,
+        rounds: int = 1,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> AgentAction:
+        """
+        Improve an action, whoever proposes it, by rounds of critique and refinement.
+
+        Args:
+            messages (`list[dict[str, Any]]`):
+                The conversation up to the action.
+            action (`str` or `dict[str, Any]`, *optional*):
+                What the agent would say, in words or as a message, which may call tools. If `None`, the last message is it.
+            rounds (`int`, *optional*, defaults to `1`):
+                Largest number of rounds. They end at an action that the critic calls the best.
+            tools (`list[dict[str, Any]]`, *optional*):
+                JSON schemas of the tools at hand.
+
+        Raises:
+            ValueError: If there is no action, or `rounds` is less than 1.
+        """
+        return self.refine_on([self.proposed(messages, action, tools)], rounds)[0]
+
+    def refine_on(self, proposed: list[Answer], rounds: int = 1) -> list[AgentAction]:
+        """The same for actions in tokens, see [`proposed`]."""
+        if rounds < 1:
+            raise ValueError(f"`rounds` must be at least 1, got {rounds}.")
+        choices = [Choice(answer) for answer in proposed]
+        with self.speaking():
+            refine_choices(self.roles, [answer.prompt for answer in proposed], choices, rounds)
+        return [self._action(choice) for choice in choices]
+
     def critique(
-        self, messages: list[Message], action: str | None = None, tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[Message],
+        action: str | Message | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> Judgement | None:
         """
         What the critic says about an action, whoever proposes it.
@@ -238,8 +315,8 @@ class NLACAgent:
         Args:
             messages (`list[dict[str, Any]]`):
                 The conversation up to the action.
-            action (`str`, *optional*):
-                What the agent would say. If `None`, the last message is it.
+            action (`str` or `dict[str, Any]`, *optional*):
+                What the agent would say, in words or as a message, which may call tools. If `None`, the last message is it.
             tools (`list[dict[str, Any]]`, *optional*):
                 JSON schemas of the tools at hand.
 
@@ -249,17 +326,77 @@ class NLACAgent:
         Raises:
             ValueError: If there is no action.
         """
-        if action is None:
-            if not messages or messages[-1]["role"] != "assistant":
-                raise ValueError(
-                    "There is no `action` to judge, and the last of the `messages` is not the assistant's."
-                )
-            *messages, proposed = messages
-        else:
-            proposed = {"role": "assistant", "content": action}
-        prompt = self.encode(messages, tools)
+        return self.critique_on([self.proposed(messages, action, tools)])[0]
+
+    def critique_all(
+        self, conversations: list[list[Message]], tools: list[dict[str, Any]] | None = None
+    ) -> list[Judgement | None]:
+        """The same for the last messages of several conversations at once."""
+        return self.critique_on([self.proposed(messages, None, tools) for messages in conversations])
+
+    def critique_on(self, proposed: list[Answer]) -> list[Judgement | None]:
+        """The same for actions in tokens, see [`proposed`]."""
         with self.speaking():
-            return judge_actions(self.roles, [prompt.extended(self.roles.chat.past_turn(proposed))])[0]
+            return judge_actions(self.roles, [self.roles.continued(answer.prompt, answer) for answer in proposed])
+
+    def check(
+        self,
+        messages: list[Message],
+        proposed_action: str | Message,
+        tools: list[dict[str, Any]] | None = None,
+        threshold: float = 0.0,
+    ) -> Check:
+        """
+        Guard another agent: whether what it proposes may be done.
+
+        Args:
+            messages (`list[dict[str, Any]]`):
+                The conversation up to the action.
+            proposed_action (`str` or `dict[str, Any]`):
+                What the agent would say, in words or as a message, which may call tools.
+            tools (`list[dict[str, Any]]`, *optional*):
+                JSON schemas of the tools at hand.
+            threshold (`float`, *optional*, defaults to `0.0`):
+                Verdict score above which an action passes. At 0 it passes if "Yes" is likelier than "No".
+
+        Returns:
+            [`~agent.Check`]
+        """
+        return Check.of(self.critique(messages, proposed_action, tools), threshold)
+
+    def predict_futures(
+        self,
+        messages: list[Message],
+        action: str | Message | None = None,
+        k: int = 4,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[str]:
+        """
+        Sample k futures of an action, d ~ M(. | s, a), see [`critic.predict_futures`].
+
+        Args:
+            messages (`list[dict[str, Any]]`):
+                The conversation up to the action.
+            action (`str` or `dict[str, Any]`, *optional*):
+                What the agent would say, in words or as a message, which may call tools. If `None`, the last message is it.
+            k (`int`, *optional*, defaults to `4`):
+                Number of futures.
+            tools (`list[dict[str, Any]]`, *optional*):
+                JSON schemas of the tools at hand.
+
+        Returns:
+            `list[str]`: those that could be read.
+
+        Raises:
+            ValueError: If there is no action, or the agent was trained for tasks of a single step, which have no future.
+        """
+        return self.predict_futures_on([self.proposed(messages, action, tools)], k)[0]
+
+    def predict_futures_on(self, proposed: list[Answer], k: int = 4) -> list[list[str]]:
+        """The same for actions in tokens, see [`proposed`]."""
+        with self.speaking():
+            state_actions = [self.roles.continued(answer.prompt, answer) for answer in proposed]
+            return predict_futures(self.roles, state_actions, k)
 
     def judge(self, prompt: Prompt, turn: AgentAction) -> Judgement | None:
         """The same for what the agent did after a conversation in tokens."""
@@ -299,6 +436,32 @@ class NLACAgent:
         if problem is not None:
             raise ValueError(f"The `messages` are no conversation that waits for an answer: {problem}.")
         return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
+
+    def proposed(
+        self,
+        messages: list[Message],
+        action: str | Message | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> Answer:
+        """
+        The tokens of an action, whoever proposes it, as if the policy had sampled it.
+
+        Raises:
+            ValueError: If there is no action, or the messages are no conversation with it.
+        """
+        if action is None:
+            if not messages or messages[-1]["role"] != "assistant":
+                raise ValueError(
+                    "There is no `action` to judge, and the last of the `messages` is not the assistant's."
+                )
+            *messages, action = messages
+        said = {"role": "assistant", "content": action} if isinstance(action, str) else action
+        problem = problem_of([*messages, said])
+        if problem is not None:
+            raise ValueError(f"The `messages` with the action are no conversation: {problem}.")
+        message, parsed = read_action(said, self.roles)
+        token_ids = self.roles.chat.completion(message)
+        return Answer(self.encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
 
     @contextmanager
     def speaking(self) -> Iterator[None]:

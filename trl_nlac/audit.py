@@ -31,7 +31,7 @@ from .run_folder import audit_file
 from .types import Answer, Sample
 
 
-_SAMPLE = pa.schema(
+SAMPLE = pa.schema(
     {
         "step": pa.int64(),  # optimizer steps of the weights that wrote target and refined action
         "environment_steps": pa.int64(),
@@ -87,12 +87,9 @@ class AuditTrail:
 
     def judge(self, roles: Roles, samples: list[Sample]) -> None:
         """Let the critic judge the stored actions. Metrics and random state stay as they were."""
-        metrics = {name: list(values) for name, values in roles.metrics.items()}
-        with torch.random.fork_rng(devices=[]):  # from which the seeds of answers come
+        with roles.unrecorded(), torch.random.fork_rng(devices=[]):  # from which the seeds of answers come
             chosen = [sample.transition.state_action for sample in samples[: self.num_samples]]
             self._judgements = judge_actions(roles, chosen)
-        roles.metrics.clear()
-        roles.metrics.update(metrics)
 
     def open(
         self,
@@ -153,7 +150,7 @@ class AuditTrail:
             return
         path = audit_file(self.output_dir, step, self.process)
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(self._rows, schema=_SAMPLE), path, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(self._rows, schema=SAMPLE), path, compression="zstd")
         self._rows = []
         if self.total_limit is not None:
             files = sorted(

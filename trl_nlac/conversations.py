@@ -22,7 +22,7 @@ from .environments.base import Message
 from .recorder import Recorder
 from .roles import Roles
 from .tool_calls import call_message, format_results, format_tool_calls
-from .types import Episode, Turn
+from .types import Episode, Transition, Turn
 
 
 class Conversation(NamedTuple):
@@ -107,9 +107,8 @@ def encode_conversation(
         while i < len(messages) and speakers[i] != "assistant":
             heard.append(_text(messages[i]))
             i += 1
-        calls = [_read_call(call) for call in said.get("tool_calls") or []]
-        message, action = _action(said, calls, roles)
-        observation = format_results(heard) if calls and heard else "\n\n".join(heard)
+        message, action = read_action(said, roles)
+        observation = format_results(heard) if said.get("tool_calls") and heard else "\n\n".join(heard)
         action_ids = roles.chat.past_turn(message)
         turns.append(Turn(len(token_ids), len(action_ids), action, observation, reward=0.0))
         token_ids += action_ids
@@ -138,13 +137,13 @@ def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
 
 def turn_messages(episode: Episode, index: int, roles: Roles) -> list[Message]:
     """What the agent said in a turn, and what was answered."""
-    turn = episode.turns[index]
-    said = episode.token_ids[turn.prompt_end : turn.prompt_end + turn.action_length].tolist()
-    return [roles.said(turn.action, roles.chat.decode(said)), *roles.heard(turn.action, turn.next_observation)]
+    turn, said = episode.turns[index], roles.chat.decode(list(Transition(episode, index).action_ids))
+    return [roles.said(turn.action, said), *roles.heard(turn.action, turn.next_observation)]
 
 
-def _action(said: Message, calls: list[tuple[str, dict[str, Any]]], roles: Roles) -> tuple[Message, str]:
+def read_action(said: Message, roles: Roles) -> tuple[Message, str]:
     """An assistant's message as the policy would have said it, and the action in it."""
+    calls = [_read_call(call) for call in said.get("tool_calls") or []]
     if not calls:
         text = _text(said)
         return {"role": "assistant", "content": text}, roles.parse_action(text) or text

@@ -15,6 +15,7 @@
 """The language critic, and the language Bellman backup that writes its targets."""
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 from .generation import Sampling
@@ -62,6 +63,31 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
         futures = "\n".join(f"{number}. {future}" for number, future in enumerate(foreseen, 1))
         questions.append(roles.follow_up(state_action, render(roles.prompts.evaluation, futures=futures)))
     return roles.ask("critique", questions, parse_critique, sampling)
+
+
+def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[list[str]]:
+    """
+    Sample k futures of each action, d ~ M(. | s, a): from the successor model (p_pred), or, where the critic answers with
+    future and verdict in one (k = 1 in training), what it foresees. Where a role is greedy they are sampled at temperature 1.
+
+    Returns:
+        `list[list[str]]`: those that could be read.
+
+    Raises:
+        ValueError: If `k` is less than 1, or a task is a single step, which has no future.
+    """
+    if k < 1:
+        raise ValueError(f"`k` must be at least 1, got {k}.")
+    if roles.single_step:
+        raise ValueError("With `single_step=True` the critic judges correctness and foresees nothing.")
+    role, parse = ("critique", parse_critique) if roles.num_futures == 1 else ("successor", parse_future)
+    sampling = roles.samplings[role]
+    if sampling.temperature == 0 and k > 1:
+        sampling = replace(sampling, temperature=1.0)
+    prompts = [critic_prompt(roles, state_action) for state_action in state_actions for _ in range(k)]
+    answers = roles.ask(role, prompts, parse, sampling)
+    groups = [answers[i : i + k] for i in range(0, len(answers), k)]
+    return [[answer.parsed.future for answer in group if answer.parsed is not None] for group in groups]
 
 
 # The language Bellman backup

@@ -27,7 +27,7 @@ from trl.trainer.utils import print_prompt_completions_sample
 from .critic import Judgement
 from .nlac_config import NLACConfig
 from .run_folder import completions_file
-from .types import Episode
+from .types import Episode, Transition
 
 
 _TURN = pa.struct(
@@ -41,7 +41,7 @@ _TURN = pa.struct(
         "verdict_score": pa.float64(),
     }
 )
-_EPISODE = pa.schema(
+EPISODE = pa.schema(
     {
         "step": pa.int64(),
         "environment_steps": pa.int64(),
@@ -119,9 +119,8 @@ class EpisodeTables:
 
     def _turn(self, episode: Episode, index: int, judgement: Judgement | None) -> dict[str, Any]:
         turn = episode.turns[index]
-        said = episode.token_ids[turn.prompt_end : turn.prompt_end + turn.action_length]
         return {
-            "text": self.decode(said.tolist()),
+            "text": self.decode(list(Transition(episode, index).action_ids)),
             "action": turn.action,
             "next_observation": turn.next_observation,
             "reward": turn.reward,
@@ -134,7 +133,7 @@ class EpisodeTables:
         if not rows or self.args.process_index != 0:
             return
         extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
-        table = pa.Table.from_pylist(rows, schema=_EPISODE)
+        table = pa.Table.from_pylist(rows, schema=EPISODE)
         for name, values in extra.items():
             table = table.append_column(name, _array(values))
         path = completions_file(self.args.output_dir, step, kind)

@@ -15,7 +15,7 @@
 """One small interface for sampling tokens, and the transformers backend behind it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -125,8 +125,8 @@ class TransformersGenerator:
     Samples with [`~transformers.GenerationMixin.generate`]: batches of similar length, left padding, key/value cache.
 
     Args:
-        accelerator ([`~accelerate.Accelerator`]):
-            Knows how the model is wrapped.
+        accelerator ([`~accelerate.Accelerator`], *optional*):
+            Knows how the model is wrapped. If `None`, nothing wraps it.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
             For the padding token.
         eos_token_ids (`list[int]`):
@@ -142,7 +142,7 @@ class TransformersGenerator:
 
     def __init__(
         self,
-        accelerator: Accelerator,
+        accelerator: Accelerator | None,
         tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: list[int],
         batch_size: int,
@@ -160,7 +160,10 @@ class TransformersGenerator:
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
         training = model.training
-        with unwrap_model_for_generation(model, self.accelerator, self.gathers) as unwrapped:
+        bare = self.accelerator is None
+        with (
+            nullcontext(model) if bare else unwrap_model_for_generation(model, self.accelerator, self.gathers)
+        ) as unwrapped:
             self._model = unwrapped.eval()
             try:
                 yield

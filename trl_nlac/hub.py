@@ -16,7 +16,6 @@
 
 import dataclasses
 import json
-import textwrap
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -39,16 +38,12 @@ from .record_options import RecordOptions
 from .run_folder import COMPLETIONS
 
 
-PAPER = {
-    "title": "Natural Language Actor-Critic: Policy Iteration in Natural Language Space",
-    # docstyle-ignore
-    "citation": textwrap.dedent("""\
-        @misc{nlac,
-            title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
-            author = {Anonymous},
-            note   = {Under double-blind review}
-        }"""),
-}
+CITATION = """\
+@misc{nlac,
+    title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
+    author = {Anonymous},
+    note   = {Under double-blind review}
+}"""
 TEMPLATES = Path(__file__).parent / "templates"
 # Options of `TrainingArguments` that a card tells of.
 _OPTIMIZATION = (
@@ -122,22 +117,17 @@ def model_card(
         }
         for name, log in chosen.items()
     ]
-    last = (
-        [
-            EvalResult(
-                "reinforcement-learning", environment, environment, "success_rate", round(results[-1]["success"], 4)
-            )
-        ]
-        if results
-        else None
-    )
     data = ModelCardData(
         base_model=base_model,
         datasets=dataset_name,
         library_name="transformers",
         model_name=model_name,
         tags=["generated_from_trainer", *tags],
-        eval_results=last,
+        eval_results=[
+            EvalResult("reinforcement-learning", environment, environment, "success_rate", round(r["success"], 4))
+            for r in results[-1:]
+        ]
+        or None,
     )
     return ModelCard(
         _render(
@@ -156,7 +146,7 @@ def model_card(
             success_threshold=f"{args.success_threshold:g}",
             options=_changed_options(args),
             versions={name: version(name) for name in ("trl-nlac", "trl", "transformers", "torch", "datasets")},
-            citation=PAPER["citation"],
+            citation=CITATION,
         )
     )
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .critic import Judgement, critiques, judge_actions, judge_critiques, judgement_prompt
+from .critic import Judgement, critiques, judge_actions, judge_critiques
 from .generation import Sampling
-from .prompts import render
+from .refinement import ask_refined
 from .roles import Roles
 from .types import Answer, Prompt
 
@@ -90,7 +90,7 @@ def choose_actions(
     said = roles.ask("policy", repeated, roles.parse_action, sampling, max_format_retries=0, seeds=seeds)
     groups = [said[i : i + num_candidates] for i in range(0, len(said), num_candidates)]
     choices = _chosen(roles, groups, alpha) if num_candidates > 1 else [Choice(group[0]) for group in groups]
-    _refine(roles, prompts, choices, refine)
+    refine_choices(roles, prompts, choices, refine)
     return choices
 
 
@@ -112,9 +112,8 @@ def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choi
     return choices
 
 
-def _refine(roles: Roles, prompts: list[Prompt], choices: list[Choice], rounds: int) -> None:
-    """Rounds of refinement of each action; the refinement policy sees all attempts and their critiques."""
-    question = render(roles.prompts.refine, action_format=roles.action_format)
+def refine_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice], rounds: int) -> None:
+    """Rounds of refinement of the action in each state; the refinement policy sees all attempts and their critiques."""
     open_ = [i for i, choice in enumerate(choices) if choice.answer.parsed is not None]
     together = {i: roles.continued(prompts[i], choices[i].answer) for i in open_}
     for _ in range(rounds):
@@ -123,11 +122,7 @@ def _refine(roles: Roles, prompts: list[Prompt], choices: list[Choice], rounds: 
         for i, (_, judgement) in judged.items():
             choices[i].judgement = judgement
         open_ = [i for i, (_, judgement) in judged.items() if judgement is not None and not judgement.verdict]
-        asked = [
-            roles.follow_up(roles.continued(judgement_prompt(roles, together[i]), judged[i][0]), question)
-            for i in open_
-        ]
-        refined = roles.ask("refine", asked, roles.parse_action)
+        refined = ask_refined(roles, [together[i] for i in open_], [judged[i][0] for i in open_])
         readable = {i: answer for i, answer in zip(open_, refined, strict=True) if answer.parsed is not None}
         for i, answer in readable.items():
             choices[i].attempts.append((choices[i].answer.parsed, choices[i].judgement))

@@ -14,18 +14,21 @@
 
 """From what a user passes to a model and a tokenizer that agree with each other."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import DistributedType, is_peft_model
-from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import AutoProcessor, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model, get_config_model_id
 
+from .chat import ChatEncoder
 from .generation import Generator, JointGenerator, TransformersGenerator
 from .nlac_config import NLACConfig
+from .prompts import NLACPrompts
+from .roles import Roles
 
 
 if TYPE_CHECKING:
@@ -189,9 +192,36 @@ def load_generator(
     return generator if args.vllm_tensor_parallel_size == 1 else TensorParallelGenerator(generator, engine.tp_group)
 
 
-def ending_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: list[int]) -> list[int]:
+def make_roles(
+    generator: Generator | None,
+    chat: ChatEncoder,
+    prompts: NLACPrompts | None,
+    args: NLACConfig,
+    tools: list[dict[str, Any]] | None = None,
+    shows_progress: bool = False,
+) -> Roles:
+    """
+    The roles as a configuration has them. Without a generator they encode and decode, and cannot be asked.
+
+    Raises:
+        ValueError: If the chat template cannot do what an option asks for.
+    """
+    return Roles(
+        *(generator, chat, prompts or NLACPrompts(), args.samplings, args.action_format),
+        max_format_retries=args.max_format_retries,
+        num_futures=args.num_futures,
+        single_step=args.single_step,
+        reasoning=args.reasoning,
+        tools=tools,
+        shows_progress=shows_progress,
+    )
+
+
+def ending_token_ids(
+    tokenizer: PreTrainedTokenizerBase, stop_ids: list[int], generation_config: GenerationConfig | None = None
+) -> list[int]:
     """Every token that ends a completion: of the template, of the tokenizer, and all that the model declares."""
-    declared = model.generation_config.eos_token_id
+    declared = generation_config.eos_token_id if generation_config else None
     declared = declared if isinstance(declared, list) else [declared]
     token_ids = [*stop_ids, tokenizer.eos_token_id, *declared]
     return [token_id for token_id in dict.fromkeys(token_ids) if token_id is not None]

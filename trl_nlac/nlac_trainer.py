@@ -40,8 +40,8 @@ from .critic import bellman_targets
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .evaluation import evaluate_policy, joint_metrics
 from .failures import FailureMonitor, TrainingStopped, nothing_played
-from .hub import PAPER, model_card, upload_completions
-from .loading import ending_token_ids, load_generator, load_model, load_tokenizer
+from .hub import model_card, upload_completions
+from .loading import ending_token_ids, load_generator, load_model, load_tokenizer, make_roles
 from .logs import fill_from_logs, offline_tasks, tools_of_logs
 from .losses import LOSSES, batch_losses
 from .nlac_config import NLACConfig
@@ -52,7 +52,6 @@ from .refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
 from .rehearsal import Rehearsal
 from .replay import PrioritizedReplay
 from .rewards import RewardFunc, load_rewards
-from .roles import Roles
 from .rollout import play_episodes
 from .run_folder import TrainingLogCallback
 from .sampler import IterationSampler
@@ -160,7 +159,6 @@ class NLACTrainer(AtomicSavingTrainer):
 
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
-    _paper = PAPER
     loss_is_scaled_for_ga = False
 
     def __init__(
@@ -211,14 +209,10 @@ class NLACTrainer(AtomicSavingTrainer):
             optimizers=optimizers,
         )
         self.model.add_model_tags(self._tag_names)
-        eos_token_ids = ending_token_ids(model, tokenizer, chat.stop_ids)
+        eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, model.generation_config)
         generator = load_generator(self.model, args, self.accelerator, tokenizer, eos_token_ids)
-        self.roles = Roles(
-            *(generator, chat, prompts or NLACPrompts(), args.samplings, args.action_format),
-            max_format_retries=args.max_format_retries,
-            num_futures=args.num_futures,
-            single_step=args.single_step,
-            reasoning=args.reasoning,
+        self.roles = make_roles(
+            *(generator, chat, prompts, args),
             tools=self.environments.tool_schemas + ([] if replay_dataset is None else tools_of_logs(replay_dataset)),
             shows_progress=not args.disable_tqdm and self.is_world_process_zero(),
         )

@@ -14,6 +14,7 @@
 
 """Datasets for TRL's other trainers out of what happened: actions beside what would have been better."""
 
+import logging
 from itertools import chain
 
 from datasets import Dataset
@@ -25,6 +26,9 @@ from .logs import episodes_from_logs
 from .recorder import Recorder
 from .refinement import refine_actions
 from .types import Transition
+
+
+logger = logging.getLogger(__name__)
 
 
 def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
@@ -39,7 +43,8 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
 
     Returns:
         [`~datasets.Dataset`]: a row for each action whose judgement and refinement could be read: `prompt`, the conversation before
-        it, `action` and `refined_action`, each an assistant's message, `critique`, and `reward`, that of the episode.
+        it, `action` and `refined_action`, each an assistant's message, `critique`, and `reward`, that of the episode. A warning
+        tells how many others there are.
 
     Raises:
         ValueError: If rows are malformed.
@@ -66,6 +71,11 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
                     "reward": episode.score,
                 }
             )
+    if len(rows) < len(transitions):
+        logger.warning(
+            f"{len(transitions) - len(rows)} of {len(transitions)} actions are left out: their judgement or refinement "
+            "could not be read, or they were no actions."
+        )
     return Dataset.from_list(rows)
 
 

@@ -85,16 +85,11 @@ def refine_actions(
     together = dict(alone)  # with the attempts before it
     first_attempts = dict(attempts)
     refinements: list[Refinement | None] = [None] * len(transitions)
-    question = render(roles.prompts.refine, action_format=roles.action_format)
     for _ in range(num_refinements):
         unjudged = [i for i in attempts if i not in judged]
         judged.update(zip(unjudged, critiques(roles, [alone[i] for i in unjudged]), strict=True))
         readable = [i for i in attempts if judged[i].parsed is not None]
-        conversations = [
-            roles.follow_up(roles.continued(judgement_prompt(roles, together[i]), judged[i]), question)
-            for i in readable
-        ]
-        refined = roles.ask("refine", conversations, roles.parse_action)
+        refined = ask_refined(roles, [together[i] for i in readable], [judged[i] for i in readable])
         before, attempts = attempts, {}
         for i, action in zip(readable, refined, strict=True):
             if action.parsed is not None:
@@ -106,6 +101,26 @@ def refine_actions(
                     together[i] = roles.continued(action.prompt, action)
         judged = {}
     return _corrected(roles, refinements)
+
+
+def ask_refined(roles: Roles, state_actions: list[Prompt], critiques: list[Answer]) -> list[Answer]:
+    """
+    a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), one refined action each (equation 6).
+
+    Args:
+        roles ([`~roles.Roles`]):
+            The speakers.
+        state_actions (`list[Prompt]`):
+            Conversations that end with the action, which may hold attempts before it and their critiques.
+        critiques (`list[Answer]`):
+            What the critic says about each action.
+    """
+    question = render(roles.prompts.refine, action_format=roles.action_format)
+    conversations = [
+        roles.follow_up(roles.continued(judgement_prompt(roles, state_action), critique), question)
+        for state_action, critique in zip(state_actions, critiques, strict=True)
+    ]
+    return roles.ask("refine", conversations, roles.parse_action)
 
 
 def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:

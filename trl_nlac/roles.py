@@ -15,7 +15,8 @@
 """One model, several roles: asking it to speak as one of them."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -240,6 +241,16 @@ class Roles:
     def progress(self, description: str, total: int, unit: str) -> tqdm:
         """A bar of something that may take long; it is not seen before it does."""
         return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=not self.shows_progress)
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Within it, nothing that is asked counts for the metrics."""
+        metrics = {name: list(values) for name, values in self.metrics.items()}
+        try:
+            yield
+        finally:
+            self.metrics.clear()
+            self.metrics.update(metrics)
 
     def take_metrics(self) -> dict[str, float]:
         """Means of the metrics since the last call, and those of the generator."""

@@ -34,7 +34,8 @@ ORIGIN = "nlac_run.json"
 # Not uploaded with the output folder, because of the underscore.
 AUDIT = "_audit"
 SUPERSEDED = "_superseded"
-_STEP = re.compile(r"_(\d{5,})(_process\d+)?\.parquet$")
+# What the files of episodes and of audited samples are called; an evaluation's have its kind in front.
+RECORD_FILE = re.compile(r"(?:(?P<kind>.+)_)?(?:completions|audit)_(?P<step>\d+)(?:_process\d+)?\.parquet")
 
 
 def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
@@ -107,7 +108,7 @@ def set_aside(run: Path, step: int) -> None:
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     is_later = [not line.endswith("\n") or json.loads(line)["step"] > step for line in lines]  # or half-written
     files = [path for folder in (COMPLETIONS, AUDIT) for path in sorted(run.glob(f"{folder}/*.parquet"))]
-    files = [path for path in files if (match := _STEP.search(path.name)) and int(match[1]) > step]
+    files = [path for path in files if (match := RECORD_FILE.fullmatch(path.name)) and int(match["step"]) > step]
     if not any(is_later) and not files:
         return
     aside.mkdir(exist_ok=True)

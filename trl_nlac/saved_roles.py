@@ -70,13 +70,14 @@ def load_roles(model: str, revision: str | None = None) -> tuple[dict[str, Any],
     What [`save_roles`] wrote into a folder or a repository on the Hub: the options and the words; the defaults where
     there is nothing.
     """
-    options, prompts = (_file(model, name, revision) for name in (ROLES_FILE, PROMPTS_FILE))
+    options, prompts = (find_file(model, name, revision) for name in (ROLES_FILE, PROMPTS_FILE))
     return (
         json.loads(options.read_text(encoding="utf-8")) if options else {},
         NLACPrompts.from_file(prompts) if prompts else NLACPrompts(),
     )
 
 
-def _file(model: str, name: str, revision: str | None) -> Path | None:
+def find_file(model: str, name: str, revision: str | None = None) -> Path | None:
+    """A file beside a model, in its folder or on the Hub, if there is one."""
     path = cached_file(model, name, revision=revision, _raise_exceptions_for_missing_entries=False)
     return None if path is None else Path(path)

@@ -58,12 +58,11 @@ class ColocatedEngine(VLLMGeneration):
         self.enable_sleep_mode = False  # for TRL, which would sleep after each call
         if is_peft_model(self.model):
             rank = max(config.r for config in self.model.peft_config.values())
-            options.update(enable_lora=True, max_loras=2, max_lora_rank=_allowed_rank(rank))
+            options.update(enable_lora=True, max_loras=2, max_lora_rank=allowed_rank(rank))
         if self.accelerator.device.type == "cpu":
-            # A prompt that is read in several steps cannot be sampled by a seed there: vLLM would turn its random
-            # generator back, which those of the CPU do not allow.
-            context = self.max_model_length or self.model.config.get_text_config().max_position_embeddings
-            options.update(enable_chunked_prefill=False, max_num_batched_tokens=max(4096, context))
+            options.update(
+                cpu_options(self.max_model_length or self.model.config.get_text_config().max_position_embeddings)
+            )
         with mock.patch.object(vllm_generation, "LLM", lambda **kwargs: LLM(**{**kwargs, **options})):
             super()._init_vllm()
         if self.sleep_level:
@@ -110,7 +109,7 @@ class ColocatedEngine(VLLMGeneration):
     ) -> list[Completion]:
         outputs = self.llm.generate(
             [{"prompt_token_ids": prompt} for prompt in prompts],
-            [_sampling_params(**kwargs) for kwargs in params],
+            [sampling_params(**kwargs) for kwargs in params],
             lora_request=None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path)),
             use_tqdm=False if bar is None or bar.disable else lambda **_: bar,
         )
@@ -125,12 +124,21 @@ class ColocatedEngine(VLLMGeneration):
         return counts
 
 
-def _sampling_params(structured_outputs: dict[str, Any] | None = None, **kwargs) -> SamplingParams:
+def cpu_options(context: int) -> dict[str, Any]:
+    """
+    Options that a CPU needs: a prompt that is read in several steps cannot be sampled by a seed there, because vLLM would
+    turn its random generator back, which those of the CPU do not allow.
+    """
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
+
+
+def sampling_params(structured_outputs: dict[str, Any] | None = None, **kwargs) -> SamplingParams:
+    """From the parameters of [`~vllm_generation.EngineGenerator`]."""
     if structured_outputs is not None:
         kwargs["structured_outputs"] = StructuredOutputsParams(**structured_outputs)
     return SamplingParams(**kwargs)
 
 
-def _allowed_rank(rank: int) -> int:
+def allowed_rank(rank: int) -> int:
     """The smallest rank that vLLM can be told to make room for."""
     return min(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

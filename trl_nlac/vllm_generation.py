@@ -59,16 +59,33 @@ class Engine(Protocol):
     What vLLM is asked through, in this process or as a server.
 
     Attributes:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            Model whose weights it gets.
         max_model_length (`int`):
             Longest sequence, prompt and completion.
+    """
+
+    max_model_length: int
+
+    def generate(
+        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
+    ) -> list[Completion]:
+        """One completion for each prompt, sampled by its own parameters."""
+
+    def take_cache_counts(self) -> tuple[int, int]:
+        """Number of prompt tokens since the last call, and how many of them the prefix cache knew."""
+
+
+class SyncedEngine(Engine, Protocol):
+    """
+    One whose weights follow a model.
+
+    Attributes:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model whose weights it gets.
         forgets_weights (`bool`):
             Whether weights have to be loaded again after it slept.
     """
 
     model: nn.Module
-    max_model_length: int
     forgets_weights: bool
 
     def awake(self) -> "contextmanager[None]":
@@ -83,25 +100,95 @@ class Engine(Protocol):
     def drop_adapter(self, adapter: Adapter) -> None:
         """An adapter that nobody will ask for any more."""
 
-    def generate(
-        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
-    ) -> list[Completion]:
-        """One completion for each prompt, sampled by its own parameters."""
 
-    def take_cache_counts(self) -> tuple[int, int]:
-        """Number of prompt tokens since the last call, and how many of them the prefix cache knew."""
-
-
-class VLLMGenerator:
+class EngineGenerator:
     """
-    Samples with vLLM.
+    Samples with vLLM. Those who derive from it tell with which weights, and how completions are scored.
+
+    Args:
+        engine ([`Engine`]):
+            What generates.
+        eos_token_ids (`list[int]`):
+            Tokens that end a completion.
+    """
+
+    def __init__(self, engine: Engine, eos_token_ids: list[int]):
+        self.engine = engine
+        self.eos_token_ids = eos_token_ids
+        self._adapter: Adapter | None = None  # of those that the engine knows, the one to ask
+
+    def any_process(self, wants: bool) -> bool:
+        return wants
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        rooms = [self.engine.max_model_length - len(prompt) for prompt in prompts]
+        fitting = [i for i, room in enumerate(rooms) if room > 0]
+        completions = [Completion([], False)] * len(prompts)
+        if len(fitting) < len(prompts):
+            logger.warning(
+                f"{len(prompts) - len(fitting)} of {len(prompts)} prompts do not fit into vLLM's context of "
+                f"{self.engine.max_model_length} tokens; their answers count as cut off. Raise `vllm_max_model_length` "
+                "(of a server, `--max-model-len`) or lower `max_prompt_length`."
+            )
+        if fitting:
+            params = [self._params(sampling, seeds[i], rooms[i]) for i in fitting]
+            answers = self.engine.generate([prompts[i] for i in fitting], params, self._adapter, bar)
+            for i, answer in zip(fitting, answers, strict=True):
+                completions[i] = answer
+        return completions
+
+    def take_metrics(self) -> dict[str, float]:
+        """The share of prompt tokens that the prefix cache knew."""
+        tokens, cached = self.engine.take_cache_counts()
+        return {"generation/prefix_hit_rate": cached / tokens} if tokens else {}
+
+    def _params(self, sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
+        """By the names of vLLM's `SamplingParams`."""
+        params = {
+            "max_tokens": min(sampling.max_tokens, room),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p or 0.0,
+            "repetition_penalty": sampling.repetition_penalty,
+            "seed": seed,
+            "stop_token_ids": self.eos_token_ids,
+            "detokenize": False,
+        }
+        if sampling.regex is not None:
+            params["structured_outputs"] = {"regex": sampling.regex}
+        return {**params, **sampling.generation_kwargs}
+
+
+def forced_tokens(prompts: list[list[int]], completions: list[list[int]]) -> list[tuple[list[int], int]]:
+    """
+    What to ask vLLM for the log-likelihood of completions, token by token: each with what is before it. Unlike the
+    log-likelihood of a prompt's tokens, that of a sampled one makes use of the prefix cache and works with adapters.
+    """
+    return [
+        (prompt + completion[:i], token_id)
+        for prompt, completion in zip(prompts, completions, strict=True)
+        for i, token_id in enumerate(completion)
+    ]
+
+
+def forced(token_id: int) -> dict[str, Any]:
+    """Parameters with which vLLM samples this token. Its log-likelihood is that of the model all the same."""
+    return {"max_tokens": 1, "temperature": 0.0, "allowed_token_ids": [token_id]}
+
+
+class VLLMGenerator(EngineGenerator):
+    """
+    Samples with vLLM from a model that is being trained.
 
     At the start of a session the engine gets the weights that the model has then, if they are not those that it has: all
     of them, or, with LoRA, an adapter, so that the base weights are never loaded again. Prefixes that were computed
     with other weights are forgotten, others are reused.
 
     Args:
-        engine ([`Engine`]):
+        engine ([`SyncedEngine`]):
             What generates.
         scorer ([`~generation.Generator`]):
             What scores completions.
@@ -109,10 +196,9 @@ class VLLMGenerator:
             Tokens that end a completion.
     """
 
-    def __init__(self, engine: Engine, scorer: Generator, eos_token_ids: list[int]):
-        self.engine = engine
+    def __init__(self, engine: SyncedEngine, scorer: Generator, eos_token_ids: list[int]):
+        super().__init__(engine, eos_token_ids)
         self.scorer = scorer
-        self.eos_token_ids = eos_token_ids
         self._num_syncs = 0  # since metrics were last taken
         self._model: nn.Module | None = None
         self._loaded: list[int] | None = None  # fingerprint of the weights in the engine
@@ -137,58 +223,14 @@ class VLLMGenerator:
                 if self.engine.forgets_weights:
                     self._loaded = None
 
-    def any_process(self, wants: bool) -> bool:
-        return wants
-
-    def generate(
-        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
-    ) -> list[Completion]:
-        rooms = [self.engine.max_model_length - len(prompt) for prompt in prompts]
-        fitting = [i for i, room in enumerate(rooms) if room > 0]
-        completions = [Completion([], False)] * len(prompts)
-        if len(fitting) < len(prompts):
-            logger.warning(
-                f"{len(prompts) - len(fitting)} of {len(prompts)} prompts do not fit into vLLM's context of "
-                f"{self.engine.max_model_length} tokens; their answers count as cut off. Raise `vllm_max_model_length` "
-                "(of a server, `--max-model-len`) or lower `max_prompt_length`."
-            )
-        if fitting:
-            params = [self._params(sampling, seeds[i], rooms[i]) for i in fitting]
-            adapter = self._adapters[-1][1] if self._adapters else None
-            answers = self.engine.generate([prompts[i] for i in fitting], params, adapter, bar)
-            for i, answer in zip(fitting, answers, strict=True):
-                completions[i] = answer
-        return completions
-
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         with self.scorer.session(self._model):
             return self.scorer.score(prompts, completions)
 
     def take_metrics(self) -> dict[str, float]:
         """Number of syncs of the weights, and the share of prompt tokens that the prefix cache knew."""
-        metrics = {"generation/num_syncs": float(self._num_syncs)}
-        self._num_syncs = 0
-        tokens, cached = self.engine.take_cache_counts()
-        if tokens:
-            metrics["generation/prefix_hit_rate"] = cached / tokens
-        return metrics
-
-    def _params(self, sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
-        """By the names of vLLM's `SamplingParams`."""
-        params = {
-            "max_tokens": min(sampling.max_tokens, room),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p or 0.0,
-            "repetition_penalty": sampling.repetition_penalty,
-            "seed": seed,
-            "stop_token_ids": self.eos_token_ids,
-            "detokenize": False,
-        }
-        if sampling.regex is not None:
-            params["structured_outputs"] = {"regex": sampling.regex}
-        return {**params, **sampling.generation_kwargs}
+        num_syncs, self._num_syncs = self._num_syncs, 0
+        return {"generation/num_syncs": float(num_syncs), **super().take_metrics()}
 
     def _load_adapter(self, weights: list[int]) -> None:
         """Hand the adapter over, unless it is one of the last two: those of policy and target."""
@@ -197,6 +239,7 @@ class VLLMGenerator:
             self._num_adapters += 1
             known = [(weights, self.engine.add_adapter(self._num_adapters))]
         self._adapters = [entry for entry in self._adapters if entry[0] != weights] + known
+        self._adapter = self._adapters[-1][1]
         while len(self._adapters) > 2:
             self.engine.drop_adapter(self._adapters.pop(0)[1])
 

@@ -25,6 +25,7 @@ from transformers import AutoTokenizer
 from ..chat import ChatEncoder
 from ..conversations import conversation
 from ..episode_files import read_episodes
+from ..loading import make_roles
 from ..logs import episodes_from_logs
 from ..nlac_config import NLACConfig
 from ..replay import PrioritizedReplay
@@ -109,7 +110,7 @@ def _load_roles(model: str) -> Roles:
     options, prompts = load_roles(model)
     args = NLACConfig(output_dir="", report_to="none", bf16=False, use_cpu=True, **options)
     chat = ChatEncoder(AutoTokenizer.from_pretrained(model), args.chat_template_kwargs)
-    return Roles(None, chat, prompts, args.samplings, args.action_format)
+    return make_roles(None, chat, prompts, args)
 
 
 def _print_counts(name: str, episodes: list[Episode], success_threshold: float) -> None:

@@ -20,20 +20,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..agent import NLACAgent
-from ..environments.pool import NO_TASK, EnvironmentPool
+from ..environments.pool import NO_TASK
 from ..evaluation import joint_metrics
 from .options import (
     CommandError,
     Parser,
     add_agent_arguments,
-    check_model,
     fill_from_run,
-    load_environment,
+    load_player,
     load_rows,
-    read_json,
-    read_options,
-    told_in_a_line,
 )
 
 
@@ -43,24 +38,14 @@ def run(words: list[str]) -> None:
     parser.add_argument("--num_episodes", type=int, default=1, help="episodes of each task (default: 1)")
     parser.add_argument("--max_tasks", type=int, help="number of tasks (default: all)")
     parser.add_argument("--num_critiques", type=int, default=64, help="actions that the critic judges (default: 64)")
-    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
-    parser.add_argument(
-        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the metrics there, too")
     args = parser.parse_args(words)
     if args.num_episodes < 1:
         raise CommandError(f"--num_episodes must be at least 1, got {args.num_episodes}.")
     fill_from_run(args)
-    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split)
     rows = [NO_TASK] if rows is None else list(rows)[: args.max_tasks]
-    with told_in_a_line(f"{args.model}: "):
-        check_model(args.model)
-        agent = NLACAgent.from_pretrained(args.model, prompts=args.prompts, **read_options(args.option))
-        pool = EnvironmentPool(environment, timeout=agent.args.environment_timeout)
-    agent.roles.tools = pool.tool_schemas
+    agent, pool = load_player(args)
     agent.args.num_eval_episodes, agent.args.num_eval_critiques = args.num_episodes, args.num_critiques
     agent.args.seed = args.seed
     try:

@@ -28,9 +28,11 @@ from typing import Any, NoReturn
 
 import yaml
 from datasets import Dataset, load_dataset
-from transformers.utils import cached_file
 
+from ..agent import NLACAgent
+from ..environments.pool import EnvironmentPool
 from ..run_folder import ORIGIN
+from ..saved_roles import find_file
 
 
 FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -151,11 +153,7 @@ def check_model(name: str, revision: str | None = None) -> None:
     Raises:
         ValueError, OSError: If there is no such model, in a folder, on the Hub or in its cache.
     """
-    files = (
-        cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        for file in ("config.json", "adapter_config.json")
-    )
-    if not any(files):
+    if not any(find_file(name, file, revision) for file in ("config.json", "adapter_config.json")):
         raise ValueError("there is no such model, neither as a folder nor on the Hub or in its cache.")
 
 
@@ -178,6 +176,11 @@ def read_json(text: str) -> dict[str, Any]:
 def add_agent_arguments(parser: Parser) -> None:
     """Which agent plays in which environment, for commands that play."""
     parser.add_argument("model", help="folder of a run or a model, or a repository on the Hub")
+    parser.add_argument(
+        "--backend",
+        default="transformers",
+        help='"transformers" (default), "vllm", or the URL of a server that serves the model: http://localhost:8000/v1',
+    )
     parser.add_argument("--prompts", help="file with words of the roles in place of those saved beside the model")
     parser.add_argument(
         "--environment_factory",
@@ -191,6 +194,11 @@ def add_agent_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--dataset_split", help='split of the dataset (default: "test", if the run had one, or "train")'
     )
+    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
+    parser.add_argument(
+        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="how the roles speak, as temperature=0.7"
     )
@@ -211,6 +219,17 @@ def fill_from_run(args: argparse.Namespace) -> None:
         args.dataset_name, args.dataset_config = saved["dataset_name"], saved["dataset_config"]
         args.dataset_split = args.dataset_split or saved["dataset_split"]
     args.dataset_split = args.dataset_split or "train"
+
+
+def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool]:
+    """The agent and the environments that [`add_agent_arguments`] describe."""
+    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
+    with told_in_a_line(f"{args.model}: "):
+        check_model(args.model)
+        agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
+        pool = EnvironmentPool(environment, timeout=agent.args.environment_timeout)
+    agent.roles.tools = pool.tool_schemas
+    return agent, pool
 
 
 def read_options(words: list[str]) -> dict[str, Any]:

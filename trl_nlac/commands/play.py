@@ -26,19 +26,17 @@ from rich.text import Text
 from ..agent import AgentAction, NLACAgent
 from ..critic import Judgement
 from ..environments.base import StepResult, TextEnvironment
-from ..environments.pool import NO_TASK, EnvironmentPool
+from ..environments.pool import NO_TASK
 from ..prompts import render
 from ..recorder import Recorder
 from .options import (
     CommandError,
     Parser,
     add_agent_arguments,
-    check_model,
     fill_from_run,
-    load_environment,
+    load_player,
     load_rows,
     read_json,
-    read_options,
     told_in_a_line,
 )
 
@@ -52,24 +50,15 @@ def run(words: list[str]) -> None:
         "--task", metavar="JSON", help="keywords of the environment's reset, in place of a dataset's row"
     )
     parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
-    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
-    parser.add_argument(
-        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
     args = parser.parse_args(words)
     fill_from_run(args)
-    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     task = read_json(args.task) if args.task else _row(args)
+    agent, pool = load_player(args)
     with told_in_a_line(f"{args.model}: "):
-        check_model(args.model)
-        agent = NLACAgent.from_pretrained(args.model, prompts=args.prompts, **read_options(args.option))
-        pool = EnvironmentPool(environment, timeout=agent.args.environment_timeout)
         name, keywords, schemas = pool.route(task)
     if name in pool.seeded:
         keywords = {"seed": args.seed, **keywords}
-    agent.roles.tools = pool.tool_schemas
     torch.manual_seed(args.seed)
     recorder = Recorder(agent.roles, task, schemas, agent.args.max_prompt_length)
     worker = pool.acquire(name)

@@ -15,7 +15,6 @@
 """Choosing and reading the episodes of a run from its parquet files, without ever holding all of them."""
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..run_folder import AUDIT, COMPLETIONS
+from ..run_folder import AUDIT, COMPLETIONS, RECORD_FILE
 from .episodes import audited_episode, played_episode
 
 
 MAX_EPISODES = 1000
-_FILE = re.compile(r"(?:(?P<kind>.+)_)?(?:completions|audit)_(?P<step>\d+)(?:_process\d+)?\.parquet")
 
 Key = tuple[int, int]  # process, and number of the episode there
 
@@ -113,7 +111,7 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
 
 def _files(folder: Path, unreadable: list[str]) -> Iterator[_File]:
     """Files of a folder by step; those that cannot be read are noted."""
-    found = [(match, path) for path in folder.glob("*.parquet") if (match := _FILE.fullmatch(path.name))]
+    found = [(match, path) for path in folder.glob("*.parquet") if (match := RECORD_FILE.fullmatch(path.name))]
     for match, path in sorted(found, key=lambda pair: (int(pair[0]["step"]), pair[1].name)):
         try:
             pq.read_metadata(path)
