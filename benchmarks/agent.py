@@ -19,7 +19,7 @@ refinement, and with a choice among candidates.
 python benchmarks/agent.py --json benchmarks/results/agent.json
 
 Each world is trained by examples/scripts/nlac_quickstart.py for fewer steps than it needs, so that there is something to gain; its folder
-below --runs is kept. Whatever follows `--` goes to that script.
+below --runs is kept, with what was measured, so that an interrupted benchmark goes on where it was. Whatever follows `--` goes to that script.
 """
 
 import argparse
@@ -30,11 +30,11 @@ import time
 from pathlib import Path
 
 import reporting
+from learning_summary import over_seeds
 
 from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.metrics import SuccessRate
 
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "scripts" / "nlac_quickstart.py"
@@ -63,64 +63,66 @@ def measure(agent: NLACAgent, pool: EnvironmentPool, tasks: list[dict], improvem
     """Success and costs of one way of acting."""
     tokens, start = agent.roles.num_generated_tokens, time.perf_counter()
     seen = agent.evaluate(pool, tasks, **improvement)
+    successes = [success for _, success in seen.outcomes]
     decisions = sum(len(episode.turns) for episode in seen.episodes)
     return {
-        "successes": [success for _, success in seen.outcomes],
+        "success": sum(successes) / len(successes),
         "tokens_per_decision": (agent.roles.num_generated_tokens - tokens) / decisions,
         "seconds_per_decision": (time.perf_counter() - start) / decisions,
     }
 
 
-def summarize(cells: list[dict]) -> dict:
-    """One way of acting over all worlds: the interval is over episodes."""
-    successes = [success for cell in cells for success in cell["successes"]]
-    rates = SuccessRate(keep_in_memory=True).compute(successes=successes)
-    means = {
-        name: sum(c[name] for c in cells) / len(cells) for name in ("tokens_per_decision", "seconds_per_decision")
-    }
-    return {
-        "num_episodes": len(successes),
-        **{name: round(value, 4) for name, value in rates.items()},
-        "success_of_each_world": [round(sum(cell["successes"]) / len(cell["successes"]), 4) for cell in cells],
-        **{name: round(value, 3) for name, value in means.items()},
-    }
+def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> dict[str, dict]:
+    """All ways of acting of both models in one world."""
+    options = json.loads((trained / "nlac_roles.json").read_text())
+    instance, tasks = make_tasks(world, seed)
+    pool = EnvironmentPool(lambda: make_environment(instance))
+    ways = {}
+    try:
+        for label, model in {"base": TINY_MODEL, "trained": str(trained)}.items():
+            agent = NLACAgent.from_pretrained(model, **options)
+            agent.args.num_eval_episodes, agent.args.seed = num_episodes, seed
+            agent.args.num_eval_critiques = agent.args.num_oracle_probes = 0
+            for way, improvement in IMPROVEMENTS.items():
+                ways[f"{label}, {way}"] = measured = measure(agent, pool, list(tasks), improvement)
+                print(
+                    f"{world} {seed}, {label}, {way}: {measured['success']:.3f}, "
+                    f"{measured['tokens_per_decision']:.0f} tokens",
+                    flush=True,
+                )
+    finally:
+        pool.close()
+    return ways
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=["service_desk", "rooms"], default="service_desk")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps of the training")
     parser.add_argument("--num_episodes", type=int, default=64, help="episodes of each task")
     parser.add_argument("--runs", type=Path, default=Path("runs/agent"))
     parser.add_argument("--json", type=Path)
     args, extra = parser.parse_known_args()
-    cells: dict[str, list[dict]] = {}
+    worlds = {}
     for seed in args.seeds:
         trained = train(args.world, seed, args.runs, args.max_steps, [word for word in extra if word != "--"])
-        options = json.loads((trained / "nlac_roles.json").read_text())
-        world, tasks = make_tasks(args.world, seed)
-        pool = EnvironmentPool(lambda world=world: make_environment(world))
-        try:
-            for label, model in {"base": TINY_MODEL, "trained": str(trained)}.items():
-                agent = NLACAgent.from_pretrained(model, **options)
-                agent.args.num_eval_episodes, agent.args.seed = args.num_episodes, seed
-                agent.args.num_eval_critiques = agent.args.num_oracle_probes = 0
-                for way, improvement in IMPROVEMENTS.items():
-                    cell = measure(agent, pool, list(tasks), improvement)
-                    cells.setdefault(f"{label}, {way}", []).append(cell)
-                    success = sum(cell["successes"]) / len(cell["successes"])
-                    print(
-                        f"{args.world} {seed}, {label}, {way}: {success:.3f}, {cell['tokens_per_decision']:.0f} tokens",
-                        flush=True,
-                    )
-        finally:
-            pool.close()
+        path = trained / f"ways_{args.num_episodes}.json"
+        if not path.exists():
+            reporting.write(measure_world(args.world, seed, trained, args.num_episodes), path)
+        worlds[str(seed)] = json.loads(path.read_text())
+    names = list(next(iter(worlds.values())))
     report = {
         "world": args.world,
-        "seeds": args.seeds,
         "max_steps": args.max_steps,
-        "ways": {name: summarize(found) for name, found in cells.items()},
+        "num_episodes": args.num_episodes,
+        "ways": {
+            name: {
+                measure: over_seeds({seed: ways[name][measure] for seed, ways in worlds.items()})
+                for measure in ("success", "tokens_per_decision", "seconds_per_decision")
+            }
+            for name in names
+        },
         **reporting.setting("torch", "transformers", "trl"),
     }
     print(json.dumps(report["ways"], indent=2))

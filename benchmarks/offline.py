@@ -18,9 +18,12 @@ it and on its successes. All take as many gradient steps, with the same rehearsa
 evaluation after it.
 
 python benchmarks/offline.py --json benchmarks/results/offline.json
+
+What was measured of a desk is kept below --runs, so that an interrupted benchmark goes on where it was.
 """
 
 import argparse
+import json
 import random
 import tempfile
 import time
@@ -33,6 +36,7 @@ from datasets import Dataset
 from learning_methods import NLAC, acting_config
 from learning_playing import Player, trainer_arguments
 from learning_rft import policy_examples, tokens
+from learning_summary import over_seeds
 from learning_tasks import LearningTask, make_task
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
@@ -121,24 +125,29 @@ def run_seed(name: str, seed: int, num_episodes: int, max_steps: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="service_desk_told")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--num_episodes", type=int, default=1024, help="logged episodes")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--num_episodes", nargs="+", type=int, default=[256, 1024], help="logged episodes")
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
+    parser.add_argument("--runs", type=Path, default=Path("runs/offline"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    cells = {seed: run_seed(args.task, seed, args.num_episodes, args.max_steps) for seed in args.seeds}
-    report = {
-        "task": args.task,
-        "max_steps": args.max_steps,
-        "success": {
-            method: [cell[method]["success"] for cell in cells.values()]
+    logs = []
+    for num_episodes in args.num_episodes:
+        cells = {}
+        for seed in args.seeds:
+            path = args.runs / f"{args.task}_{num_episodes}_{args.max_steps}_{seed}.json"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                reporting.write(run_seed(args.task, seed, num_episodes, args.max_steps), path)
+            cells[str(seed)] = json.loads(path.read_text())
+        success = {
+            method: over_seeds({seed: cell[method]["success"] for seed, cell in cells.items()})
             for method in ("base", "nlac", "sft_all", "sft_successes")
-        },
-        "seeds": {str(seed): cell for seed, cell in cells.items()},
-        **reporting.setting("torch", "transformers", "trl", "datasets"),
-    }
-    print(report["success"])
-    reporting.write(report, args.json)
+        }
+        print(f"{num_episodes} episodes: {success}", flush=True)
+        logs.append({"num_episodes": num_episodes, "success": success, "seeds": cells})
+    setting = reporting.setting("torch", "transformers", "trl", "datasets")
+    reporting.write({"task": args.task, "max_steps": args.max_steps, "logs": logs, **setting}, args.json)
 
 
 if __name__ == "__main__":
