@@ -53,7 +53,7 @@ from trl import ModelConfig, get_peft_config
 # learn more slowly and cost less per step, by the names of methods.
 BUDGETS = {
     "service_desk_told": {"": 400, "grpo": 4000, "rft": 4000},
-    "service_desk_hinted": {"": 1000, "grpo": 6000, "rft": 6000},
+    "service_desk_hinted": {"": 1600, "grpo": 8000, "rft": 8000},
     "service_desk_noisy": {"": 600, "grpo": 4000, "rft": 4000},
     "service_desk_delayed": {"": 1200, "grpo": 6000, "rft": 6000},
     "rooms": {"": 1000},

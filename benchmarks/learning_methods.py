@@ -61,7 +61,15 @@ NLAC = dict(
 )
 NLAC_BY_TASK = {
     "service_desk_told": {},
-    "service_desk_hinted": {"bootstrap": "explicit"},
+    # Evidence is thin and has to be pooled: more of the buffer for each episode, in smaller steps.
+    "service_desk_hinted": {
+        "bootstrap": "explicit",
+        "learning_rate": 5e-4,
+        "target_update_rate": 0.02,
+        "critique_temperature": 0.5,
+        "rehearsal_ratio": 1.0,
+        "samples_per_iteration": 256,
+    },
     "service_desk_noisy": {"critique_temperature": 0.0},
     # Luck decides here, so that the critic must not change faster than it hears of many episodes.
     "service_desk_delayed": {

@@ -152,11 +152,11 @@ class ServiceDesk:
     def from_seed(cls, seed: int, num_requests: int | None = None, variant: str = "told") -> "ServiceDesk":
         """
         A desk with names that no embedded model has seen with fixed rules. It takes `num_requests` kinds of requests: by
-        default four, or two that are each followed by another.
+        default four; two if each is followed by another, or if every value must be found by trying.
         """
         rng = random.Random(f"service desk {seed}")
         if num_requests is None:
-            num_requests = 2 if variant == "delayed" else 4
+            num_requests = 2 if variant in ("hinted", "delayed") else 4
         num_rules = 2 * num_requests if variant == "delayed" else num_requests
         return cls.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_rules), variant)
 
