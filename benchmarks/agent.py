@@ -16,7 +16,7 @@
 What an agent gains from its critic when it acts: success and tokens per decision, of the base model and after training, alone, with
 refinement, and with a choice among candidates.
 
-python benchmarks/agent.py --json benchmarks/results/agent.json
+python benchmarks/agent.py --json benchmarks/results/agent.json --page docs/source/agent.md
 
 Each world is trained by examples/scripts/nlac_quickstart.py for fewer steps than it needs, so that there is something to gain; its folder
 below --runs is kept, with what was measured, so that an interrupted benchmark goes on where it was. Whatever follows `--` goes to that script.
@@ -95,6 +95,16 @@ def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> di
     return ways
 
 
+def as_markdown(report: dict) -> str:
+    """The ways as a table."""
+    lines = ["| model | actions | success (95 %) | tokens per decision |", "|---" * 4 + "|"]
+    for name, measured in report["ways"].items():
+        model, _, way = name.partition(", ")
+        success, tokens = reporting.interval(measured["success"]), measured["tokens_per_decision"]["mean"]
+        lines.append(f"| {model} | {way} | {success} | {tokens:.0f} |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=["service_desk", "rooms"], default="service_desk")
@@ -103,6 +113,7 @@ def main():
     parser.add_argument("--num_episodes", type=int, default=64, help="episodes of each task")
     parser.add_argument("--runs", type=Path, default=Path("runs/agent"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file between whose result markers the table is put")
     args, extra = parser.parse_known_args()
     worlds = {}
     for seed in args.seeds:
@@ -125,8 +136,10 @@ def main():
         },
         **reporting.setting("torch", "transformers", "trl"),
     }
-    print(json.dumps(report["ways"], indent=2))
+    print(as_markdown(report))
     reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(as_markdown(report), args.page, Path(__file__).name)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ Learning from logs alone: NLAC without an environment on what the base policy di
 it and on its successes. All take as many gradient steps, with the same rehearsal. Seconds are those of training and of the
 evaluation after it.
 
-python benchmarks/offline.py --json benchmarks/results/offline.json
+python benchmarks/offline.py --json benchmarks/results/offline.json --page docs/source/offline.md
 
 What was measured of a desk is kept below --runs, so that an interrupted benchmark goes on where it was.
 """
@@ -122,6 +122,22 @@ def run_seed(name: str, seed: int, num_episodes: int, max_steps: int) -> dict:
     return cell
 
 
+METHODS = {"base": "base model", "nlac": "NLAC", "sft_successes": "SFT on successes", "sft_all": "SFT on all"}
+
+
+def as_markdown(report: dict) -> str:
+    """Success of each method on logs of each size."""
+    lines = [
+        f"| logged episodes | successes in them | {' | '.join(METHODS.values())} |",
+        "|---" * (2 + len(METHODS)) + "|",
+    ]
+    for logs in report["logs"]:
+        successes = ", ".join(str(cell["num_successes"]) for cell in logs["seeds"].values())
+        results = " | ".join(reporting.interval(logs["success"][method]) for method in METHODS)
+        lines.append(f"| {logs['num_episodes']} | {successes} | {results} |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="service_desk_told")
@@ -130,6 +146,7 @@ def main():
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
     parser.add_argument("--runs", type=Path, default=Path("runs/offline"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file between whose result markers the table is put")
     args = parser.parse_args()
     logs = []
     for num_episodes in args.num_episodes:
@@ -141,13 +158,15 @@ def main():
                 reporting.write(run_seed(args.task, seed, num_episodes, args.max_steps), path)
             cells[str(seed)] = json.loads(path.read_text())
         success = {
-            method: over_seeds({seed: cell[method]["success"] for seed, cell in cells.items()})
-            for method in ("base", "nlac", "sft_all", "sft_successes")
+            method: over_seeds({seed: cell[method]["success"] for seed, cell in cells.items()}) for method in METHODS
         }
-        print(f"{num_episodes} episodes: {success}", flush=True)
         logs.append({"num_episodes": num_episodes, "success": success, "seeds": cells})
     setting = reporting.setting("torch", "transformers", "trl", "datasets")
-    reporting.write({"task": args.task, "max_steps": args.max_steps, "logs": logs, **setting}, args.json)
+    report = {"task": args.task, "max_steps": args.max_steps, "logs": logs, **setting}
+    print(as_markdown(report))
+    reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(as_markdown(report), args.page, Path(__file__).name)
 
 
 if __name__ == "__main__":

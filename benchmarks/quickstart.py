@@ -102,13 +102,6 @@ def as_markdown(report: dict) -> str:
     return "\n".join(lines)
 
 
-def insert(text: str, path: Path) -> None:
-    """Put `text` between the result markers of a Markdown file."""
-    start, end = "<!-- results of benchmarks/quickstart.py -->", "<!-- end of results -->"
-    before, _, rest = path.read_text().partition(start)
-    path.write_text(f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/quickstart.json"))
@@ -130,7 +123,7 @@ def main():
     }
     reporting.write(report, args.json)
     if args.readme:
-        insert(as_markdown(report), args.readme)
+        reporting.insert(as_markdown(report), args.readme, Path(__file__).name)
     for world, summary in report["worlds"].items():
         interval = summary["mean_improvement_95"]
         interval = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""

@@ -42,6 +42,28 @@ def write(report: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(report, indent=2) + "\n")
 
 
+def interval(summary: dict[str, Any]) -> str:
+    """Of [`~learning_summary.over_seeds`]: the mean, and its interval cut at 0 and 1."""
+    if summary["low"] is None:
+        return f"{summary['mean']:.2f}"
+    return f"{summary['mean']:.2f} ({max(0, summary['low']):.2f} to {min(1, summary['high']):.2f})"
+
+
+def insert(text: str, path: Path, script: str) -> None:
+    """
+    Put `text` between the markers that a Markdown file has for the results of a script.
+
+    Raises:
+        ValueError: If there are no such markers.
+    """
+    start, end = f"<!-- results of benchmarks/{script} -->", "<!-- end of results -->"
+    before, found, rest = path.read_text().partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{path} has no lines {start} and {end} to put results between.")
+    path.write_text(f"{before}{start}\n{text}\n{end}{after}")
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -18,9 +18,31 @@ from dataclasses import replace
 
 import agent as agent_benchmark
 import offline as offline_benchmark
+import pytest
+import reporting
+from learning_summary import over_seeds
 from learning_tasks import make_task
 
 from trl_nlac.environments.embedded import TINY_MODEL
+
+
+def test_tables_on_pages(tmp_path):
+    """What is between the markers of a script is replaced, and nothing else."""
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results of benchmarks/agent.py -->\nold\n<!-- end of results -->\nafter\n")
+    success = over_seeds({"0": 0.9, "1": 1.0})
+    report = {"ways": {"base, refine 1": {"success": success, "tokens_per_decision": over_seeds({"0": 10.0})}}}
+    table = agent_benchmark.as_markdown(report)
+    assert table.splitlines()[-1] == "| base | refine 1 | 0.95 (0.31 to 1.00) | 10 |"
+    for _ in range(2):
+        reporting.insert(table, page, "agent.py")
+    start, end = "<!-- results of benchmarks/agent.py -->", "<!-- end of results -->"
+    assert page.read_text() == f"before\n{start}\n{table}\n{end}\nafter\n"
+    with pytest.raises(ValueError, match="page.md has no lines .*offline.py"):
+        reporting.insert(table, page, "offline.py")
+    cell = {"num_successes": 3, **{method: {"success": 0.5} for method in offline_benchmark.METHODS}}
+    logs = {"num_episodes": 256, "success": dict.fromkeys(offline_benchmark.METHODS, success), "seeds": {"0": cell}}
+    assert offline_benchmark.as_markdown({"logs": [logs]}).splitlines()[-1].startswith("| 256 | 3 | 0.95 (0.31")
 
 
 def test_ways_of_acting(tmp_path):

@@ -361,6 +361,9 @@ class NLACAgent:
 
         Returns:
             [`~agent.Check`]
+
+        Raises:
+            ValueError: If the messages are no conversation with the action.
         """
         return Check.of(self.critique(messages, proposed_action, tools), threshold)
 
@@ -399,7 +402,7 @@ class NLACAgent:
             return predict_futures(self.roles, state_actions, k)
 
     def judge(self, prompt: Prompt, turn: AgentAction) -> Judgement | None:
-        """The same for what the agent did after a conversation in tokens."""
+        """What the critic says about what the agent did after a conversation in tokens."""
         remembered = self.roles.remembered(list(turn.token_ids), turn.action)
         with self.speaking():
             return judge_actions(self.roles, [prompt.extended(remembered)])[0]
