@@ -19,10 +19,10 @@ PYTEST_ARGS ?=
 BENCHMARKS ?= $(addprefix benchmarks/,quickstart.py rollout.py replay.py target_weights.py micro_batches.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-distributed test-vllm lint format bench bench-learning bench-vllm docs clean
+.PHONY: help demo test test-distributed test-vllm lint format bench bench-learning bench-agent bench-vllm docs clean
 
 help:
-	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, bench-learning, bench-vllm, docs, clean"
+	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -60,6 +60,11 @@ bench-learning: $(VENV)/.dev
 	$(BIN)/python benchmarks/learning.py --jobs 2 $(LEARNING_ARGS)
 	$(BIN)/python benchmarks/learning_summary.py
 	$(BIN)/python benchmarks/learning_report.py
+
+# What was measured is kept below runs/: remove it to start from scratch.
+bench-agent: $(VENV)/.dev
+	$(BIN)/python benchmarks/agent.py --json benchmarks/results/agent.json --page docs/source/agent.md
+	$(BIN)/python benchmarks/offline.py --json benchmarks/results/offline.json --page docs/source/offline.md
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results

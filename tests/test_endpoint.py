@@ -108,6 +108,15 @@ def test_which_model():
     assert server.requests[0]["model"] == TINY_MODEL
 
 
+def test_server_that_goes_away():
+    server = CompletionsServer("tiny")
+    with server.running() as url:
+        agent = load(url, backend_kwargs={"max_retries": 0, "timeout": 20.0})
+        agent.act(STATES[0])
+    with pytest.raises(ConnectionError, match=r"No server answers at .*'timeout': ...}`, which is 20.0"):
+        agent.act(STATES[0])
+
+
 def test_no_server():
     with pytest.raises(ConnectionError, match=r"No server answers at `backend='http://127.0.0.1:9/v1'`"):
         load("http://127.0.0.1:9/v1", backend_kwargs={"max_retries": 0})

@@ -12,11 +12,13 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A server with OpenAI's interface of completions that takes prompts in tokens, as those of vLLM and SGLang do."""
+"""A server with OpenAI's interface of completions that takes prompts in tokens, as that of vLLM does."""
 
 import asyncio
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
 
@@ -84,13 +86,8 @@ class EndpointEngine:
         self.is_vllm = described["owned_by"] == "vllm"
 
     async def _list_models(self) -> list[dict[str, Any]]:
-        try:
+        async with self._connected():
             return [found.model_dump() async for found in self.client.models.list()]
-        except APIConnectionError as error:
-            url = str(self.client.base_url).rstrip("/")
-            raise ConnectionError(
-                f"No server answers at `backend={url!r}`: {error} Start one, as with `vllm serve`."
-            ) from error
 
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
@@ -116,9 +113,8 @@ class EndpointEngine:
         if not self.is_vllm:
             return finish(_together(self._score_echo, prompts, completions))
         questions = forced_tokens(prompts, completions)
-        logps = iter(
-            finish(_together(self._score_token, *map(list, zip(*questions, strict=True)))) if questions else ()
-        )
+        before, token_ids = [prompt for prompt, _ in questions], [token_id for _, token_id in questions]
+        logps = iter(finish(_together(self._score_token, before, token_ids)))
         return [sum(islice(logps, len(completion))) for completion in completions]
 
     async def _score_token(self, prompt: list[int], token_id: int) -> float:
@@ -135,9 +131,20 @@ class EndpointEngine:
         return 0, 0  # others may ask the server, too
 
     async def _ask(self, **request) -> dict[str, Any]:
-        async with self._slots:
+        async with self._slots, self._connected():
             answer = await self.client.completions.create(model=self.model, **request)
         return answer.choices[0].model_dump()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except APIConnectionError as error:  # after `max_retries`
+            url = str(self.client.base_url).rstrip("/")
+            raise ConnectionError(
+                f"No server answers at `backend={url!r}`: {error} Start one, as with `vllm serve`, or raise "
+                f"`backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
+            ) from error
 
 
 async def _together(ask, prompts: list[list[int]], others: list[Any]) -> list[Any]:
