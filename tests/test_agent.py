@@ -146,6 +146,18 @@ def test_proposed_calls_are_those_of_training(action_format):
     assert ("Hm." in agent.roles.chat.tokenizer.decode(spoken)) == (action_format == "react")
 
 
+def test_tools_of_a_conversation_are_known_after_it():
+    """The arguments of their calls are read by them."""
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="tool_call")
+    other = {**TOOL, "function": {**TOOL["function"], "name": "close"}}
+    assert agent.roles.tools is None
+    agent.act(MESSAGES)
+    assert agent.roles.tools is None
+    for tools in ([TOOL], [TOOL, other], [other]):
+        agent.act(MESSAGES, tools=tools)
+    assert agent.roles.tools == [TOOL, other]
+
+
 def test_refine_what_another_agent_proposes(agent):
     torch.manual_seed(5)
     proposed = "route billing amber photo noon"

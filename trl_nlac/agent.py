@@ -132,7 +132,8 @@ class NLACAgent:
         prompts ([`NLACPrompts`], *optional*):
             Words of the roles. If `None`, the defaults.
         tools (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of tools that may be called, by which the arguments of calls are read.
+            JSON schemas of tools that may be called, by which the arguments of calls are read. Those that a conversation
+            comes with are added.
         model ([`~transformers.PreTrainedModel`], *optional*):
             The model, if the generator is to sample from one in this process.
     """
@@ -176,7 +177,7 @@ class NLACAgent:
             prompts ([`NLACPrompts`] or `str` or `Path`, *optional*):
                 Words of the roles, or a file of them, in place of those that were saved.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of tools that may be called.
+                JSON schemas of tools that may be called. Those that a conversation comes with are added.
             device (`str` or [`torch.device`], *optional*):
                 Where transformers run. If `None`, on an accelerator if there is one.
             revision (`str`, *optional*):
@@ -438,6 +439,8 @@ class NLACAgent:
             problem = "the last message is the assistant's, so that there is nothing to answer"
         if problem is not None:
             raise ValueError(f"The `messages` are no conversation that waits for an answer: {problem}.")
+        known = self.roles.tools or []  # by which the arguments of calls are read
+        self.roles.tools = known + [tool for tool in tools or [] if tool not in known] or None
         return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
 
     def proposed(

@@ -34,7 +34,7 @@ class _Question(NamedTuple):
 
 class AsyncNLACAgent:
     """
-    The methods of [`NLACAgent`] as coroutines, for a server or for many environments. Calls that wait at the same time, of one
+    The methods of [`NLACAgent`] for one conversation as coroutines, for a server or for many environments. Calls that wait at the same time, of one
     method with the same numbers, are answered as one batch in a thread: thousands of conversations cost little more
     than their tokens, with every backend.
 
