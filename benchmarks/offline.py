@@ -142,7 +142,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="service_desk_told")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--num_episodes", nargs="+", type=int, default=[256, 1024], help="logged episodes")
+    parser.add_argument("--num_episodes", nargs="+", type=int, default=[256], help="logged episodes")
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
     parser.add_argument("--runs", type=Path, default=Path("runs/offline"))
     parser.add_argument("--json", type=Path)
