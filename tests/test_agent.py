@@ -86,6 +86,22 @@ def test_refine(agent):
     assert any(turn.attempts and turn.action != turn.attempts[0][0] for turn in turns)
 
 
+def test_judgement_on_request():
+    """Of the action that is chosen in the end, however it came about; once."""
+    greedy = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", critique_temperature=0.0)
+    torch.manual_seed(0)
+    for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
+        turn = greedy.act(MESSAGES, judge=True, **improvement)
+        assert turn.judgement.critique == greedy.critique([*MESSAGES, turn.message]).critique
+    torch.manual_seed(0)
+    before = greedy.roles.num_generated_tokens
+    candidates = greedy.act(MESSAGES, num_candidates=2)
+    cost, before = greedy.roles.num_generated_tokens - before, greedy.roles.num_generated_tokens
+    torch.manual_seed(0)
+    assert greedy.act(MESSAGES, num_candidates=2, judge=True) == candidates
+    assert greedy.roles.num_generated_tokens - before == cost
+
+
 def test_candidates(agent):
     """With a large alpha the action with the highest verdict score is taken, with 0 any."""
     torch.manual_seed(2)

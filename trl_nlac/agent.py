@@ -32,7 +32,7 @@ from .environments.base import Message
 from .environments.pool import EnvironmentPool
 from .evaluation import Evaluation, evaluate_policy
 from .generation import Generator
-from .improvement import Choice, ImprovedRoles, choose_actions, refine_choices
+from .improvement import Choice, ImprovedRoles, choose_actions, judge_choices, refine_choices
 from .loading import make_roles
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts, react_thought
@@ -57,7 +57,7 @@ class AgentAction:
         token_ids (`tuple[int, ...]`):
             The same as it was sampled.
         judgement ([`~critic.Judgement`], *optional*):
-            What the critic says about the action; only of candidates, and of an action after which refinement ended.
+            What the critic says about the action: of candidates, of an action after which refinement ended, or on request.
         attempts (`list[tuple[str, Judgement]]`):
             Actions that were refined, with what the critic said about each.
         candidates (`list[tuple[str, Judgement | None]]`):
@@ -227,6 +227,7 @@ class NLACAgent:
         refine: int = 0,
         num_candidates: int = 1,
         alpha: float = 1.0,
+        judge: bool = False,
     ) -> AgentAction:
         """
         Choose the next action.
@@ -244,11 +245,13 @@ class NLACAgent:
                 the verdict score (LAC, https://huggingface.co/papers/2506.06376).
             alpha (`float`, *optional*, defaults to `1.0`):
                 How much verdict scores count among candidates. `0` chooses any.
+            judge (`bool`, *optional*, defaults to `False`):
+                Whether the critic judges the action that was chosen in the end, if it has not.
 
         Raises:
             ValueError: If the messages are no conversation, or a number is out of range.
         """
-        return self.act_on([self.encode(messages, tools)], refine, num_candidates, alpha)[0]
+        return self.act_on([self.encode(messages, tools)], refine, num_candidates, alpha, judge)[0]
 
     def act_all(
         self,
@@ -257,17 +260,26 @@ class NLACAgent:
         refine: int = 0,
         num_candidates: int = 1,
         alpha: float = 1.0,
+        judge: bool = False,
     ) -> list[AgentAction]:
         """The same in several conversations at once, which costs less than one after the other."""
-        return self.act_on([self.encode(messages, tools) for messages in conversations], refine, num_candidates, alpha)
+        prompts = [self.encode(messages, tools) for messages in conversations]
+        return self.act_on(prompts, refine, num_candidates, alpha, judge)
 
     def act_on(
-        self, prompts: list[Prompt], refine: int = 0, num_candidates: int = 1, alpha: float = 1.0
+        self,
+        prompts: list[Prompt],
+        refine: int = 0,
+        num_candidates: int = 1,
+        alpha: float = 1.0,
+        judge: bool = False,
     ) -> list[AgentAction]:
         """The same for conversations in tokens."""
         sampling = self.roles.samplings["evaluation"]
         with self.speaking():
             choices = choose_actions(self.roles, prompts, refine, num_candidates, alpha, sampling)
+            if judge:
+                judge_choices(self.roles, prompts, choices)
         return [self._action(choice) for choice in choices]
 
     def refine(
@@ -401,12 +413,6 @@ class NLACAgent:
         with self.speaking():
             state_actions = [self.roles.continued(answer.prompt, answer) for answer in proposed]
             return predict_futures(self.roles, state_actions, k)
-
-    def judge(self, prompt: Prompt, turn: AgentAction) -> Judgement | None:
-        """What the critic says about what the agent did after a conversation in tokens."""
-        remembered = self.roles.remembered(list(turn.token_ids), turn.action)
-        with self.speaking():
-            return judge_actions(self.roles, [prompt.extended(remembered)])[0]
 
     def evaluate(
         self,

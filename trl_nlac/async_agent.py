@@ -87,10 +87,11 @@ class AsyncNLACAgent:
         refine: int = 0,
         num_candidates: int = 1,
         alpha: float = 1.0,
+        judge: bool = False,
     ) -> AgentAction:
         """As [`NLACAgent.act`]."""
         prompt = self.agent.encode(messages, tools)
-        return await self._ask(self.agent.act_on, (refine, num_candidates, alpha), prompt)
+        return await self._ask(self.agent.act_on, (refine, num_candidates, alpha, judge), prompt)
 
     async def refine(
         self,

@@ -131,6 +131,14 @@ def refine_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice], r
         open_ = list(readable)
 
 
+def judge_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice]) -> None:
+    """Let the critic judge the action in each state, if it has not and there is one."""
+    open_ = [i for i, choice in enumerate(choices) if choice.judgement is None and choice.answer.parsed is not None]
+    judged = judge_actions(roles, [roles.continued(prompts[i], choices[i].answer) for i in open_])
+    for i, judgement in zip(open_, judged, strict=True):
+        choices[i].judgement = judgement
+
+
 class ImprovedRoles(Roles):
     """
     Roles whose policy is improved at the time of acting, see [`choose_actions`]; for whoever plays episodes.

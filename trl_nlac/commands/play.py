@@ -70,9 +70,8 @@ def run(words: list[str]) -> None:
         for message in recorder.prompt_messages:
             show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
         while not recorder.done:
-            (turn,) = agent.act_on([recorder.prompt], args.refine, args.num_candidates)
-            judgement = turn.judgement or (None if turn.action is None else agent.judge(recorder.prompt, turn))
-            show.action(len(recorder.turns) + 1, turn, judgement)
+            (turn,) = agent.act_on([recorder.prompt], args.refine, args.num_candidates, judge=True)
+            show.action(len(recorder.turns) + 1, turn)
             result = _step(worker, agent, turn)
             show.text("observation", result.observation, "yellow")
             recorder.act(turn.action, turn.text, list(turn.token_ids), result)
@@ -116,7 +115,7 @@ class Show:
     def text(self, title: str, content: str, style: str) -> None:
         self.console.print(Panel(Text(content), title=title, title_align="left", border_style=style))
 
-    def action(self, number: int, turn: AgentAction, judgement: Judgement | None) -> None:
+    def action(self, number: int, turn: AgentAction) -> None:
         for i, (action, judged) in enumerate(turn.candidates, 1):
             score = "unreadable critique" if judged is None else f"verdict score {judged.verdict_score:+.2f}"
             self.text(f"turn {number}: candidate {i}", f"{action}\n{score}", "dim")
@@ -128,8 +127,8 @@ class Show:
             return
         thought = f"{turn.thought}\n\n" if turn.thought else ""
         self.text(f"turn {number}: {'refined ' if turn.attempts else ''}action", f"{thought}{turn.action}", "green")
-        if judgement is not None:
-            self.critique(judgement)
+        if turn.judgement is not None:
+            self.critique(turn.judgement)
 
     def critique(self, judgement: Judgement) -> None:
         style = "cyan" if judgement.verdict else "red"
