@@ -97,11 +97,14 @@ def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> di
 
 def as_markdown(report: dict) -> str:
     """The ways as a table."""
-    lines = ["| model | actions | success (95 %) | tokens per decision |", "|---" * 4 + "|"]
+    lines = ["| model | actions | success (95 %) | gain over alone (95 %) | tokens per decision |", "|---" * 5 + "|"]
     for name, measured in report["ways"].items():
         model, _, way = name.partition(", ")
+        gain, gained = measured["gain"], ""
+        if way != "alone" and gain["low"] is not None:
+            gained = f"{gain['mean']:+.2f} ({gain['low']:+.2f} to {gain['high']:+.2f})"
         success, tokens = reporting.interval(measured["success"]), measured["tokens_per_decision"]["mean"]
-        lines.append(f"| {model} | {way} | {success} | {tokens:.0f} |")
+        lines.append(f"| {model} | {way} | {success} | {gained} | {tokens:.0f} |")
     return "\n".join(lines)
 
 
@@ -121,7 +124,9 @@ def main():
         path = trained / f"ways_{args.num_episodes}.json"
         if not path.exists():
             reporting.write(measure_world(args.world, seed, trained, args.num_episodes), path)
-        worlds[str(seed)] = json.loads(path.read_text())
+        worlds[str(seed)] = ways = json.loads(path.read_text())
+        for name, measured in ways.items():  # in the same world
+            measured["gain"] = measured["success"] - ways[f"{name.partition(',')[0]}, alone"]["success"]
     names = list(next(iter(worlds.values())))
     report = {
         "world": args.world,
@@ -130,7 +135,7 @@ def main():
         "ways": {
             name: {
                 measure: over_seeds({seed: ways[name][measure] for seed, ways in worlds.items()})
-                for measure in ("success", "tokens_per_decision", "seconds_per_decision")
+                for measure in ("success", "gain", "tokens_per_decision", "seconds_per_decision")
             }
             for name in names
         },

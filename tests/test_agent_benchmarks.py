@@ -31,9 +31,16 @@ def test_tables_on_pages(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results of benchmarks/agent.py -->\nold\n<!-- end of results -->\nafter\n")
     success = over_seeds({"0": 0.9, "1": 1.0})
-    report = {"ways": {"base, refine 1": {"success": success, "tokens_per_decision": over_seeds({"0": 10.0})}}}
-    table = agent_benchmark.as_markdown(report)
-    assert table.splitlines()[-1] == "| base | refine 1 | 0.95 (0.31 to 1.00) | 10 |"
+    way = {
+        "success": success,
+        "gain": over_seeds({"0": -0.1, "1": 0.1}),
+        "tokens_per_decision": over_seeds({"0": 10.0}),
+    }
+    table = agent_benchmark.as_markdown({"ways": {"base, alone": way, "base, refine 1": way}})
+    assert table.splitlines()[2:] == [
+        "| base | alone | 0.95 (0.31 to 1.00) |  | 10 |",
+        "| base | refine 1 | 0.95 (0.31 to 1.00) | +0.00 (-1.27 to +1.27) | 10 |",
+    ]
     for _ in range(2):
         reporting.insert(table, page, "agent.py")
     start, end = "<!-- results of benchmarks/agent.py -->", "<!-- end of results -->"
