@@ -16,6 +16,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 LEARNING_ARGS ?=
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 BENCHMARKS ?= $(addprefix benchmarks/,quickstart.py rollout.py replay.py target_weights.py micro_batches.py)
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
@@ -28,8 +29,8 @@ demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
 
 test: $(VENV)/.dev
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
-		$(BIN)/python -m pytest tests --ignore tests/distributed $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest tests --ignore tests/distributed -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # Several processes, every configuration of Accelerate, and runs that are killed.
 test-distributed: $(VENV)/.dev
