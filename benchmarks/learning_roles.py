@@ -34,8 +34,9 @@ class SelfRefiningRoles(Roles):
         state_actions = [self.continued(actions[i].prompt, actions[i]) for i in acted]
         judged = dict(zip(acted, zip(state_actions, critiques(self, state_actions), strict=True), strict=True))
         judged = {i: pair for i, pair in judged.items() if pair[1].parsed is not None}
-        judged_actions, answers = [list(part) for part in zip(*judged.values(), strict=True)] or ([], [])
-        for i, refined in zip(judged, ask_refined(self, judged_actions, answers), strict=True):
+        pairs = judged.values()
+        answers = ask_refined(self, [state_action for state_action, _ in pairs], [critique for _, critique in pairs])
+        for i, refined in zip(judged, answers, strict=True):
             if refined.parsed is not None:
                 actions[i] = replace(refined, prompt=actions[i].prompt)
         return actions

@@ -14,11 +14,11 @@
 
 """A stand-in for a server with OpenAI's interface of completions: the embedded model on transformers, over real HTTP."""
 
-import json
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
+from http_utils import JSONHandler
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -117,25 +117,14 @@ class CompletionsServer:
         return {"index": 0, "text": "", "finish_reason": "length", "logprobs": logprobs}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JSONHandler):
     server_of_tests: CompletionsServer
 
     def do_GET(self):
-        self._answer(200, self.server_of_tests.list_models())
+        self.answer(self.server_of_tests.list_models())
 
     def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = self.read()
         if request["model"] not in self.server_of_tests.models:
-            return self._answer(404, {"error": {"message": f"no model {request['model']}"}})
-        self._answer(200, self.server_of_tests.complete(request))
-
-    def _answer(self, status: int, body: dict) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
+            return self.answer({"error": {"message": f"no model {request['model']}"}}, status=404)
+        self.answer(self.server_of_tests.complete(request))

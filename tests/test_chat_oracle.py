@@ -12,13 +12,13 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-import json
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
+from http_utils import JSONHandler
 
 from trl_nlac.environments.twenty_questions import Answer, ChatOracle, TwentyQuestionsEnvironment
 
@@ -35,11 +35,11 @@ class ChatServer:
         self.keys: list[str] = []
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(JSONHandler):
             def do_POST(self):
                 assert self.path == "/v1/chat/completions"
                 server.keys.append(self.headers["Authorization"])
-                server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                server.requests.append(self.read())
                 reply = server.replies.pop(0)
                 if isinstance(reply, float):
                     time.sleep(reply)
@@ -51,15 +51,7 @@ class ChatServer:
                     "model": "judge",
                     "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
                 }
-                data = json.dumps(body).encode()
-                self.send_response(reply if isinstance(reply, int) else 200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args):
-                pass
+                self.answer(body, status=reply if isinstance(reply, int) else 200)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ import pytest
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise litellm asks the network for prices
 pytest.importorskip("tau_bench")
 
+from http_utils import JSONHandler  # noqa: E402
 from tau_bench.envs.airline.tasks_test import TASKS as AIRLINE_TASKS  # noqa: E402
 from tau_bench.envs.retail.tasks_test import TASKS_TEST  # noqa: E402
 from tau_bench.envs.retail.tasks_train import TASKS_TRAIN  # noqa: E402
@@ -62,11 +63,11 @@ class UserServer(ThreadingHTTPServer):
         return "###STOP###" if "goodbye" in messages[-1]["content"].lower() else "Please go on."
 
 
-class UserHandler(BaseHTTPRequestHandler):
+class UserHandler(JSONHandler):
     server: UserServer
 
     def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = self.read()
         self.server.requests.append({**request, "path": self.path})
         if self.server.failures:
             self.server.failures -= 1
@@ -74,16 +75,9 @@ class UserHandler(BaseHTTPRequestHandler):
             return
         message = {"role": "assistant", "content": self.server.answer(request["messages"])}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        reply = {"id": "1", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
-        body = json.dumps(reply).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
+        self.answer(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
+        )
 
 
 @pytest.fixture

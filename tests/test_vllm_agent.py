@@ -15,7 +15,6 @@
 """An agent through real vLLM, in its process and on a server: `make test-vllm`."""
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -23,7 +22,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from testing_utils import make_trainer
-from vllm_utils import MAX_MODEL_LENGTH, Server, run
+from vllm_utils import MAX_MODEL_LENGTH, Server, free_port, run
 
 from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL, make_tasks
@@ -52,7 +51,6 @@ model, states, proposed, options, backend_kwargs = (json.loads(argument) for arg
 agent = NLACAgent.from_pretrained(model, "vllm", backend_kwargs=backend_kwargs, **options)
 turns = agent.act_all(states, refine=1)
 judgements = agent.critique_all([[*state, {"role": "assistant", "content": proposed}] for state in states])
-varied = {turn.action for turn in agent.act_all([states[0]] * 8, num_candidates=2)}
 metrics = agent.roles.generator.take_metrics()
 print("RESULT" + json.dumps([[turn.action for turn in turns], judgements, metrics]))
 """
@@ -105,10 +103,7 @@ def test_in_process(trained, tmp_path, request):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Server(tmp_path_factory.mktemp("server") / "log.txt", port)
+    server = Server(tmp_path_factory.mktemp("server") / "log.txt", free_port())
     server.start()
     server.wait()
     yield server

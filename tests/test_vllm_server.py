@@ -15,14 +15,13 @@
 """A real vLLM server and the trainer as its client: `make test-vllm`."""
 
 import signal
-import socket
 import threading
 import time
 
 import pytest
 from peft import LoraConfig
 from testing_utils import make_config
-from vllm_utils import Server, compare, greedy, logged, make_vllm_trainer, prompts_of, run
+from vllm_utils import Server, compare, free_port, greedy, logged, make_vllm_trainer, prompts_of, run
 
 from trl_nlac.generation import Sampling
 
@@ -32,10 +31,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def only_server(tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Server(tmp_path_factory.mktemp("server") / "log.txt", port)
+    server = Server(tmp_path_factory.mktemp("server") / "log.txt", free_port())
     yield server
     server.kill()
 

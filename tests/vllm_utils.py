@@ -16,6 +16,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,6 +108,12 @@ def run(script: Path, *arguments: str, processes: int = 1) -> str:
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-6000:]
     return finished.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Server:

@@ -445,9 +445,7 @@ class NLACAgent:
             problem = "the last message is the assistant's, so that there is nothing to answer"
         if problem is not None:
             raise ValueError(f"The `messages` are no conversation that waits for an answer: {problem}.")
-        known = self.roles.tools or []  # by which the arguments of calls are read
-        self.roles.tools = known + [tool for tool in tools or [] if tool not in known] or None
-        return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
+        return self._encode(messages, tools)
 
     def proposed(
         self,
@@ -473,7 +471,13 @@ class NLACAgent:
             raise ValueError(f"The `messages` with the action are no conversation: {problem}.")
         message, parsed = read_action(said, self.roles)
         token_ids = self.roles.chat.completion(message)
-        return Answer(self.encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
+        return Answer(self._encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
+
+    def _encode(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Prompt:
+        """Of messages that are a conversation. Its tools are those by which the arguments of calls are read from now on."""
+        known = self.roles.tools or []
+        self.roles.tools = known + [tool for tool in tools or [] if tool not in known] or None
+        return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
 
     @contextmanager
     def speaking(self) -> Iterator[None]:

@@ -19,7 +19,6 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import islice
 from typing import Any
 
 from openai import APIConnectionError, AsyncOpenAI
@@ -28,12 +27,12 @@ from transformers import PreTrainedTokenizerBase
 
 from .event_loop import finish
 from .generation import Completion
-from .vllm_generation import Adapter, forced, forced_tokens
+from .vllm_generation import Adapter, forced, score_by_token
 
 
+_OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
 # What OpenAI's own interface does not know, and need not be sent at these values.
-_DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-_OPENAI = ("max_tokens", "temperature", "top_p", "seed")
+_DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "detokenize": False}
 
 
 class EndpointEngine:
@@ -93,11 +92,7 @@ class EndpointEngine:
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
         async def complete(prompt: list[int], sampling: dict[str, Any]) -> Completion:
-            known = {name: sampling[name] for name in _OPENAI}
-            others = {name: value for name, value in sampling.items() if name not in (*_OPENAI, "detokenize")}
-            others = {name: value for name, value in others.items() if _DEFAULTS.get(name) != value}
-            others |= {"return_token_ids": True, "skip_special_tokens": False}
-            choice = await self._ask(prompt=prompt, **known, extra_body=others)
+            choice = await self._ask(prompt, **sampling, return_token_ids=True, skip_special_tokens=False)
             if bar is not None:
                 bar.update()
             ended = choice["finish_reason"] == "stop"
@@ -112,27 +107,24 @@ class EndpointEngine:
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         if not self.is_vllm:
             return finish(_together(self._score_echo, prompts, completions))
-        questions = forced_tokens(prompts, completions)
-        before, token_ids = [prompt for prompt, _ in questions], [token_id for _, token_id in questions]
-        logps = iter(finish(_together(self._score_token, before, token_ids)))
-        return [sum(islice(logps, len(completion))) for completion in completions]
+        return score_by_token(lambda *pairs: finish(_together(self._score_token, *pairs)), prompts, completions)
 
     async def _score_token(self, prompt: list[int], token_id: int) -> float:
-        params = forced(token_id)
-        others = {"allowed_token_ids": params.pop("allowed_token_ids")}
-        choice = await self._ask(prompt=prompt, logprobs=1, extra_body=others, **params)
+        choice = await self._ask(prompt, logprobs=1, **forced(token_id))
         return choice["logprobs"]["token_logprobs"][0]
 
     async def _score_echo(self, prompt: list[int], completion: list[int]) -> float:
-        choice = await self._ask(prompt=prompt + completion, max_tokens=1, echo=True, logprobs=1)
+        choice = await self._ask(prompt + completion, max_tokens=1, echo=True, logprobs=1)
         return sum(choice["logprobs"]["token_logprobs"][len(prompt) : len(prompt) + len(completion)])
 
     def take_cache_counts(self) -> tuple[int, int]:
         return 0, 0  # others may ask the server, too
 
-    async def _ask(self, **request) -> dict[str, Any]:
+    async def _ask(self, prompt: list[int], **params) -> dict[str, Any]:
+        known = {name: value for name, value in params.items() if name in _OPENAI}
+        others = {name: value for name, value in params.items() if name not in known and _DEFAULTS.get(name) != value}
         async with self._slots, self._connected():
-            answer = await self.client.completions.create(model=self.model, **request)
+            answer = await self.client.completions.create(model=self.model, prompt=prompt, **known, extra_body=others)
         return answer.choices[0].model_dump()
 
     @asynccontextmanager

@@ -160,10 +160,11 @@ class TransformersGenerator:
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
         training = model.training
-        bare = self.accelerator is None
-        with (
-            nullcontext(model) if bare else unwrap_model_for_generation(model, self.accelerator, self.gathers)
-        ) as unwrapped:
+        if self.accelerator is None:
+            unwrapping = nullcontext(model)
+        else:
+            unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
+        with unwrapping as unwrapped:
             self._model = unwrapped.eval()
             try:
                 yield

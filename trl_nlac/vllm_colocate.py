@@ -19,23 +19,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from accelerate.utils import is_peft_model
-from tqdm.auto import tqdm
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
-from vllm import LLM, SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import StructuredOutputsParams
+from vllm import LLM
 
-from .generation import Completion
 from .vllm_generation import Adapter
+from .vllm_local import LocalEngine, allowed_rank, cpu_options
 from .vllm_weights import save_adapter, weights_of
 
 
-class ColocatedEngine(VLLMGeneration):
+class ColocatedEngine(LocalEngine, VLLMGeneration):
     """
     TRL's colocated engine, which besides can be loaded on a CPU, serves adapters without merging them, and sleeps between
     sessions rather than after each call.
@@ -70,7 +66,6 @@ class ColocatedEngine(VLLMGeneration):
         self.max_model_length = self.llm.model_config.max_model_len
         self.forgets_weights = self.sleep_level == 2
         self._adapters_dir = tempfile.TemporaryDirectory(prefix="nlac_adapters_")
-        self._cache_counts = (0, 0)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -103,42 +98,3 @@ class ColocatedEngine(VLLMGeneration):
 
     def drop_adapter(self, adapter: Adapter) -> None:
         shutil.rmtree(adapter.path)
-
-    def generate(
-        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
-    ) -> list[Completion]:
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            [sampling_params(**kwargs) for kwargs in params],
-            lora_request=None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path)),
-            use_tqdm=False if bar is None or bar.disable else lambda **_: bar,
-        )
-        tokens, cached = self._cache_counts
-        tokens += sum(map(len, prompts))
-        self._cache_counts = tokens, cached + sum(output.num_cached_tokens or 0 for output in outputs)
-        answers = [output.outputs[0] for output in outputs]
-        return [Completion(list(answer.token_ids), answer.finish_reason == "stop") for answer in answers]
-
-    def take_cache_counts(self) -> tuple[int, int]:
-        counts, self._cache_counts = self._cache_counts, (0, 0)
-        return counts
-
-
-def cpu_options(context: int) -> dict[str, Any]:
-    """
-    Options that a CPU needs: a prompt that is read in several steps cannot be sampled by a seed there, because vLLM would
-    turn its random generator back, which those of the CPU do not allow.
-    """
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
-
-
-def sampling_params(structured_outputs: dict[str, Any] | None = None, **kwargs) -> SamplingParams:
-    """From the parameters of [`~vllm_generation.EngineGenerator`]."""
-    if structured_outputs is not None:
-        kwargs["structured_outputs"] = StructuredOutputsParams(**structured_outputs)
-    return SamplingParams(**kwargs)
-
-
-def allowed_rank(rank: int) -> int:
-    """The smallest rank that vLLM can be told to make room for."""
-    return min(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

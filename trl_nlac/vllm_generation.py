@@ -15,9 +15,10 @@
 """Sampling with vLLM: which weights its engine has, and what it is asked."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -162,16 +163,19 @@ class EngineGenerator:
         return {**params, **sampling.generation_kwargs}
 
 
-def forced_tokens(prompts: list[list[int]], completions: list[list[int]]) -> list[tuple[list[int], int]]:
+def score_by_token(
+    score_tokens: Callable[[list[list[int]], list[int]], list[float]],
+    prompts: list[list[int]],
+    completions: list[list[int]],
+) -> list[float]:
     """
-    What to ask vLLM for the log-likelihood of completions, token by token: each with what is before it. Unlike the
-    log-likelihood of a prompt's tokens, that of a sampled one makes use of the prefix cache and works with adapters.
+    Log-likelihood of completions, by that of each token after what is before it, see [`forced`]. Unlike the log-likelihood
+    of a prompt's tokens, that of a sampled one makes use of the prefix cache and works with adapters.
     """
-    return [
-        (prompt + completion[:i], token_id)
-        for prompt, completion in zip(prompts, completions, strict=True)
-        for i, token_id in enumerate(completion)
-    ]
+    pairs = list(zip(prompts, completions, strict=True))
+    before = [prompt + completion[:i] for prompt, completion in pairs for i in range(len(completion))]
+    logps = iter(score_tokens(before, [token_id for completion in completions for token_id in completion]))
+    return [sum(islice(logps, len(completion))) for completion in completions]
 
 
 def forced(token_id: int) -> dict[str, Any]:

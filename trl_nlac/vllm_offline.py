@@ -15,23 +15,21 @@
 """vLLM in this process, with the weights of a saved model."""
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import AutoConfig
 from vllm import LLM, SamplingParams
-from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from .generation import Completion
 from .saved_roles import find_file
-from .vllm_colocate import allowed_rank, cpu_options, sampling_params
-from .vllm_generation import Adapter, forced, forced_tokens
+from .vllm_generation import Adapter, forced, score_by_token
+from .vllm_local import LocalEngine, allowed_rank, cpu_options
 
 
-class OfflineEngine:
+class OfflineEngine(LocalEngine):
     """
     vLLM with a whole model, or with an adapter (LoRA) on its base model.
 
@@ -47,13 +45,13 @@ class OfflineEngine:
     """
 
     def __init__(self, model: str, revision: str | None = None, trust_remote_code: bool = False, **options):
-        self._lora: LoRARequest | None = None
-        adapter = find_file(model, "adapter_config.json", revision)
-        if adapter is not None:
+        self._adapter: Adapter | None = None
+        config_file = find_file(model, "adapter_config.json", revision)
+        if config_file is not None:
             weights = find_file(model, "adapter_model.safetensors", revision)
-            config = json.loads(adapter.read_text(encoding="utf-8"))
+            config = json.loads(config_file.read_text(encoding="utf-8"))
             options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed_rank(config["r"]), **options}
-            self._lora = LoRARequest("agent", 1, str(Path(weights).parent))
+            self._adapter = Adapter(1, Path(weights).parent)
             model, revision = config["base_model_name_or_path"], config.get("revision")
         if current_platform.is_cpu():
             hub = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -61,34 +59,16 @@ class OfflineEngine:
             options = {**cpu_options(options.get("max_model_len") or text.max_position_embeddings), **options}
         self.llm = LLM(model, revision=revision, trust_remote_code=trust_remote_code, **options)
         self.max_model_length = self.llm.model_config.max_model_len
-        self._cache_counts = (0, 0)
 
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
-        outputs = self._ask(prompts, [sampling_params(**kwargs) for kwargs in params], bar)
-        tokens, cached = self._cache_counts
-        cached += sum(output.num_cached_tokens or 0 for output in outputs)
-        self._cache_counts = tokens + sum(map(len, prompts)), cached
-        answers = [output.outputs[0] for output in outputs]
-        return [Completion(list(answer.token_ids), answer.finish_reason == "stop") for answer in answers]
+        return super().generate(prompts, params, self._adapter, bar)
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        questions = forced_tokens(prompts, completions)
-        params = [SamplingParams(logprobs=0, detokenize=False, **forced(token_id)) for _, token_id in questions]
-        outputs = self._ask([prompt for prompt, _ in questions], params, None)
-        answers = [output.outputs[0].logprobs[0] for output in outputs]
-        logps = iter(found[token_id].logprob for found, (_, token_id) in zip(answers, questions, strict=True))
-        return [sum(islice(logps, len(completion))) for completion in completions]
+        return score_by_token(self._score_tokens, prompts, completions)
 
-    def _ask(self, prompts: list[list[int]], params: list[SamplingParams], bar: tqdm | None):
-        return self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            params,
-            lora_request=self._lora,
-            use_tqdm=False if bar is None or bar.disable else lambda **_: bar,
-        )
-
-    def take_cache_counts(self) -> tuple[int, int]:
-        counts, self._cache_counts = self._cache_counts, (0, 0)
-        return counts
+    def _score_tokens(self, prompts: list[list[int]], token_ids: list[int]) -> list[float]:
+        params = [SamplingParams(logprobs=0, detokenize=False, **forced(token_id)) for token_id in token_ids]
+        outputs = self.ask(prompts, params, self._adapter)
+        return [o.outputs[0].logprobs[0][token_id].logprob for o, token_id in zip(outputs, token_ids, strict=True)]
