@@ -63,11 +63,13 @@ def claim_sentence(claim: dict) -> str:
     ours, theirs = claim["nlac"], claim["baseline"]
     if claim["claim"] == "fewer_steps":
         first = {side["method"]: number(side["steps_to_it"]) for side in (ours, theirs)}
+        low, high = sorted((ours["success"], theirs["success"]), key=lambda success: success["mean"])
         return (
-            f"{label(theirs['method'])}, the better of GRPO and RFT, ends at {theirs['success']:.2f} after "
-            f"{number(theirs['steps'])} environment steps. Within {number(claim['allowed_steps'])} steps, "
-            f"{claim['share']:.0%} of them, {label(ours['method'])} has {ours['success']:.2f}, after {number(ours['steps'])}. "
-            f"Steps at which the mean curve first had {theirs['success']:.2f}: "
+            f"{label(theirs['method'])}, the better of GRPO and RFT, ends at {rate(theirs['success'])} after "
+            f"{number(theirs['steps'])} environment steps. Within {number(claim['allowed_steps'])} steps, {claim['share']:.0%} of "
+            f"them, {label(ours['method'])} has {rate(ours['success'])}, after {number(ours['steps'])}; the intervals "
+            f"{'overlap' if overlap(high, low) else 'do not overlap'}. "
+            f"Steps at which the mean curve first had {theirs['success']['mean']:.2f}: "
             + ", ".join(f"{label(method)} {steps}" for method, steps in first.items())
             + "."
         )

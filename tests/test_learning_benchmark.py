@@ -191,14 +191,28 @@ class TestClaims:
         cells = make_cells("nlac", [[0.0, 0.1, success, 0.9]]) + make_cells("grpo", [[0.0, 0.6, 0.6]], 500)
         claim = self.verdicts(cells + make_cells("rft", [[0.0, 0.5]], 100))[TOLD]
         assert claim["verdict"] == verdict
-        assert claim["baseline"] == {"method": "grpo", "success": 0.6, "steps": 1000, "steps_to_it": 500}
+        the_same = {"mean": 0.6, "low": None, "high": None}
+        assert claim["baseline"] == {"method": "grpo", "success": the_same, "steps": 1000, "steps_to_it": 500}
         assert claim["nlac"] == {
             "method": "nlac",
-            "success": success,
+            "success": {**the_same, "mean": success},
             "steps": 200,
             "steps_to_it": 200 if success >= 0.6 else 300,
         }
         assert "GRPO, the better of GRPO and RFT, ends at 0.60 after 1,000 environment steps" in claim_sentence(claim)
+
+    @pytest.mark.parametrize(
+        "nlac, words",
+        [
+            ([0.8, 0.9], "NLAC has 0.85 (0.21 to 1.00), after 100; the intervals overlap."),
+            ([0.9, 0.9], "NLAC has 0.90 (0.90 to 0.90), after 100; the intervals do not overlap."),
+            ([0.4, 0.4], "NLAC has 0.40 (0.40 to 0.40), after 100; the intervals do not overlap."),
+        ],
+    )
+    def test_fewer_steps_tells_intervals(self, nlac, words):
+        cells = make_cells("nlac", [[0.0, success] for success in nlac]) + make_cells("rft", [[0.0, 0.1]] * 2)
+        claim = self.verdicts(cells + make_cells("grpo", [[0.0, 0.6]] * 2, 1000))[TOLD]
+        assert words in claim_sentence(claim)
 
     def test_of_equal_baselines_the_faster_is_the_rival(self):
         cells = make_cells("nlac", [[0.0, 0.9]]) + make_cells("grpo", [[0.0, 0.6]], 5000)
