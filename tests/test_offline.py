@@ -56,8 +56,6 @@ class TestConversations:
         trainer.train()
         dataset = trainer.replay.to_dataset(trainer.roles)
         if action_format == "tool_call":
-            tools = json.dumps(trainer.environments.tool_schemas)
-            dataset = dataset.add_column("tools", [tools] * len(dataset))
             assert tools_of_logs(dataset) == trainer.environments.tool_schemas
             assert dataset[0]["messages"][1]["tool_calls"][0]["function"]["name"] == "route"
         again = episodes_from_logs(dataset, trainer.roles)
@@ -65,6 +63,23 @@ class TestConversations:
             np.testing.assert_array_equal(first.token_ids, second.token_ids)
             assert first.turns == second.turns and first.task == second.task
             assert (first.terminated, first.truncated) == (second.terminated, second.truncated)
+
+    @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
+    def test_system_messages_examples_and_tools_stay(self, action_format):
+        """A log with all of these in its opening is the same after it was read and told again."""
+        opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "An example."}, USER]
+        schema = {"type": "function", "function": {"name": "route", "parameters": {"properties": {}}}}
+        action = called("route") if action_format == "tool_call" else said("Thought: so\nAction: route")
+        answer = result() if action_format == "tool_call" else ANSWER
+        rows = [{"messages": [*opening, action, answer], "reward": 0.5, "tools": json.dumps([schema])}]
+        roles = make_roles([], action_format=action_format)
+        (episode,) = episodes_from_logs(Dataset.from_list(rows), roles)
+        assert episode.opening == tuple(opening) and episode.tools == (schema,)
+        told = conversation(episode, roles)
+        assert told["messages"][:3] == opening and json.loads(told["tools"]) == [schema]
+        (again,) = episodes_from_logs(Dataset.from_list([told]), roles)
+        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
+        assert again.opening == episode.opening
 
     def test_calls_of_openai(self):
         """Arguments in JSON, a thought as content, several results, contents in parts."""
@@ -79,7 +94,9 @@ class TestConversations:
         told = encode_conversation(messages, make_roles([], action_format="react"))
         calls = [{"name": name, "arguments": {"at": "door"}} for name in ("look", "wait")]
         assert [turn.action for turn in told.turns] == [json.dumps(calls), "go"]
-        assert told.turns[0].next_observation == '["a door", "nothing"]' and told.first_observation == "situ 2"
+        assert told.turns[0].next_observation == '["a door", "nothing"]' and told.opening == (
+            {"role": "user", "content": "situ 2"},
+        )
         roles = make_roles([], action_format="react")
         first = told.turns[0]
         text = roles.chat.decode(told.token_ids[first.prompt_end : first.prompt_end + first.action_length])

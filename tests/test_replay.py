@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from testing_utils import make_episode
+from testing_utils import OPENING, make_episode
 
 from trl_nlac import PrioritizedReplay, episode_files, episode_store
 from trl_nlac.episode_files import episode_lengths, read_episodes, write_episodes
@@ -139,7 +139,7 @@ def make_text_episode(rng, num_turns: int = 3, num_tokens: int = 400) -> Episode
     """An episode whose token ids cannot be compressed."""
     token_ids = rng.integers(2**31, size=num_tokens, dtype=np.int32)
     turns = tuple(Turn(4 * i + 2, 2, f"act {i}", f"seen {i}", 0.0) for i in range(num_turns))
-    return Episode({"name": str(rng.integers(2**31))}, "begin", token_ids, turns, True, False)
+    return Episode({"name": str(rng.integers(2**31))}, OPENING, token_ids, turns, True, False)
 
 
 def assert_same_episode(ours: Episode, theirs: Episode) -> None:
@@ -152,7 +152,7 @@ def assert_same_episode(ours: Episode, theirs: Episode) -> None:
 
 ODD_EPISODE = Episode(
     task={"name": "naïve 東京 🙂", "list": [1, 2.5, None, {"deep": True}], "quote": '"\\\n\x00'},
-    first_observation="\ufeffبداية\r\n\u2028",
+    opening=({"role": "system", "content": "東京 \x00"}, {"role": "user", "content": "\ufeffبداية\r\n\u2028"}),
     token_ids=np.array([0, 2**31 - 1, 151_643], dtype=np.int32),
     turns=(
         Turn(1, 1, "", "", -0.0),
@@ -163,6 +163,7 @@ ODD_EPISODE = Episode(
     truncated=True,
     failure="timeout: TimeoutError: é took 'too' long",
     is_log=True,
+    tools=({"type": "function", "function": {"name": "é", "parameters": {}}},),
 )
 
 

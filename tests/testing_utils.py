@@ -79,6 +79,9 @@ def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor])
         assert torch.equal(value, second[name]), name
 
 
+OPENING = ({"role": "user", "content": "begin"},)
+
+
 def make_episode(num_turns: int = 2, terminated: bool = True, score: float = 1.0, text: str = "seen") -> Episode:
     """An episode of `num_turns` turns of two prompt tokens and two action tokens each."""
     turns = tuple(
@@ -86,7 +89,7 @@ def make_episode(num_turns: int = 2, terminated: bool = True, score: float = 1.0
     )
     return Episode(
         task={"name": text},
-        first_observation="begin",
+        opening=OPENING,
         token_ids=np.arange(4 * num_turns, dtype=np.int32),
         turns=turns,
         terminated=terminated,

@@ -473,10 +473,14 @@ class NLACAgent:
         token_ids = self.roles.chat.completion(message)
         return Answer(self._encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
 
-    def _encode(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Prompt:
-        """Of messages that are a conversation. Its tools are those by which the arguments of calls are read from now on."""
+    def add_tools(self, tools: list[dict[str, Any]]) -> None:
+        """Read the arguments of calls by the JSON schemas of these tools, too, from now on."""
         known = self.roles.tools or []
-        self.roles.tools = known + [tool for tool in tools or [] if tool not in known] or None
+        self.roles.tools = known + [tool for tool in tools if tool not in known] or None
+
+    def _encode(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Prompt:
+        """Of messages that are a conversation."""
+        self.add_tools(tools or [])
         return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
 
     @contextmanager

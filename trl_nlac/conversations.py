@@ -30,8 +30,8 @@ class Conversation(NamedTuple):
     A conversation in tokens.
 
     Args:
-        first_observation (`str`):
-            What the last message before the first action says.
+        opening (`tuple[dict[str, Any], ...]`):
+            The messages before the first action.
         token_ids (`list[int]`):
             From the words of the policy's own prompt to the last message; if that is not an action, up to where the next one
             begins.
@@ -39,7 +39,7 @@ class Conversation(NamedTuple):
             The actions, each with what answered it.
     """
 
-    first_observation: str
+    opening: tuple[Message, ...]
     token_ids: list[int]
     turns: list[Turn]
 
@@ -114,7 +114,7 @@ def encode_conversation(
         token_ids += action_ids
         if heard:
             token_ids += roles.observation(action_ids[-1], action, observation)
-    return Conversation(recorder.prompt_messages[-1]["content"], token_ids, turns)
+    return Conversation(tuple(recorder.opening), token_ids, turns)
 
 
 def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
@@ -122,16 +122,18 @@ def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
     An episode as a row that [`~logs.episodes_from_logs`] takes.
 
     Returns:
-        `dict[str, Any]`: `messages` (without the words of the policy's own prompt), `reward`, `terminated` and `task` in JSON.
+        `dict[str, Any]`: `messages` (without the words of the policy's own prompt), `reward`, `terminated`, and `task` and
+        `tools` in JSON.
     """
     turns = [turn_messages(episode, i, roles) for i in range(len(episode.turns))]
     if turns and not episode.turns[-1].next_observation:
         del turns[-1][1:]  # nothing was said
     return {
-        "messages": [{"role": "user", "content": episode.first_observation}, *chain(*turns)],
+        "messages": [*episode.opening, *chain(*turns)],
         "reward": episode.score,
         "terminated": episode.terminated,
         "task": json.dumps(episode.task),
+        "tools": json.dumps(episode.tools),
     }
 
 

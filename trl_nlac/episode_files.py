@@ -41,13 +41,14 @@ _TURN = pa.struct(
 _EPISODE = pa.schema(
     {
         "task": pa.string(),  # JSON
-        "first_observation": pa.string(),
+        "opening": pa.string(),  # JSON
         "token_ids": pa.list_(pa.int32()),
         "turns": pa.list_(_TURN),
         "terminated": pa.bool_(),
         "truncated": pa.bool_(),
         "failure": pa.string(),
         "is_log": pa.bool_(),
+        "tools": pa.string(),  # JSON
         "priorities": pa.list_(pa.float64()),
     }
 )
@@ -90,6 +91,8 @@ def _row(episode: Episode, priorities: np.ndarray) -> dict[str, Any]:
     return {
         **vars(episode),
         "task": json.dumps(episode.task),
+        "opening": json.dumps(episode.opening),
+        "tools": json.dumps(episode.tools),
         "turns": [vars(turn) for turn in episode.turns],
         "priorities": priorities,
     }
@@ -97,4 +100,5 @@ def _row(episode: Episode, priorities: np.ndarray) -> dict[str, Any]:
 
 def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
     turns = tuple(Turn(**turn) for turn in row["turns"])
-    return Episode(**{**row, "task": json.loads(row["task"]), "token_ids": token_ids, "turns": turns})
+    told = {"task": json.loads(row["task"]), **{name: tuple(json.loads(row[name])) for name in ("opening", "tools")}}
+    return Episode(**{**row, **told, "token_ids": token_ids, "turns": turns})

@@ -123,18 +123,20 @@ def _problem(row: dict[str, Any]) -> str | None:
 
 def _episode(row: dict[str, Any], roles: Roles) -> Episode:
     messages = [{name: value for name, value in message.items() if value is not None} for message in row["messages"]]
-    first_observation, token_ids, turns = encode_conversation(messages, roles, _tools(row.get("tools")))
+    tools = _tools(row.get("tools"))
+    opening, token_ids, turns = encode_conversation(messages, roles, tools)
     turns[-1] = replace(turns[-1], reward=float(row["reward"]))
     end = turns[-1].prompt_end + turns[-1].action_length
     terminated = bool(row.get("terminated", True))
     return Episode(
         task=json.loads(row.get("task") or "{}"),
-        first_observation=first_observation,
+        opening=opening,
         token_ids=np.array(token_ids[:end], dtype=np.int32),
         turns=tuple(turns),
         terminated=terminated,
         truncated=not terminated,
         is_log=True,
+        tools=tuple(tools),
     )
 
 

@@ -14,6 +14,7 @@
 
 """Datasets for TRL's other trainers out of what happened: actions beside what would have been better."""
 
+import json
 import logging
 from itertools import chain
 
@@ -22,7 +23,7 @@ from datasets import Dataset
 from .agent import NLACAgent
 from .conversations import turn_messages
 from .critic import bellman_targets
-from .logs import episodes_from_logs
+from .logs import episodes_from_logs, tools_of_logs
 from .recorder import Recorder
 from .refinement import refine_actions
 from .types import Transition
@@ -43,12 +44,13 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
 
     Returns:
         [`~datasets.Dataset`]: a row for each action whose judgement and refinement could be read: `prompt`, the conversation before
-        it, `action` and `refined_action`, each an assistant's message, `critique`, and `reward`, that of the episode. A warning
-        tells how many others there are.
+        it, `action` and `refined_action`, each an assistant's message, `critique`, `reward`, that of the episode, and `tools`, what
+        the chat template shows of them, in JSON. A warning tells how many others there are.
 
     Raises:
         ValueError: If rows are malformed.
     """
+    agent.add_tools(tools_of_logs(logs))
     roles, episodes = agent.roles, episodes_from_logs(logs, agent.roles)
     transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
     with agent.speaking():
@@ -58,8 +60,8 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
     for transition, refinement in zip(transitions, refinements, strict=True):
         if refinement is not None:
             episode, index = transition.episode, transition.index
-            recorder = Recorder(roles, episode.task)
-            recorder.begin(episode.first_observation)
+            recorder = Recorder(roles, episode.task, list(episode.tools))
+            recorder.begin(list(episode.opening))
             before = chain.from_iterable(turn_messages(episode, i, roles) for i in range(index))
             refined = refinement.refined_action
             rows.append(
@@ -69,6 +71,7 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
                     "refined_action": [roles.said(refined.parsed, refined.text)],
                     "critique": refinement.critique.text,
                     "reward": episode.score,
+                    "tools": json.dumps(episode.tools if roles.calls_tools else []),
                 }
             )
     if len(rows) < len(transitions):
@@ -80,15 +83,15 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
 
 
 def sft_dataset(refined: Dataset) -> Dataset:
-    """Refined actions to imitate, as [`~trl.SFTTrainer`] takes them: `prompt` and `completion`."""
-    return refined.select_columns(["prompt", "refined_action"]).rename_column("refined_action", "completion")
+    """Refined actions to imitate, as [`~trl.SFTTrainer`] takes them: `prompt`, `completion` and `tools`."""
+    return refined.select_columns(["prompt", "refined_action", "tools"]).rename_column("refined_action", "completion")
 
 
 def preference_dataset(refined: Dataset) -> Dataset:
     """
-    Refined actions to prefer over the logged ones, where they differ, as [`~trl.DPOTrainer`] takes them: `prompt`, `chosen`
-    and `rejected`.
+    Refined actions to prefer over the logged ones, where they differ, as [`~trl.DPOTrainer`] takes them: `prompt`, `chosen`,
+    `rejected` and `tools`.
     """
     differing = [i for i, row in enumerate(refined) if row["action"] != row["refined_action"]]
-    pairs = refined.select(differing).select_columns(["prompt", "refined_action", "action"])
+    pairs = refined.select(differing).select_columns(["prompt", "refined_action", "action", "tools"])
     return pairs.rename_columns({"refined_action": "chosen", "action": "rejected"})

@@ -60,6 +60,7 @@ class Recorder:
         self.task = task
         self.tool_schemas = tool_schemas or []
         self.max_prompt_length = max_prompt_length
+        self.opening: list[Message] = []
         self.prompt_messages: list[Message] = []
         self.completion_messages: list[Message] = []
         self.token_ids: list[int] = []
@@ -87,7 +88,8 @@ class Recorder:
             MalformedResult: If that is neither text nor messages.
             ValueError: If it is too long.
         """
-        self.prompt_messages = self._opening(observation)
+        self.opening = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+        self.prompt_messages = self._prompt_messages()
         self.token_ids = self._opening_ids()
         if self.max_prompt_length is not None and len(self.token_ids) > self.max_prompt_length:
             raise ValueError(
@@ -163,18 +165,19 @@ class Recorder:
         end = self.turns[-1].prompt_end + self.turns[-1].action_length if self.turns else len(self.token_ids)
         return Episode(
             task=self.task,
-            first_observation=self.prompt_messages[-1]["content"] if self.prompt_messages else "",
+            opening=tuple(self.opening),
             token_ids=np.array(self.token_ids[:end], dtype=np.int32),
             turns=tuple(self.turns),
             terminated=self.terminated,
             truncated=self.truncated,
             failure=self.failure,
+            tools=tuple(self.tool_schemas),
             extra=self.extra,
         )
 
-    def _opening(self, observation: str | list[Message]) -> list[Message]:
-        """The first messages: how to act, with which tools, and the first observation."""
-        messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+    def _prompt_messages(self) -> list[Message]:
+        """The opening with how to act, and with which tools."""
+        messages = self.opening
         for message in messages:
             checked_text(message["content"])
         prompts = self.roles.prompts

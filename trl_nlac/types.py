@@ -62,8 +62,8 @@ class Episode:
     Args:
         task (`dict[str, Any]`):
             Row of the dataset that started the episode.
-        first_observation (`str`):
-            What `reset` returned.
+        opening (`tuple[dict[str, Any], ...]`):
+            What `reset` returned, as messages; the words of the policy's own prompt are not in them.
         token_ids (`np.ndarray` of shape `(length,)` and dtype `int32`):
             The whole conversation, from the first prompt to the last action.
         turns (`tuple[Turn, ...]`):
@@ -77,19 +77,27 @@ class Episode:
             truncates.
         is_log (`bool`, *optional*, defaults to `False`):
             Whether it was read from a log, and not played here.
+        tools (`tuple[dict[str, Any], ...]`, *optional*):
+            JSON schemas of the tools that actions could call.
         extra (`dict[str, Any]`, *optional*):
             What reward functions noted about it, for its row in the table of episodes; the replay buffer's files leave it out.
     """
 
     task: dict[str, Any]
-    first_observation: str
+    opening: tuple[dict[str, Any], ...]
     token_ids: np.ndarray
     turns: tuple[Turn, ...]
     terminated: bool
     truncated: bool
     failure: str | None = None
     is_log: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def first_observation(self) -> str:
+        """What the last message before the first action says; empty if `reset` failed."""
+        return self.opening[-1]["content"] if self.opening else ""
 
     @property
     def score(self) -> float:
