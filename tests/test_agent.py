@@ -56,6 +56,19 @@ def test_conversations_are_those_of_training(action_format):
     assert compared == 8
 
 
+def test_long_conversations_are_cut_as_in_training():
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_prompt_length=60)
+    said = {"role": "assistant", "content": "route billing amber photo noon"}
+    heard = {"role": "user", "content": "refused needs ivory 1"}
+    prompts = [agent.encode([*MESSAGES, *[said, heard] * n]) for n in range(12)]
+    lengths = [len(prompt.ids) for prompt in prompts]
+    assert lengths[3] - lengths[2] == lengths[2] - lengths[1] > 0
+    assert lengths[0] + 11 * (lengths[2] - lengths[1]) > 60 >= max(lengths)
+    assert agent.proposed([*MESSAGES, *[said, heard] * 11], "route").prompt.ids == prompts[11].ids
+    with pytest.raises(ValueError, match="answered by message 3 does not fit into `max_prompt_length=60`"):
+        agent.act([*MESSAGES, said, {"role": "user", "content": "refused " * 60}])
+
+
 def test_act(agent):
     torch.manual_seed(0)
     turn = agent.act(MESSAGES)

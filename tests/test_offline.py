@@ -22,7 +22,7 @@ from testing_utils import DESK, TASKS, make_config, make_roles, make_trainer
 from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACTrainer
-from trl_nlac.conversations import conversation, encode_conversation, problem_of
+from trl_nlac.conversations import conversation, problem_of, record_conversation
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.logs import episodes_from_logs, tools_of_logs
 
@@ -91,12 +91,11 @@ class TestConversations:
             said("Thought: Enough.\nAction: go"),
         ]
         assert problem_of(messages) is None
-        told = encode_conversation(messages, make_roles([], action_format="react"))
+        told = record_conversation(messages, make_roles([], action_format="react"))
         calls = [{"name": name, "arguments": {"at": "door"}} for name in ("look", "wait")]
         assert [turn.action for turn in told.turns] == [json.dumps(calls), "go"]
-        assert told.turns[0].next_observation == '["a door", "nothing"]' and told.opening == (
-            {"role": "user", "content": "situ 2"},
-        )
+        assert told.turns[0].next_observation == '["a door", "nothing"]'
+        assert told.opening == [{"role": "user", "content": "situ 2"}]
         roles = make_roles([], action_format="react")
         first = told.turns[0]
         text = roles.chat.decode(told.token_ids[first.prompt_end : first.prompt_end + first.action_length])

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACPrompts
 from trl_nlac.chat import ChatEncoder
+from trl_nlac.conversations import conversation
 from trl_nlac.critic import bellman_targets
 from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
@@ -128,6 +129,10 @@ class TestPlayEpisodes:
         action = Transition(episode, 7).state_action
         assert roles.chat.tokenizer.decode(action.ids).endswith("<|assistant|> take 7<|end|>")
         assert decode_episode(encode_episode(episode)).turns == episode.turns
+        logs = Dataset.from_list([conversation(episode, roles)])
+        (logged,) = episodes_from_logs(logs, roles, max_prompt_length=40)
+        np.testing.assert_array_equal(logged.token_ids, episode.token_ids)  # a log is cut as if it had been played
+        assert logged.turns == episode.turns and logged.opening == episode.opening
 
     def test_episodes_that_cannot_be_cut_are_truncated(self):
         roles = make_roles(["route legal ruby photo noon"])
@@ -429,6 +434,22 @@ class TestLogs:
         (logged,) = episodes_from_logs(Dataset.from_list([{"messages": messages, "reward": 1.0}]), roles)
         np.testing.assert_array_equal(logged.token_ids, played.token_ids)
         assert logged.turns == played.turns and logged.terminated
+
+    def test_what_cannot_be_cut_is_named(self):
+        contents = ["baku 2", "route legal ruby photo noon", "refused needs billing 1", "route legal ruby photo noon"]
+        messages = [{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(contents)]
+        logs = Dataset.from_list([{"messages": messages, "reward": 0.0}])
+        (whole,) = episodes_from_logs(logs, make_roles([]))
+        for limit, problem in (
+            (3, r"row 0: the task has 6 tokens, `max_prompt_length` is 3"),
+            (15, "row 0: What is to be answered by message 3 does not fit into `max_prompt_length=15`"),
+        ):
+            with pytest.raises(ValueError, match=problem):
+                episodes_from_logs(logs, make_roles([]), max_prompt_length=limit)
+        end = {"role": "user", "content": "refused " * 20}  # after the last action: of no state
+        logs = Dataset.from_list([{"messages": [*messages, end], "reward": 0.0}])
+        (logged,) = episodes_from_logs(logs, make_roles([]), max_prompt_length=len(whole.token_ids))
+        np.testing.assert_array_equal(logged.token_ids, whole.token_ids)
 
     def test_malformed_rows_are_named(self):
         user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from .agent_backends import load_backend
 from .chat import ChatEncoder
-from .conversations import encode_conversation, problem_of, read_action
+from .conversations import problem_of, read_action, record_conversation
 from .critic import Judgement, judge_actions, predict_futures
 from .environments.base import Message
 from .environments.pool import EnvironmentPool
@@ -438,7 +438,7 @@ class NLACAgent:
         The tokens of a conversation, as a trainer would have played it.
 
         Raises:
-            ValueError: If the messages are no conversation that waits for an answer.
+            ValueError: If the messages are no conversation that waits for an answer, or too long though their history is cut.
         """
         problem = problem_of(messages)
         if problem is None and messages[-1]["role"] == "assistant":
@@ -457,7 +457,7 @@ class NLACAgent:
         The tokens of an action, whoever proposes it, as if the policy had sampled it.
 
         Raises:
-            ValueError: If there is no action, or the messages are no conversation with it.
+            ValueError: If there is no action, or the messages are no conversation with it, or too long.
         """
         if action is None:
             if not messages or messages[-1]["role"] != "assistant":
@@ -481,7 +481,7 @@ class NLACAgent:
     def _encode(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Prompt:
         """Of messages that are a conversation."""
         self.add_tools(tools or [])
-        return Prompt.of(encode_conversation(messages, self.roles, tools).token_ids)
+        return record_conversation(messages, self.roles, tools, self.args.max_prompt_length, waits=True).prompt
 
     @contextmanager
     def speaking(self) -> Iterator[None]:

@@ -16,32 +16,13 @@
 
 import json
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from .environments.base import Message
 from .recorder import Recorder
 from .roles import Roles
 from .tool_calls import call_message, format_results, format_tool_calls
-from .types import Episode, Transition, Turn
-
-
-class Conversation(NamedTuple):
-    """
-    A conversation in tokens.
-
-    Args:
-        opening (`tuple[dict[str, Any], ...]`):
-            The messages before the first action.
-        token_ids (`list[int]`):
-            From the words of the policy's own prompt to the last message; if that is not an action, up to where the next one
-            begins.
-        turns (`list[Turn]`):
-            The actions, each with what answered it.
-    """
-
-    opening: tuple[Message, ...]
-    token_ids: list[int]
-    turns: list[Turn]
+from .types import Episode, Transition
 
 
 def problem_of(messages: Any) -> str | None:
@@ -81,11 +62,15 @@ def problem_of(messages: Any) -> str | None:
     return None
 
 
-def encode_conversation(
-    messages: list[Message], roles: Roles, tools: list[dict[str, Any]] | None = None
-) -> Conversation:
+def record_conversation(
+    messages: list[Message],
+    roles: Roles,
+    tools: list[dict[str, Any]] | None = None,
+    max_prompt_length: int | None = None,
+    waits: bool = False,
+) -> Recorder:
     """
-    Tokens and actions of a conversation, as if the policy had played it.
+    Write a conversation down as if the policy had played it.
 
     Args:
         messages (`list[dict[str, Any]]`):
@@ -95,12 +80,18 @@ def encode_conversation(
             Who speaks.
         tools (`list[dict[str, Any]]`, *optional*):
             JSON schemas of the tools.
+        max_prompt_length (`int`, *optional*):
+            Number of tokens of a state, to which a longer history is cut.
+        waits (`bool`, *optional*, defaults to `False`):
+            Whether what comes after the last action is to be answered.
+
+    Raises:
+        ValueError: If a state is too long though its history is cut.
     """
     speakers = [message["role"] for message in messages]
     i = speakers.index("assistant") if "assistant" in speakers else len(messages)
-    recorder = Recorder(roles, {}, tools)
+    recorder = Recorder(roles, {}, tools, max_prompt_length)
     recorder.begin([{"role": m["role"], "content": _text(m)} for m in messages[:i]])
-    token_ids, turns = recorder.token_ids, []
     while i < len(messages):
         said, i = messages[i], i + 1
         heard = []
@@ -109,12 +100,15 @@ def encode_conversation(
             i += 1
         message, action = read_action(said, roles)
         observation = format_results(heard) if said.get("tool_calls") and heard else "\n\n".join(heard)
-        action_ids = roles.chat.past_turn(message)
-        turns.append(Turn(len(token_ids), len(action_ids), action, observation, reward=0.0))
-        token_ids += action_ids
-        if heard:
-            token_ids += roles.observation(action_ids[-1], action, observation)
-    return Conversation(tuple(recorder.opening), token_ids, turns)
+        recorder.take(action, roles.chat.past_turn(message), observation)
+        if heard and (waits or i < len(messages)):
+            recorder.hear()
+            if recorder.truncated:
+                raise ValueError(
+                    f"What is to be answered by message {i} does not fit into `max_prompt_length={max_prompt_length}`, though "
+                    "its history is cut."
+                )
+    return recorder
 
 
 def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from .conversations import encode_conversation, problem_of
+from .conversations import problem_of, record_conversation
 from .environments.pool import NO_TASK
 from .nlac_config import NLACConfig
 from .replay import PrioritizedReplay
@@ -29,7 +29,9 @@ from .roles import Roles
 from .types import Episode
 
 
-def episodes_from_logs(dataset: Dataset, roles: Roles, rank: int = 0, world_size: int = 1) -> list[Episode]:
+def episodes_from_logs(
+    dataset: Dataset, roles: Roles, rank: int = 0, world_size: int = 1, max_prompt_length: int | None = None
+) -> list[Episode]:
     """
     Episodes of logged conversations, by whatever agent.
 
@@ -42,12 +44,14 @@ def episodes_from_logs(dataset: Dataset, roles: Roles, rank: int = 0, world_size
             How conversations are encoded and actions are read.
         rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`):
             Whose share of the rows to read, of how many.
+        max_prompt_length (`int`, *optional*):
+            Number of tokens of a state, to which a longer history is cut.
 
     Returns:
         `list[Episode]`: one for each row.
 
     Raises:
-        ValueError: If rows are malformed; the message names the first ones by number and reason.
+        ValueError: If rows are malformed or too long; the message names the first ones by number and reason.
     """
     missing = {"messages", "reward"} - set(dataset.column_names)
     if missing:
@@ -56,10 +60,13 @@ def episodes_from_logs(dataset: Dataset, roles: Roles, rank: int = 0, world_size
     for i in range(rank, len(dataset), world_size):
         row = dataset[i]
         problem = _problem(row)
-        if problem:
+        if problem is None:
+            try:
+                episodes.append(_episode(row, roles, max_prompt_length))
+            except ValueError as error:
+                problem = str(error)
+        if problem is not None:
             malformed.append(f"row {i}: {problem}")
-        else:
-            episodes.append(_episode(row, roles))
     if malformed:
         raise ValueError(
             f"{len(malformed)} of {len(range(rank, len(dataset), world_size))} rows of `replay_dataset` are malformed. "
@@ -75,7 +82,7 @@ def fill_from_logs(replay: PrioritizedReplay, dataset: Dataset, roles: Roles, ar
     Raises:
         ValueError: If rows are malformed, or do not fit into the buffer.
     """
-    episodes = episodes_from_logs(dataset, roles, args.process_index, args.world_size)
+    episodes = episodes_from_logs(dataset, roles, args.process_index, args.world_size, args.max_prompt_length)
     number = sum(len(episode.turns) for episode in episodes)
     if number > args.replay_buffer_size:
         raise ValueError(
@@ -121,22 +128,17 @@ def _problem(row: dict[str, Any]) -> str | None:
     return problem
 
 
-def _episode(row: dict[str, Any], roles: Roles) -> Episode:
+def _episode(row: dict[str, Any], roles: Roles, max_prompt_length: int | None) -> Episode:
     messages = [{name: value for name, value in message.items() if value is not None} for message in row["messages"]]
-    tools = _tools(row.get("tools"))
-    opening, token_ids, turns = encode_conversation(messages, roles, tools)
-    turns[-1] = replace(turns[-1], reward=float(row["reward"]))
-    end = turns[-1].prompt_end + turns[-1].action_length
+    recorder = record_conversation(messages, roles, _tools(row.get("tools")), max_prompt_length)
+    recorder.add_reward(float(row["reward"]))
     terminated = bool(row.get("terminated", True))
-    return Episode(
+    return replace(
+        recorder.episode(),
         task=json.loads(row.get("task") or "{}"),
-        opening=opening,
-        token_ids=np.array(token_ids[:end], dtype=np.int32),
-        turns=tuple(turns),
         terminated=terminated,
         truncated=not terminated,
         is_log=True,
-        tools=tuple(tools),
     )
 
 

@@ -51,7 +51,10 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
         ValueError: If rows are malformed.
     """
     agent.add_tools(tools_of_logs(logs))
-    roles, episodes = agent.roles, episodes_from_logs(logs, agent.roles)
+    roles, episodes = (
+        agent.roles,
+        episodes_from_logs(logs, agent.roles, max_prompt_length=agent.args.max_prompt_length),
+    )
     transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
     with agent.speaking():
         targets = bellman_targets(roles, transitions, "monte_carlo")

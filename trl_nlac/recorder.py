@@ -98,24 +98,29 @@ class Recorder:
 
     def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
         """Write down `action`, said as `text` and `token_ids`, and what it led to; `None` if it could not be read."""
-        start = len(self.token_ids)
-        self.token_ids += self.roles.remembered(token_ids, action)
+        self.take(action or "", self.roles.remembered(token_ids, action), result.observation, result.reward)
         self.sampled_ids += token_ids
-        self.action_starts.append(start)
-        length = len(self.token_ids) - start
-        self.turns.append(
-            Turn(start, length, action or "", result.observation, result.reward, prompt_start=self.prompt_start)
-        )
         self.completion_messages.append(self.roles.said(action, text))
         if result.observation:
             self.completion_messages += self.roles.heard(action, result.observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
+    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0) -> None:
+        """Write down an action as it stays in the conversation, and what answered it."""
+        start = len(self.token_ids)
+        self.token_ids += token_ids
+        self.action_starts.append(start)
+        self.turns.append(Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start))
+
     def go_on(self, max_turns: int) -> None:
         """After an action that did not end the episode: show the observation, or truncate at a limit."""
-        if len(self.turns) >= max_turns:
+        if len(self.turns) < max_turns:
+            self.hear()
+        else:
             self.truncated = True
-            return
+
+    def hear(self) -> None:
+        """Show what answered the last action. A history that gets too long is cut; if that is not enough, the episode."""
         turn = self.turns[-1]
         reply = self.roles.observation(self.token_ids[-1], turn.action, turn.next_observation)
         length = len(self.token_ids) - self.prompt_start + len(reply)

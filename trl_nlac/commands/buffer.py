@@ -72,7 +72,7 @@ def _export(args) -> None:
     if output.suffix not in (".jsonl", ".parquet"):
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
     with told_in_a_line():
-        roles = _load_roles(args.model or args.buffer)
+        roles, _ = _load_roles(args.model or args.buffer)
         rows = [conversation(episode, roles) for path in _files(args.buffer) for episode, _ in read_episodes(path)]
         dataset = Dataset.from_list(rows)
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,8 @@ def _import(args) -> None:
         raise CommandError("where to? Add --output FOLDER, or --check to count only.")
     rows = load_rows(args.conversations, split=args.split)
     with told_in_a_line():
-        episodes = episodes_from_logs(rows, _load_roles(args.model))
+        roles, options = _load_roles(args.model)
+        episodes = episodes_from_logs(rows, roles, max_prompt_length=options.max_prompt_length)
     _print_counts(args.conversations, episodes, success_threshold=1.0)
     if not args.check:
         replay = PrioritizedReplay(max(1, sum(len(episode.turns) for episode in episodes)))
@@ -105,12 +106,12 @@ def _files(folder: str) -> list[Path]:
     return paths
 
 
-def _load_roles(model: str) -> Roles:
-    """Roles that are not asked anything: they only encode and decode."""
+def _load_roles(model: str) -> tuple[Roles, NLACConfig]:
+    """Roles that are not asked anything, they only encode and decode, and how they speak."""
     options, prompts = load_roles(model)
     args = NLACConfig(output_dir="", report_to="none", bf16=False, use_cpu=True, **options)
     chat = ChatEncoder(AutoTokenizer.from_pretrained(model), args.chat_template_kwargs)
-    return make_roles(None, chat, prompts, args)
+    return make_roles(None, chat, prompts, args), args
 
 
 def _print_counts(name: str, episodes: list[Episode], success_threshold: float) -> None:
