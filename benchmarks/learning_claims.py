@@ -70,9 +70,9 @@ def _points(line: dict) -> list[dict]:
     return [{"success": {"mean": mean, "low": low, "high": high}, "steps": steps} for steps, mean, low, high in rows]
 
 
-def higher_success(summary: dict, task: str, factor: float = 1.3) -> dict:
+def higher_success(summary: dict, task: str, baselines: Sequence[str], factor: float = 1.0) -> dict:
     """Whether NLAC's final success is `factor` times that of the best baseline, with 95 % intervals that do not touch."""
-    found = contest(summary, task, ("grpo", "rft", "hindsight"))
+    found = contest(summary, task, baselines)
     if found is None:
         return {"verdict": UNKNOWN}
     figures, ours, best = found
@@ -85,19 +85,27 @@ def higher_success(summary: dict, task: str, factor: float = 1.3) -> dict:
         return {"verdict": UNKNOWN}
     holds = ours["mean"] >= factor * theirs["mean"] and ours["low"] > theirs["high"]
     ratio = round(ours["mean"] / theirs["mean"], 3) if theirs["mean"] else None
-    num_seeds = min(figures[name]["num_seeds"] for name in (sides["nlac"]["method"], "grpo", "rft", "hindsight"))
+    num_seeds = min(figures[name]["num_seeds"] for name in (sides["nlac"]["method"], *baselines))
     verdict = HOLDS if holds else FAILS
     return {"verdict": verdict, "num_seeds": num_seeds, "factor": factor, "ratio": ratio, **sides}
 
 
 def claims(summary: dict) -> list[dict]:
     """Each claim with its verdict, `"holds"`, `"does not hold"` or `"not measured yet"`, and the figures behind it."""
-    told, hinted, delayed = (f"service_desk_{variant}" for variant in ("told", "hinted", "delayed"))
+    told, hinted, noisy, delayed = (f"service_desk_{variant}" for variant in ("told", "hinted", "noisy", "delayed"))
     complete = FAILS if summary["missing"] else HOLDS
     if not any(task["methods"] for task in summary["tasks"].values()):
         complete = UNKNOWN
     return [
         *({"claim": "fewer_steps", "task": task, **fewer_steps(summary, task)} for task in (told, hinted)),
-        {"claim": "higher_success", "task": delayed, **higher_success(summary, delayed)},
+        {
+            "claim": "higher_success",
+            "task": delayed,
+            **higher_success(summary, delayed, ("grpo", "rft", "hindsight"), factor=1.3),
+        },
+        *(
+            {"claim": "critic_adds", "task": task, **higher_success(summary, task, ("hindsight",))}
+            for task in (told, hinted, noisy, delayed)
+        ),
         {"claim": "complete", "verdict": complete, "missing": summary["missing"]},
     ]

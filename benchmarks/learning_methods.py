@@ -59,27 +59,14 @@ NLAC = dict(
     target_update_rate=0.05,
     rehearsal_ratio=0.5,
 )
+# Where evidence is thin or luck decides, a critic must not change faster than it hears of many episodes.
+SLOW_CRITIC = dict(learning_rate=5e-4, target_update_rate=0.02, critique_temperature=0.5, rehearsal_ratio=1.0)
 NLAC_BY_TASK = {
     "service_desk_told": {},
-    # Evidence is thin and has to be pooled: more of the buffer for each episode, in smaller steps.
-    "service_desk_hinted": {
-        "bootstrap": "explicit",
-        "learning_rate": 5e-4,
-        "target_update_rate": 0.02,
-        "critique_temperature": 0.5,
-        "rehearsal_ratio": 1.0,
-        "samples_per_iteration": 256,
-    },
-    "service_desk_noisy": {"critique_temperature": 0.0},
-    # Luck decides here, so that the critic must not change faster than it hears of many episodes.
-    "service_desk_delayed": {
-        "bootstrap": "explicit",
-        "learning_rate": 5e-4,
-        "target_update_rate": 0.02,
-        "successor_temperature": 0.0,
-        "critique_temperature": 0.5,
-        "rehearsal_ratio": 1.0,
-    },
+    # Every episode tells little: more of the buffer for each.
+    "service_desk_hinted": {**SLOW_CRITIC, "bootstrap": "explicit", "samples_per_iteration": 256},
+    "service_desk_noisy": SLOW_CRITIC,
+    "service_desk_delayed": {**SLOW_CRITIC, "bootstrap": "explicit", "successor_temperature": 0.0},
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
 }
 # The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter.
@@ -98,7 +85,10 @@ ABLATIONS = {
     "nlac_distill": {"critic_loss_type": "distill"},
     "nlac_refinements_0": {"policy_loss_coef": 0.0},
     "nlac_refinements_2": {"num_refinements": 2},
+    "nlac_futures_4": {"num_futures": 4},
 }
+# Where they are compared. No tiny base model knows yet how several futures are weighed.
+ABLATIONS_BY_TASK = {"service_desk_told": tuple(name for name in ABLATIONS if name != "nlac_futures_4")}
 
 
 BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": learning_scalar.train}

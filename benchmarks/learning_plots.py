@@ -161,7 +161,7 @@ def plot_ablations(tasks: dict[str, dict], path: Path) -> None:
     names = sorted({name for task in tasks.values() for name in task["ablations"]}, reverse=True)
     height = 1.6 + len(names) * (0.25 + 0.15 * len(tasks))
     figure, panels = plt.subplots(1, 2, figsize=(8, height), sharey=True, layout="constrained")
-    for axes, metric, words in zip(panels, ("final", "area"), ("final success", "area"), strict=True):
+    for axes, metric, words in zip(panels, ("success", "area"), ("success", "area"), strict=True):
         axes.axvline(0, color="black", lw=1)
         for i, (task_name, task) in enumerate(tasks.items()):
             offset = 0.6 * ((i + 0.5) / len(tasks) - 0.5)

@@ -74,9 +74,10 @@ def claim_sentence(claim: dict) -> str:
             + "."
         )
     ratio = "" if claim["ratio"] is None else f", {claim['ratio']:.2f} times as much"
+    rival = "" if claim["claim"] == "critic_adds" else ", the best baseline,"
     return (
         f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps{ratio}; "
-        f"{label(theirs['method'])}, the best baseline, at {rate(theirs['success'])} after {number(theirs['steps'])}."
+        f"{label(theirs['method'])}{rival} at {rate(theirs['success'])} after {number(theirs['steps'])}."
     )
 
 

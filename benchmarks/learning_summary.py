@@ -21,13 +21,14 @@ python benchmarks/learning_summary.py --json benchmarks/results/learning.json
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 
 import numpy as np
 import reporting
 from learning_claims import claims
+from learning_methods import ABLATIONS_BY_TASK
 from learning_tasks import TASKS
 
 
@@ -156,8 +157,25 @@ def summarize_method(cells: list[dict], common_budget: float | None) -> dict:
 
 def difference(method: dict | None, plain: dict | None) -> dict | None:
     """Of two values of [`over_seeds`], paired by seed."""
-    pairs = {} if method is None or plain is None else method["seeds"].keys() & plain["seeds"].keys()
+    pairs = method["seeds"].keys() & plain["seeds"].keys() if method and plain else ()
     return over_seeds({seed: method["seeds"][seed] - plain["seeds"][seed] for seed in sorted(pairs)})
+
+
+def compare(ablated: list[dict], plain: list[dict]) -> dict:
+    """Differences of an ablation to plain NLAC, after as many `steps` as the one of them with the smaller budget has spent."""
+    steps = min(
+        max(cell["points"][-1]["environment_steps"] for cell in cells) for cells in (ablated, plain or ablated)
+    )
+
+    def over(cells: list[dict], value: Callable[[dict], float]) -> dict | None:
+        return over_seeds({str(cell["seed"]): value(cell) for cell in cells})
+
+    values = {
+        "success": lambda cell: measured(point_at(cell, steps), "success"),
+        "area": lambda cell: area(cell, steps),
+    }
+    differences = {name: difference(over(ablated, value), over(plain, value)) for name, value in values.items()}
+    return {"steps": steps, **differences}
 
 
 def summarize_task(cells: list[dict], methods: list[str]) -> dict:
@@ -178,7 +196,6 @@ def summarize_task(cells: list[dict], methods: list[str]) -> dict:
     common_budget = max(ends, default=None)
     names = [method for method in methods if method in by_method] + sorted(by_method.keys() - set(methods))
     figures = {method: summarize_method(by_method[method], common_budget) for method in names}
-    plain = figures.get("nlac", {"final": None, "area": None})
     return {
         "oracle_success": cells[0]["oracle_success"] if cells else None,
         "common_budget": common_budget,
@@ -192,18 +209,25 @@ def summarize_task(cells: list[dict], methods: list[str]) -> dict:
             metric: curve(by_method.get("nlac", []), metric, "environment_steps") for metric in CRITIC_METRICS
         },
         "ablations": {
-            method: {name: difference(figures[method][name], plain[name]) for name in ("final", "area")}
-            for method in names
-            if method not in methods
+            method: compare(by_method[method], by_method.get("nlac", [])) for method in names if method not in methods
         },
     }
 
 
-def find_missing(cells: list[dict], tasks: list[str], methods: list[str], expected: Sequence[int]) -> list[dict]:
-    """The expected seeds, or any that another has, that one of `methods` lacks on a task; of other methods where they have any."""
+def find_missing(
+    cells: list[dict],
+    tasks: Sequence[str],
+    methods: Sequence[str],
+    ablations: Mapping[str, Sequence[str]],
+    expected: Sequence[int],
+) -> list[dict]:
+    """
+    The expected seeds, or any that another has, that one of `methods`, or of the `ablations` of a task, lacks on it; of other
+    methods where they have any.
+    """
     missing = []
     for task in tasks:
-        done: dict[str, set[int]] = {method: set() for method in methods}
+        done: dict[str, set[int]] = {method: set() for method in (*methods, *ablations.get(task, ()))}
         for cell in cells:
             if cell["task"] == task:
                 done.setdefault(cell["method"], set()).add(cell["seed"])
@@ -221,6 +245,7 @@ def summarize(
     tasks: Sequence[str] = TASKS,
     methods: Sequence[str] = METHODS,
     settings: Sequence[str] = SETTINGS,
+    ablations: Mapping[str, Sequence[str]] | None = None,
     seeds: Sequence[int] = (),
 ) -> dict:
     """
@@ -235,6 +260,8 @@ def summarize(
             Methods that are compared on every task, `"nlac"` first.
         settings (`Sequence[str]`):
             Further settings of NLAC that are compared where they were run. Any other method counts as an ablation.
+        ablations (`Mapping[str, Sequence[str]]`, *optional*):
+            Ablations that should be there, by task.
         seeds (`Sequence[int]`, *optional*):
             Seeds that every cell should have, besides those that any method has.
 
@@ -247,7 +274,7 @@ def summarize(
         "methods": compared,
         "settings": list(settings),
         "tasks": {task: summarize_task([c for c in cells if c["task"] == task], compared) for task in tasks},
-        "missing": find_missing(cells, tasks, methods, seeds),
+        "missing": find_missing(cells, tasks, methods, ablations or {}, seeds),
         "num_cells": len(cells),
         "hours": round(sum(cell["points"][-1]["seconds"] for cell in cells) / 3600, 1),
         "machines": [machine for i, machine in enumerate(machines) if machine not in machines[:i]],
@@ -264,7 +291,7 @@ def main():
     )
     args = parser.parse_args()
     cells = [json.loads(path.read_text()) for path in sorted(args.cells.glob("*/*/*.json"))]
-    summary = summarize(cells, settings=args.settings, seeds=args.seeds)
+    summary = summarize(cells, settings=args.settings, ablations=ABLATIONS_BY_TASK, seeds=args.seeds)
     summary["claims"] = claims(summary)
     reporting.write(summary, args.json)
     for claim in summary["claims"]:

@@ -126,13 +126,13 @@ class TestBellmanTargets:
             Critique("it all ends", None),
         ]
         _, going_on, ended = asked(roles)
-        assert "do not judge" in going_on.replace("\n", " ") and "final score is 0" in ended
+        assert "it ends<|end|><|user|> Summary? Future:" in going_on and "Score 0 Summary? Future:" in ended
 
         roles = make_roles(["it works", "", "it fails", "Future: mixed\nOptimality: No wait"], num_futures=3)
         roles.max_format_retries = 0
         (critique,) = critiques(roles, [make_transitions(roles)[0].state_action])
         *foreseen, evaluation = asked(roles)
-        assert len(set(foreseen)) == 1 and foreseen[0].count("Foresee one way") == 1
+        assert len(set(foreseen)) == 1 and foreseen[0].count("Future:") == 1
         assert "1. it works\n2. it fails" in evaluation and "3." not in evaluation
         assert critique.parsed == Critique("mixed", False, "wait")
 

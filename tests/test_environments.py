@@ -14,12 +14,14 @@
 
 import itertools
 import random
+import re
+from collections import Counter
 
 import pytest
 from testing_utils import make_roles
 
 from trl_nlac.environments import RoomsWorld, ServiceDesk
-from trl_nlac.environments.dialogues import ROLES
+from trl_nlac.environments.dialogues import ROLES, ROLES_OF_SEVERAL_FUTURES
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment, make_rehearsal_dataset, make_tasks
 from trl_nlac.environments.names import (
     ALL_NAMES,
@@ -39,6 +41,11 @@ from trl_nlac.environments.service_desk_dialogues import ServiceDeskFamily, less
 from trl_nlac.prompts import parse_critique
 from trl_nlac.recorder import replay_actions
 from trl_nlac.types import Transition
+
+
+def begin_and_end(future: str) -> tuple[str, bool]:
+    """The answer that a future begins with, and whether it is won."""
+    return re.split(" (?:route|take) ", future)[0], future.endswith("win")
 
 
 def brute_force_value(world: RoomsWorld, room: str) -> float:
@@ -294,7 +301,7 @@ class TestFamilies:
         "family",
         [RoomsFamily(), ServiceDeskFamily(), ServiceDeskFamily("hinted", True), ServiceDeskFamily("delayed", True)],
     )
-    @pytest.mark.parametrize("role", ROLES)
+    @pytest.mark.parametrize("role", [*ROLES, *ROLES_OF_SEVERAL_FUTURES])
     def test_dialogues_are_true(self, family, role):
         rng = random.Random(0)
         for _ in range(50):
@@ -302,17 +309,31 @@ class TestFamilies:
             messages, completion = dialogue.messages(role, COMPACT_PROMPTS)
             completion = completion["content"]
             assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2) + ["user"]
-            if role in ("critique", "backup"):
+            if role in ("critique", "backup", "evaluation"):
                 critique = parse_critique(completion)
                 assert critique.future.startswith(dialogue.future[0][1])
                 assert critique.optimal == critique.future.endswith("win")
+            if role in ("future", "backup_future"):
+                assert completion == dialogue.critique.future
+            if role == "evaluation":
+                begin, is_won = begin_and_end(critique.future)
+                foreseen = list(map(begin_and_end, dialogue.foreseen))
+                begins = Counter(begin for begin, _ in foreseen)
+                ends = Counter(is_won for other, is_won in foreseen if other == begin)
+                assert (begins[begin], ends[is_won]) == (max(begins.values()), max(ends.values()))
+                assert messages[-1]["content"].count("\n") == len(dialogue.foreseen) - 1 > 0
             if role == "refine":
                 assert (completion == dialogue.action) == dialogue.won or isinstance(family, ServiceDeskFamily)
 
+    @pytest.mark.parametrize("several_futures", [False, True])
     @pytest.mark.parametrize("world", ["rooms", "service_desk"])
-    def test_rehearsal_leaks_nothing(self, world):
+    def test_rehearsal_leaks_nothing(self, world, several_futures):
         new_names = {"rooms": ROOMS_OF_NEW_WORLDS, "service_desk": REQUESTS_OF_NEW_DESKS}[world]
-        rows = make_rehearsal_dataset(world, size=300)
-        for row in rows:
+        rows = make_rehearsal_dataset(world, size=300, several_futures=several_futures)
+        questions = [row["prompt"][-1]["content"] for row in rows]
+        for row, question in zip(rows, questions, strict=True):
             if row["prompt"][0]["content"].split()[0] in new_names:
-                assert row["prompt"][-1]["content"].endswith(("Summary?", "Revise?"))
+                weighs = question.startswith("1. ") and question.endswith(" Critique?")
+                assert weighs or question.endswith(("Summary?", "Revise?", "Summary? Future:"))
+        assert several_futures == any(question.endswith("Future:") for question in questions)
+        assert several_futures == any(question.startswith("1. ") for question in questions)

@@ -52,11 +52,14 @@ def test_quickstart(tmp_path, world, action_format):
 
 def test_build_tiny_model(tmp_path):
     output_dir = str(tmp_path / "model")
-    run("examples/scripts/build_tiny_model.py", "--output_dir", output_dir, "--max_steps", "2", "--num_scored", "4")
+    sizes = ["--max_steps", "2", "--num_scored", "4"]
+    run("examples/scripts/build_tiny_model.py", "--output_dir", output_dir, "--several_futures", *sizes)
     model = AutoModelForCausalLM.from_pretrained(output_dir)
     assert len(AutoTokenizer.from_pretrained(output_dir)) == model.config.vocab_size
-    assert set(json.loads((tmp_path / "model" / "build.json").read_text())["scores"]) == {
+    scores = json.loads((tmp_path / "model" / "build.json").read_text())["scores"]
+    assert set(scores) == {
         f"{world} {action_format}"
         for world in ("rooms", "service_desk")
         for action_format in ("text", "react", "tool_call")
     }
+    assert scores["rooms text"].keys() >= {"backup_exact", "backup_future_exact", "weighs_futures"}

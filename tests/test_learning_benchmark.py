@@ -153,8 +153,15 @@ class TestSummary:
         summary = summarize(cells, tasks=[TOLD], settings=["nlac_long"])
         ablations = summary["tasks"][TOLD]["ablations"]
         assert list(ablations) == ["nlac_blind"]
-        assert ablations["nlac_blind"]["final"]["mean"] == 0.0
+        assert ablations["nlac_blind"]["success"]["mean"] == 0.0
         assert summary["methods"][:2] == ["nlac", "nlac_long"]
+
+    @pytest.mark.parametrize("steps, at", [(100, 200), (200, 400), (400, 400)])
+    def test_ablations_are_compared_after_the_same_steps(self, steps, at):
+        cells = make_cells("nlac", [[0.0, 0.4, 0.8]] * 2, 200) + make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2, steps)
+        effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]
+        ablated = {100: 0.2, 200: 0.2, 400: 0.1}[steps]
+        assert (effect["steps"], effect["success"]["mean"]) == (at, pytest.approx(ablated - {200: 0.4, 400: 0.8}[at]))
 
     def test_expected_seeds_are_missed_even_where_no_method_has_them(self):
         cells = make_cells("nlac", [[0, 1]] * 2) + make_cells("grpo", [[0, 1]] * 3)
@@ -174,6 +181,12 @@ class TestSummary:
             {"task": HINTED, "method": "grpo", "seeds": [0, 1, 2]},
         ]
 
+    def test_ablations_of_a_task_are_expected(self):
+        cells = make_cells("nlac", [[0.0, 0.5]] * 2)
+        missing = summarize(cells, tasks=[TOLD, HINTED], methods=["nlac"], ablations={TOLD: ["nlac_blind"]})["missing"]
+        assert {"task": TOLD, "method": "nlac_blind", "seeds": [0, 1]} in missing
+        assert {"task": HINTED, "method": "nlac_blind", "seeds": [0, 1]} not in missing
+
     def test_seeds_with_different_budgets_are_refused(self):
         cells = [make_cell("nlac", 0, [0.0, 0.5]), make_cell("nlac", 1, [0.0, 0.5], steps=200)]
         with pytest.raises(ValueError, match=r"different budgets: 100 \(seed 0\), 200 \(seed 1\)"):
@@ -183,7 +196,9 @@ class TestSummary:
 class TestClaims:
     def verdicts(self, cells: list[dict]) -> dict[str, dict]:
         checked = claims(summarize(cells, tasks=[TOLD, HINTED, DELAYED]))
-        return {claim.get("task", claim["claim"]): claim for claim in checked}
+        about_critic = {f"critic on {claim['task']}": claim for claim in checked if claim["claim"] == "critic_adds"}
+        others = [claim for claim in checked if claim["claim"] != "critic_adds"]
+        return about_critic | {claim.get("task", claim["claim"]): claim for claim in others}
 
     @pytest.mark.parametrize("success, verdict", [(0.61, HOLDS), (0.6, HOLDS), (0.59, FAILS)])
     def test_fewer_steps(self, success, verdict):
@@ -248,6 +263,18 @@ class TestClaims:
         )
         assert claim["ratio"] == pytest.approx(sum(nlac) / 3 / 0.6, abs=1e-3)
         assert f"{claim['ratio']:.2f} times as much" in claim_sentence(claim)
+
+    @pytest.mark.parametrize(
+        "nlac, verdict",
+        [([0.7, 0.7], HOLDS), ([0.6, 0.6], FAILS), ([0.6, 0.8], FAILS), ([0.5, 0.5], FAILS)],
+    )
+    def test_critic_adds(self, nlac, verdict):
+        cells = make_cells("nlac", [[0.0, success] for success in nlac]) + make_cells("hindsight", [[0.0, 0.6]] * 2)
+        verdicts = self.verdicts(cells)
+        claim = verdicts[f"critic on {TOLD}"]
+        assert (claim["verdict"], claim["num_seeds"]) == (verdict, 2)
+        assert claim_sentence(claim).endswith("; Hindsight at 0.60 (0.60 to 0.60) after 100.")
+        assert verdicts[f"critic on {HINTED}"]["verdict"] == UNKNOWN
 
     def test_one_seed_shows_no_interval(self):
         cells = [make_cell(name, 0, [0.0, 0.5], task=DELAYED) for name in ("nlac", "grpo", "rft", "hindsight")]
@@ -346,9 +373,12 @@ class TestReport:
         page = (tmp_path / "results.md").read_text()
         assert "| NLAC | 200 | 0.80 (0.00 to 1.00) | 0.70 | 0.70, 0.90 | 0.80 (0.00 to 1.00) |" in page
         assert "| GRPO | not reached (0 of 2) | – | – |" in page
-        assert "| Service desk (told) | blind | 200 | 2 | -0.60 (-1.87 to +0.67) | not clear |" in page
+        assert (
+            "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 | -0.60 (-1.87 to +0.67) | not clear |"
+            in page
+        )
         assert "- Service desk (told), RFT: seeds 0, 1\n" in page
-        assert page.count(f"**{UNKNOWN}**") == 3
+        assert page.count(f"**{UNKNOWN}**") == 7
         for name in (TOLD, "critic", "ablations"):
             assert f"](images/learning_{name}.png)" in page
             assert {path.suffix for path in (tmp_path / "images").glob(f"learning_{name}.*")} == {".png", ".svg"}

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .generation import Sampling
-from .prompts import parse_correctness, parse_critique, parse_future, parse_text, render
+from .prompts import numbered, parse_correctness, parse_critique, parse_future, parse_text, render
 from .reasoning import correct_reasoning
 from .roles import Roles
 from .types import Answer, Prompt, Transition
@@ -60,8 +60,8 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
     questions = []
     for i, state_action in enumerate(state_actions):
         foreseen = [a.parsed.future for a in answers[i * roles.num_futures : (i + 1) * roles.num_futures] if a.parsed]
-        futures = "\n".join(f"{number}. {future}" for number, future in enumerate(foreseen, 1))
-        questions.append(roles.follow_up(state_action, render(roles.prompts.evaluation, futures=futures)))
+        question = render(roles.prompts.evaluation, futures=numbered(foreseen))
+        questions.append(roles.follow_up(state_action, question))
     return roles.ask("critique", questions, parse_critique, sampling)
 
 

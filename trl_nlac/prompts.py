@@ -184,6 +184,11 @@ def render(template: str, **values: str) -> str:
     return _FIELD.sub(lambda match: values[match.group(1)], template)
 
 
+def numbered(futures: list[str]) -> str:
+    """Futures as the evaluator reads them, one on a line (k > 1)."""
+    return "\n".join(f"{number}. {future}" for number, future in enumerate(futures, 1))
+
+
 @dataclass(frozen=True)
 class NLACPrompts:
     """

@@ -29,6 +29,8 @@ The base of the benchmarks knows the variants of the service desk, and plain tex
 
 python examples/scripts/build_tiny_model.py --output_dir benchmarks/base_model --max_steps 8000 \\
     --families told hinted delayed --action_formats text
+
+With `--several_futures` the model also knows the roles with which a critic weighs several futures (`num_futures` above 1).
 """
 
 import argparse
@@ -55,6 +57,7 @@ from trl_nlac.tool_calls import format_tool_call
 
 
 ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "refine", "refine"]
+MIX_OF_SEVERAL_FUTURES = ["future", "backup_future", *["evaluation"] * 5]  # to weigh is harder than to copy
 FORMAT_MIX = ["text", "text", "react", "tool_call"]
 FAMILIES = {
     "rooms": RoomsFamily(),
@@ -181,8 +184,10 @@ def collate(samples: list[tuple[list[int], list[int]]], pad_token_id: int, promp
 
 
 @torch.no_grad()
-def score(model, chat: ChatEncoder, family, action_format: str, number: int) -> dict[str, float]:
-    """Greedy skill of every role: exact backups, obeyed critiques, known dynamics, mended calls."""
+def score(
+    model, chat: ChatEncoder, family, action_format: str, number: int, several_futures: bool = False
+) -> dict[str, float]:
+    """Greedy skill of every role: exact backups and weighed futures, obeyed critiques, known dynamics, mended calls."""
     rng = random.Random("score")
 
     def answers(role, known):
@@ -193,8 +198,13 @@ def score(model, chat: ChatEncoder, family, action_format: str, number: int) -> 
         texts = [chat.decode(ids) for ids in output.tolist()]
         return dialogues, texts, [chat.decode(completion) for _, completion in samples]
 
-    _, texts, right = answers("backup", False)
-    result = {"backup_exact": sum(map(str.__eq__, texts, right)) / number}
+    exact = {"backup_exact": "backup"}
+    if several_futures:
+        exact |= {"backup_future_exact": "backup_future", "weighs_futures": "evaluation"}
+    result = {}
+    for name, role in exact.items():
+        _, texts, right = answers(role, False)
+        result[name] = sum(map(str.__eq__, texts, right)) / number
     dialogues, texts, right = answers("refine", False)
     if isinstance(family, RoomsFamily):  # any other door obeys "avoid"
         acted = [
@@ -254,6 +264,7 @@ def main():
     parser.add_argument(
         "--action_formats", nargs="+", default=FORMAT_MIX, help="drawn from, so that one may be repeated"
     )
+    parser.add_argument("--several_futures", action="store_true", help="also the roles for `num_futures` above 1")
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--num_layers", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=64)
@@ -273,6 +284,7 @@ def main():
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokenizer)} tokens, {num_parameters:,} parameters")
     families = {name: FAMILIES[name] for name in args.families}
+    role_mix = ROLE_MIX + (MIX_OF_SEVERAL_FUTURES if args.several_futures else [])
     rng = random.Random(args.seed + args.first_step)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     start, batches = time.perf_counter(), []
@@ -282,7 +294,7 @@ def main():
         for group in optimizer.param_groups:
             group["lr"] = rate
         if not batches:  # batches of similar lengths, in random order
-            roles = [rng.choice(ROLE_MIX) for _ in range(8 * args.batch_size)]
+            roles = [rng.choice(role_mix) for _ in range(8 * args.batch_size)]
             samples = [
                 encode(
                     chat,
@@ -312,7 +324,9 @@ def main():
             tokenizer.save_pretrained(output_dir)
             COMPACT_PROMPTS.save(output_dir / "nlac_prompts.json")
             scores = {
-                f"{name} {action_format}": score(model, chat, family, action_format, args.num_scored)
+                f"{name} {action_format}": score(
+                    model, chat, family, action_format, args.num_scored, args.several_futures
+                )
                 for name, family in families.items()
                 for action_format in dict.fromkeys(args.action_formats)
             }

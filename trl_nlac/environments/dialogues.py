@@ -14,15 +14,17 @@
 
 """Supervised samples of the roles: what each role should say about an action whose whole future is known."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..prompts import Critique, NLACPrompts, render
+from ..prompts import Critique, NLACPrompts, numbered, render
 from ..tool_calls import call_message, format_tool_call
 from .base import Message
 
 
 ROLES = ("policy", "critique", "successor", "backup", "refine")
+ROLES_OF_SEVERAL_FUTURES = ("future", "evaluation", "backup_future")  # in place of critique and backup, with k > 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class RoleDialogue:
             JSON schema of the tool that an action calls where actions are tool calls.
         earlier_attempts (`list[tuple[str, Critique]]`, *optional*):
             Actions in place of which, after their critiques, the action was taken. Only refinement sees them.
+        foreseen (`list[str]`, *optional*):
+            Futures that an evaluator weighs; `future` is the one to believe.
     """
 
     first_observation: str
@@ -60,12 +64,12 @@ class RoleDialogue:
     refined_action: str
     tool: dict[str, Any]
     earlier_attempts: list[tuple[str, Critique]] = field(default_factory=list)
+    foreseen: list[str] = field(default_factory=list)
 
     @property
     def critique(self) -> Critique:
         """What the critic should say about the action."""
-        future = " ".join([self.future[0][1], *(f"{action} {answer}" for action, answer in self.future[1:])])
-        return Critique(future, self.won, self.advice)
+        return Critique(told(self.future), self.won, self.advice)
 
     def messages(
         self, role: str, prompts: NLACPrompts, action_format: str = "text", states_action: bool = False
@@ -75,7 +79,7 @@ class RoleDialogue:
 
         Args:
             role (`str`):
-                One of `ROLES`.
+                One of `ROLES` or `ROLES_OF_SEVERAL_FUTURES`.
             prompts ([`NLACPrompts`]):
                 The words of the roles.
             action_format (`str`, *optional*, defaults to `"text"`):
@@ -108,17 +112,24 @@ class RoleDialogue:
         critique = self.critique
         if role == "critique":
             return [*messages, _user(prompts.critique)], _says(critique.text)
+        if role == "future":
+            return [*messages, _user(prompts.future)], _says(critique.future)
+        if role == "evaluation":
+            question = render(prompts.evaluation, futures=numbered(self.foreseen))
+            return [*messages, _user(question)], _says(critique.text)
+        judges = role == "backup"
+        target = _says(critique.text if judges else critique.future)
         if not rest:
-            score = f"{float(self.won):g}"
-            prompt = render(prompts.backup_terminated, next_observation=next_observation, score=score)
-            return [*messages, _user(prompt)], _says(critique.text)
+            template = prompts.backup_terminated if judges else prompts.backup_future_terminated
+            question = render(template, next_observation=next_observation, score=f"{float(self.won):g}")
+            return [*messages, _user(question)], target
         messages.append(_user(render(prompts.successor, next_observation=next_observation)))
         if role == "successor":
             return messages, _says(rest)
         if states_action and action_format == "tool_call":
             (action, _), *_ = self.future[1:]
             rest = self._as_tool_call(action) + rest.removeprefix(action)
-        return [*messages, _says(rest), _user(prompts.backup)], _says(critique.text)
+        return [*messages, _says(rest), _user(prompts.backup if judges else prompts.backup_future)], target
 
     def _act(self, action: str, seen: str, action_format: str) -> Message:
         """An assistant's turn that takes `action` after having seen an observation."""
@@ -139,6 +150,22 @@ class RoleDialogue:
 
     def _as_tool_call(self, action: str) -> str:
         return format_tool_call(action.split()[0], self._arguments(action))
+
+
+Steps = list[tuple[str, str]]  # actions, each with the observation that answered it
+
+
+def believed(futures: list[Steps]) -> Steps:
+    """The first of those futures that begin as most others do, and of these end as most others do."""
+    begins, ends = [steps[0][1] for steps in futures], [steps[-1][1].endswith("win") for steps in futures]
+    [(begin, _)] = Counter(begins).most_common(1)
+    [(end, _)] = Counter(e for b, e in zip(begins, ends, strict=True) if b == begin).most_common(1)
+    return futures[list(zip(begins, ends, strict=True)).index((begin, end))]
+
+
+def told(steps: Steps) -> str:
+    """What came of an action in words: the answer to it, then all later actions with theirs."""
+    return " ".join([steps[0][1], *(f"{action} {answer}" for action, answer in steps[1:])])
 
 
 def _user(content: str) -> Message:

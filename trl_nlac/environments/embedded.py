@@ -36,9 +36,13 @@ COMPACT_PROMPTS = NLACPrompts(
     format_react="Think.",
     format_tool_call="",
     critique="Critique?",
+    future="Future:",
+    evaluation="{futures} Critique?",
     successor="{next_observation} Scenario?",
     backup="Summary?",
     backup_terminated="{next_observation} Score {score} Summary?",
+    backup_future="Summary? Future:",
+    backup_future_terminated="{next_observation} Score {score} Summary? Future:",
     refine="Revise?",
 )
 
@@ -87,7 +91,12 @@ def draw_dialogue(
 
 
 def make_rehearsal_dataset(
-    world: str, size: int = 4096, seed: int = 0, action_format: str = "text", **family_kwargs
+    world: str,
+    size: int = 4096,
+    seed: int = 0,
+    action_format: str = "text",
+    several_futures: bool = False,
+    **family_kwargs,
 ) -> Dataset:
     """
     Supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
@@ -104,6 +113,8 @@ def make_rehearsal_dataset(
             Seed of the samples.
         action_format (`str`, *optional*, defaults to `"text"`):
             How actions are written.
+        several_futures (`bool`, *optional*, defaults to `False`):
+            Whether there are also samples of the roles with which a critic weighs several futures (`num_futures` above 1).
         **family_kwargs:
             Arguments of the world's family, such as the `variant` of [`ServiceDeskFamily`].
 
@@ -112,12 +123,13 @@ def make_rehearsal_dataset(
     """
     rng = random.Random(f"rehearsal {world} {seed}")
     family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world](**family_kwargs)
+    of_any_instance, of_known = ["backup", "refine"], ["policy", "critique", "critique", "successor"]
+    if several_futures:
+        of_any_instance, of_known = [*of_any_instance, "backup_future", "evaluation"], [*of_known, "future", "future"]
     rows = []
     while len(rows) < size:
-        role = rng.choice(
-            ["backup", "refine"] if rng.random() < 0.75 else ["policy", "critique", "critique", "successor"]
-        )
-        known = role not in ("backup", "refine") or rng.random() < 0.5
+        role = rng.choice(of_any_instance if rng.random() < 0.75 else of_known)
+        known = role in of_known or rng.random() < 0.5
         dialogue = family.dialogue(rng, role, known)
         messages, completion = dialogue.messages(role, COMPACT_PROMPTS, action_format, rng.random() < 0.5)
         tools = [dialogue.tool] if action_format == "tool_call" else []

@@ -27,7 +27,7 @@ from typing import Any
 from ..tool_calls import format_tool_call, parse_tool_call
 from ..types import Transition
 from .base import StepResult, TextEnvironment
-from .dialogues import RoleDialogue
+from .dialogues import RoleDialogue, believed, told
 from .names import ROOMS_OF_KNOWN_WORLDS, ROOMS_OF_NEW_WORLDS
 
 
@@ -298,7 +298,7 @@ class RoomsFamily:
         if history:
             room, steps_left = history[-1][1].split()[0], int(history[-1][1].split()[1])
 
-        skill = 0.5 if known or role in ("backup", "refine") else 0.0
+        skill = 0.5 if known or role in ("backup", "backup_future", "refine", "evaluation") else 0.0
         best = world.best_actions(room, steps_left) if world.value(room, steps_left) else []
         attempts: list[RoleDialogue] = []
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
@@ -306,7 +306,9 @@ class RoomsFamily:
             door = rng.choice(untried)
             if known and best and role != "refine" and rng.random() < 0.5:
                 door = rng.choice(best)
-            future = _walk(world, rng, skill, room, steps_left, door)
+            num_futures = rng.randint(2, 4) if role == "evaluation" else 1
+            futures = [_walk(world, rng, skill, room, steps_left, door) for _ in range(num_futures)]
+            future = believed(futures)
             won = future[-1][1].endswith("win")
             better = [other for other in untried if other != door]
             if known and rng.random() < 0.5:
@@ -322,6 +324,7 @@ class RoomsFamily:
                     refined_action=f"take {door if won else rng.choice(better)}",
                     tool=TOOL,
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
+                    foreseen=list(map(told, futures)),
                 )
             )
             if won:

@@ -17,9 +17,10 @@
 
 import itertools
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
-from .dialogues import RoleDialogue
+from .dialogues import RoleDialogue, Steps, believed, told
 from .names import (
     CUSTOMERS,
     HELD_OUT_CUSTOMERS,
@@ -42,7 +43,9 @@ from .service_desk import (
 )
 
 
-Steps = list[tuple[str, str]]  # actions, each with the observation that answered it
+# What can be learned without knowing a desk: to copy, to follow advice, to weigh futures.
+OF_ANY_DESK = ("backup", "backup_future", "refine", "evaluation")
+NOISE = 0.4  # of futures that are to be weighed
 
 KNOWN_REQUESTS = {
     "told": REQUESTS_OF_KNOWN_DESKS,
@@ -84,9 +87,9 @@ def lesson(steps: Steps) -> Lesson:
         return Lesson()
     if answer.startswith("accepted"):
         return Lesson(use=tuple(hints(last))) if last.startswith("late") else Lesson()
-    told = hints(" ".join(answer for _, answer in steps if answer.startswith("refused")))
-    if told:
-        return Lesson(use=tuple(told))
+    asked = hints(" ".join(answer for _, answer in steps if answer.startswith("refused")))
+    if asked:
+        return Lesson(use=tuple(asked))
     refusals = [
         (list(ARGUMENTS).index(answer.split()[1]), parse_call(action))
         for action, answer in steps
@@ -146,15 +149,19 @@ class ServiceDeskFamily:
         if role == "policy":
             call = _policy(rng, desk, state, known, history)
         else:
-            skills = [0, 0.5, 0.8] if known or role in ("backup", "refine") else [0, 0, 0, 0.5]
+            skills = [0, 0.5, 0.8] if known or role in OF_ANY_DESK else [0, 0, 0, 0.5]
             call = _guess(rng, desk, state, rng.choice(skills), history)
             if role == "successor" and has_ended(_answer(rng, desk, state, call)):
                 call = _guess(rng, desk, state, 0, [])
-        knows = known or (role in ("backup", "refine") and rng.random() < 0.5)
+        knows = known or (role in OF_ANY_DESK and rng.random() < 0.5)
         attempts: list[RoleDialogue] = []
         avoided: set[str] = set()
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
-            future = _play(rng, desk, state, knows, call)
+            futures = [_play(rng, desk, state, knows, call)]
+            if role == "evaluation":
+                uncertain = replace(desk, noise=NOISE)
+                futures = [_play(rng, uncertain, state, knows, call) for _ in range(rng.randint(2, 4))]
+            future = believed(futures)
             won, learned = future[-1][1].endswith("win"), lesson(future)
             avoided.add(learned.avoid)
             mended = _heed(rng, call, learned, avoided)
@@ -169,6 +176,7 @@ class ServiceDeskFamily:
                     refined_action=format_call(mended),
                     tool=TOOL,
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
+                    foreseen=list(map(told, futures)),
                 )
             )
             if won:
