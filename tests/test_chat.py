@@ -72,19 +72,21 @@ class TestConversations:
         assert token_ids + chat.prefill == whole
         assert chat.start(messages) == token_ids
 
+    @pytest.mark.parametrize("content", ["", "Let me see."])
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)
-    def test_tool_calls_are_those_of_the_template(self, template):
+    def test_tool_calls_are_those_of_the_template(self, template, content):
         chat = ChatEncoder(make_tokenizer(template))
         call = {"type": "function", "function": {"name": "route", "arguments": ARGUMENTS}}
         messages = [
             USER,
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
             {"role": "tool", "name": "route", "content": 'refused "1"\nnow'},
         ]
         opening = chat.start(messages[:1], [TOOL])
         action = chat.past_turn(messages[1])
         assert chat.decode_action(opening, action) == format_tool_call("route", ARGUMENTS)
         assert chat.decode_action(opening, sampled(chat, "I am done.")) == "I am done."
+        assert chat.said_beside_calls(action) == (content if template in ("qwen2_5", "qwen3") else "")
         token_ids = opening + chat.remembered(action, ("route",))
         token_ids += chat.results(token_ids[-1], [messages[2]["content"]], ("route",))
         whole = chat.tokenizer.apply_chat_template(
@@ -189,6 +191,8 @@ class TestConversations:
         if chat.calls_tools:
             replies = [chat.results(chat.stop_ids[-1], [text], ("route",)) for text in ("hello", hostile)]
             assert count(replies[0]) == count(replies[1])
+            calls = [chat.past_turn({**TestConversations.call(), "content": text}) for text in ("hello", hostile)]
+            assert count(calls[0]) == count(calls[1])
         thought = chat.tokenizer(hostile, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         assert count(thought) == 0
 

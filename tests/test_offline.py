@@ -18,13 +18,15 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from testing_utils import DESK, TASKS, make_config, make_roles, make_trainer
+from testing_utils import DESK, TASKS, make_config, make_roles, make_roles_of, make_tokenizer, make_trainer
 from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACTrainer
+from trl_nlac.chat import ChatEncoder
 from trl_nlac.conversations import conversation, problem_of, record_conversation
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.logs import episodes_from_logs, tools_of_logs
+from trl_nlac.types import Transition
 
 
 USER = {"role": "user", "content": "situ 2"}
@@ -80,6 +82,17 @@ class TestConversations:
         (again,) = episodes_from_logs(Dataset.from_list([told]), roles)
         np.testing.assert_array_equal(again.token_ids, episode.token_ids)
         assert again.opening == episode.opening
+
+    def test_what_is_said_beside_calls_stays(self):
+        """Where the template shows it, as that of Qwen."""
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
+        messages = [USER, {**called("look"), "content": "Let me see."}, result("a door"), called("go")]
+        (episode,) = episodes_from_logs(Dataset.from_list([{"messages": messages, "reward": 1.0}]), roles)
+        assert "Let me see.\n<tool_call>" in roles.chat.tokenizer.decode(Transition(episode, 0).action_ids)
+        told = conversation(episode, roles)
+        assert [message["content"] for message in told["messages"]] == ["situ 2", "Let me see.", "a door", ""]
+        (again,) = episodes_from_logs(Dataset.from_list([told]), roles)
+        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
 
     def test_calls_of_openai(self):
         """Arguments in JSON, a thought as content, several results, contents in parts."""

@@ -494,6 +494,6 @@ class NLACAgent:
         thought = roles.chat.reasoning(list(answer.token_ids))
         if roles.shows_thoughts and answer.parsed is not None:
             thought = thought or react_thought(answer.text)
-        message = roles.said(answer.parsed, answer.text)
+        message = roles.said(answer.parsed, answer.text, list(answer.token_ids))
         judged = (choice.judgement, choice.attempts, choice.candidates)
         return AgentAction(answer.parsed, answer.text, thought, message, answer.token_ids, *judged)

@@ -21,6 +21,7 @@ between them are encoded as plain text: whatever an observation contains, it nev
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -241,6 +242,15 @@ class ChatEncoder:
             return ""
         return format_tool_calls(read) if len(read) == 1 or self._takes_several_calls() else ""
 
+    def said_beside_calls(self, token_ids: list[int]) -> str:
+        """What an answer says before it calls tools."""
+        text = self.tokenizer.decode(token_ids[self.content_start(token_ids) :])
+        opener = re.search(r"\s*".join(map(re.escape, self._call_opener)), text)
+        said = text[: opener.start()] if opener else ""
+        for token in self.tokenizer.all_special_tokens:
+            said = said.replace(token, "")
+        return said.strip()
+
     def content_start(self, token_ids: list[int]) -> int:
         """Index at which the content of an answer begins, after its chain of thought."""
         start = 0
@@ -374,8 +384,12 @@ class ChatEncoder:
                     f"The arguments of a tool call hold a special token of the chat template: {arguments}."
                 )
         results = [{"role": "tool", "name": call["name"], "content": _mark(2)} for call in calls]
-        text = self._render([_user(0), message, *results]).partition(_mark(0))[2]
-        token_ids = self._encode_scaffold(text.removeprefix(self._opening))
+        marked = {**message, "content": _mark(1)} if message["content"] else message
+        text = self._render([_user(0), marked, *results]).partition(_mark(0))[2]
+        before, found, after = text.removeprefix(self._opening).partition(_mark(1))
+        token_ids = self._encode_scaffold(before)
+        if found:  # many templates leave out what is said beside calls
+            token_ids += [*self._encode(message["content"]), *self._encode_scaffold(after)]
         return token_ids[: token_ids.index(self._call_end_id) + 1]
 
     def _is_reasoning_kept(self, turn: Message, answer: Message) -> bool:

@@ -133,8 +133,9 @@ def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
 
 def turn_messages(episode: Episode, index: int, roles: Roles) -> list[Message]:
     """What the agent said in a turn, and what was answered."""
-    turn, said = episode.turns[index], roles.chat.decode(list(Transition(episode, index).action_ids))
-    return [roles.said(turn.action, said), *roles.heard(turn.action, turn.next_observation)]
+    turn, token_ids = episode.turns[index], list(Transition(episode, index).action_ids)
+    said = roles.said(turn.action, roles.chat.decode(token_ids), token_ids)
+    return [said, *roles.heard(turn.action, turn.next_observation)]
 
 
 def read_action(said: Message, roles: Roles) -> tuple[Message, str]:
@@ -144,9 +145,10 @@ def read_action(said: Message, roles: Roles) -> tuple[Message, str]:
         text = _text(said)
         return {"role": "assistant", "content": text}, roles.parse_action(text) or text
     action = format_tool_calls(calls)
+    content = _text(said) or ""
     if roles.calls_tools:
-        return call_message(calls), action
-    thought = " ".join((_text(said) or "").split())
+        return call_message(calls, content), action
+    thought = " ".join(content.split())
     return {"role": "assistant", "content": roles.action_text(action, thought)}, action
 
 

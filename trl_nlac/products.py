@@ -71,7 +71,7 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
                 {
                     "prompt": [*recorder.prompt_messages, *before],
                     "action": turn_messages(episode, index, roles)[:1],
-                    "refined_action": [roles.said(refined.parsed, refined.text)],
+                    "refined_action": [roles.said(refined.parsed, refined.text, list(refined.token_ids))],
                     "critique": refinement.critique.text,
                     "reward": episode.score,
                     "tools": json.dumps(episode.tools if roles.calls_tools else []),

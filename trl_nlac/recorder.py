@@ -100,7 +100,7 @@ class Recorder:
         """Write down `action`, said as `text` and `token_ids`, and what it led to; `None` if it could not be read."""
         self.take(action or "", self.roles.remembered(token_ids, action), result.observation, result.reward)
         self.sampled_ids += token_ids
-        self.completion_messages.append(self.roles.said(action, text))
+        self.completion_messages.append(self.roles.said(action, text, token_ids))
         if result.observation:
             self.completion_messages += self.roles.heard(action, result.observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated

@@ -159,10 +159,12 @@ class Roles:
         """An action as the policy writes it in words."""
         return f"Thought: {thought}\nAction: {action}" if self.shows_thoughts else action
 
-    def said(self, action: str | None, text: str) -> dict[str, Any]:
+    def said(self, action: str | None, text: str, token_ids: list[int]) -> dict[str, Any]:
         """An answer of the policy as a message: with the tool calls that were read from it, or as `text`."""
         calls = self._calls(action)
-        return call_message(calls) if calls else {"role": "assistant", "content": text}
+        if calls:
+            return call_message(calls, self.chat.said_beside_calls(token_ids))
+        return {"role": "assistant", "content": text}
 
     def heard(self, action: str | None, observation: str) -> list[dict[str, Any]]:
         """What the environment answered, as messages: results of tools, or the user's."""

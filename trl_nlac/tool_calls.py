@@ -52,11 +52,11 @@ def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def call_message(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """An assistant's message that calls tools, as chat templates take it."""
+def call_message(calls: list[tuple[str, dict[str, Any]]], content: str = "") -> dict[str, Any]:
+    """An assistant's message that calls tools, and says `content` besides, as chat templates take it."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     tool_calls = [{"type": "function", "function": function} for function in functions]
-    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def format_results(results: list[str]) -> str:
