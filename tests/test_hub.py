@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 import pytest
 from hub_server import HubServer
 from huggingface_hub import ModelCard
-from testing_utils import make_trainer
+from testing_utils import TASKS, make_trainer
 
 from trl_nlac.environments.embedded import COMPACT_PROMPTS
+from trl_nlac.summary import print_summary
 
 
 def run(server: HubServer, script: str, home: Path) -> str:
@@ -128,6 +129,22 @@ print(json.dumps([turn.action, agent.args.max_turns, agent.args.action_format, a
 """
     told = json.loads(run(hub, script, tmp_path).splitlines()[-1])
     assert told[0].startswith("route ") and told[1:] == [2, "text", 0.0, COMPACT_PROMPTS.critique]
+
+
+def test_evaluations_on_named_datasets(tmp_path, capsys):
+    """Each has its rows in the card and in what is printed at the end."""
+    config = {"max_steps": 2, "max_turns": 2, "eval_strategy": "steps", "eval_steps": 1}
+    datasets = {"easy": TASKS.select([0]), "very_hard": TASKS.select([1])}
+    trainer = make_trainer(tmp_path, config, eval_dataset=datasets)
+    trainer.train()
+    trainer.create_model_card()
+    card = ModelCard.load(tmp_path / "README.md")
+    assert [result.dataset_split for result in card.data.eval_results] == ["easy", "very_hard"]
+    for row in ("easy, first", "easy, last", "very_hard, first", "very_hard, last"):
+        assert f"\n| {row} | " in card.text
+    print_summary(trainer)
+    printed = capsys.readouterr().out
+    assert "easy, last evaluation" in printed and "very_hard, first evaluation" in printed
 
 
 def test_card_of_a_local_run_without_evaluation(tmp_path):

@@ -33,6 +33,7 @@ from huggingface_hub import (
 )
 from trl.trainer.base_config import _BaseConfig
 
+from .log_history import find_evaluations
 from .nlac_config import NLACConfig
 from .record_options import RecordOptions
 from .run_folder import COMPLETIONS
@@ -104,18 +105,18 @@ def model_card(
         dataset_name (`str`, *optional*):
             Dataset of the tasks, if that is on the Hub.
     """
-    evaluations = [log for log in log_history if "eval_episode/success_rate" in log]
-    chosen = {"first": evaluations[0], "last": evaluations[-1]} if evaluations else {}
+    evaluations = find_evaluations(log_history)
     results = [
         {
-            "name": name,
-            "environment_steps": log["eval_environment/steps"],
-            "success": log["eval_episode/success_rate"],
-            "low": log["eval_episode/success_rate_low"],
-            "high": log["eval_episode/success_rate_high"],
-            "return": log["eval_episode/return"],
+            "name": f"{dataset}, {name}" if dataset else name,
+            "environment_steps": log["environment/steps"],
+            "success": log["episode/success_rate"],
+            "low": log["episode/success_rate_low"],
+            "high": log["episode/success_rate_high"],
+            "return": log["episode/return"],
         }
-        for name, log in chosen.items()
+        for dataset, logs in evaluations.items()
+        for name, log in {"first": logs[0], "last": logs[-1]}.items()
     ]
     data = ModelCardData(
         base_model=base_model,
@@ -124,8 +125,15 @@ def model_card(
         model_name=model_name,
         tags=["generated_from_trainer", *tags],
         eval_results=[
-            EvalResult("reinforcement-learning", environment, environment, "success_rate", round(r["success"], 4))
-            for r in results[-1:]
+            EvalResult(
+                "reinforcement-learning",
+                environment,
+                environment,
+                "success_rate",
+                round(logs[-1]["episode/success_rate"], 4),
+                dataset_split=dataset or None,
+            )
+            for dataset, logs in evaluations.items()
         ]
         or None,
     )

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Trainer
 
+from .log_history import find_evaluations
 from .run_folder import ORIGIN
 
 
@@ -28,15 +29,16 @@ def print_summary(trainer: Trainer) -> None:
     if not trainer.is_world_process_zero():
         return
     history, output_dir = trainer.state.log_history, trainer.args.output_dir
-    evaluated = [log for log in history if "eval_episode/success_rate" in log]
+    evaluations = find_evaluations(history)
     trained = [log for log in history if "episode/success_rate" in log]
     table = Table(title="What was learned", show_header=False)
-    if evaluated:
-        for name, log in {"first evaluation": evaluated[0], "last evaluation": evaluated[-1]}.items():
-            low, high = log["eval_episode/success_rate_low"], log["eval_episode/success_rate_high"]
-            told = f"success {log['eval_episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
-            table.add_row(name, f"{told} after {log['eval_environment/steps']:,} environment steps")
-    elif trained:
+    for dataset, logs in evaluations.items():
+        for name, log in {"first evaluation": logs[0], "last evaluation": logs[-1]}.items():
+            low, high = log["episode/success_rate_low"], log["episode/success_rate_high"]
+            told = f"success {log['episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
+            where = f"{dataset}, {name}" if dataset else name
+            table.add_row(where, f"{told} after {log['environment/steps']:,} environment steps")
+    if trained and not evaluations:
         for name, log in {"first log": trained[0], "last log": trained[-1]}.items():
             told = (
                 f"success {log['episode/success_rate']:.2f}, return {log['episode/return']:.2f} of training episodes"

@@ -16,13 +16,10 @@
 
 import json
 import math
-import re
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-
-_EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|environment|episode|oracle)/.+)")
+from ..log_history import find_evaluations
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class TrainingLog:
 
 def read_log(path: Path) -> TrainingLog:
     """The log of a run, empty if there is no file."""
-    training, evaluations = [], defaultdict(list)
+    rows, training = [], []
     seconds, num_unreadable = None, 0
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
@@ -59,23 +56,12 @@ def read_log(path: Path) -> TrainingLog:
             num_unreadable += 1
             continue
         row = {name: value for name, value in logged.items() if _is_finite(value)}
+        rows.append(row)
         if "loss" in logged:
             training.append(row)
             seconds = None  # the run was resumed after its end
         seconds = row.get("train_runtime", seconds)
-        for dataset, metrics in _evaluations(row).items():
-            evaluations[dataset].append({"step": row["step"], **metrics})
-    return TrainingLog(training, dict(evaluations), seconds, num_unreadable)
-
-
-def _evaluations(row: dict[str, float]) -> dict[str, dict[str, float]]:
-    """Metrics of evaluations in a log, by the name of the dataset."""
-    found = defaultdict(dict)
-    for name, value in row.items():
-        match = _EVALUATION.fullmatch(name)
-        if match:
-            found[match["dataset"] or ""][match["metric"]] = value
-    return found
+    return TrainingLog(training, find_evaluations(rows), seconds, num_unreadable)
 
 
 def _is_finite(value) -> bool:
