@@ -161,7 +161,7 @@ def plot_ablations(tasks: dict[str, dict], path: Path) -> None:
     names = sorted({name for task in tasks.values() for name in task["ablations"]}, reverse=True)
     height = 1.6 + len(names) * (0.25 + 0.15 * len(tasks))
     figure, panels = plt.subplots(1, 2, figsize=(8, height), sharey=True, layout="constrained")
-    for axes, metric, words in zip(panels, ("success", "area"), ("success", "area"), strict=True):
+    for axes, metric in zip(panels, ("success", "area"), strict=True):
         axes.axvline(0, color="black", lw=1)
         for i, (task_name, task) in enumerate(tasks.items()):
             offset = 0.6 * ((i + 0.5) / len(tasks) - 0.5)
@@ -175,6 +175,6 @@ def plot_ablations(tasks: dict[str, dict], path: Path) -> None:
             axes.hlines(y, low, high, color=color, lw=2)
             means = [value["mean"] for value in found.values()]
             axes.plot(means, y, ls="", marker=list(MARKERS.values())[i], color=color, label=task_label(task_name))
-        axes.set(title=words, xlabel="difference to NLAC", yticks=range(len(names)), yticklabels=map(variant, names))
+        axes.set(title=metric, xlabel="difference to NLAC", yticks=range(len(names)), yticklabels=map(variant, names))
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     save(figure, path)

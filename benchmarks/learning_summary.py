@@ -22,6 +22,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -123,11 +124,15 @@ def curve(cells: list[dict], metric: str, cost: str) -> dict[str, list[float]] |
     }
 
 
+def of_cells(cells: list[dict], value: Callable[[dict], float | None]) -> dict | None:
+    """A value of each cell, over their seeds."""
+    return over_seeds({str(cell["seed"]): value(cell) for cell in cells})
+
+
 def summarize_method(cells: list[dict], common_budget: float | None) -> dict:
     """Figures of one method on one task, whose methods have all spent `common_budget` environment steps."""
 
-    def of(value: Callable[[dict], float | None]) -> dict | None:
-        return over_seeds({str(cell["seed"]): value(cell) for cell in cells})
+    of = partial(of_cells, cells)
 
     def instances_success(when: str, instances: str) -> dict | None:
         return of(lambda cell: measured(cell[when].get(instances, {}), "success"))
@@ -166,15 +171,13 @@ def compare(ablated: list[dict], plain: list[dict]) -> dict:
     steps = min(
         max(cell["points"][-1]["environment_steps"] for cell in cells) for cells in (ablated, plain or ablated)
     )
-
-    def over(cells: list[dict], value: Callable[[dict], float]) -> dict | None:
-        return over_seeds({str(cell["seed"]): value(cell) for cell in cells})
-
     values = {
         "success": lambda cell: measured(point_at(cell, steps), "success"),
         "area": lambda cell: area(cell, steps),
     }
-    differences = {name: difference(over(ablated, value), over(plain, value)) for name, value in values.items()}
+    differences = {
+        name: difference(of_cells(ablated, value), of_cells(plain, value)) for name, value in values.items()
+    }
     return {"steps": steps, **differences}
 
 

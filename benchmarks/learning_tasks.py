@@ -40,15 +40,8 @@ if TYPE_CHECKING:
 
 
 # Built by examples/scripts/build_tiny_model.py; see the README.md in each.
-BASE_MODELS = {
-    variant: str(Path(__file__).parent / name)
-    for variant, name in {
-        "told": "base_model",
-        "hinted": "base_model",
-        "noisy": "base_model",
-        "delayed": "base_model_delayed",
-    }.items()
-}
+BASE_MODEL = str(Path(__file__).parent / "base_model")
+BASE_MODEL_OF_DELAYED_DESKS = str(Path(__file__).parent / "base_model_delayed")
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ def service_desk(variant: str, seed: int, shows_tools: bool = False) -> Learning
             "train": Instances(at_desk, rows(desk, CUSTOMERS)),
             "unseen_domain": Instances(elsewhere, rows(unseen, HELD_OUT_CUSTOMERS)),
         },
-        model=BASE_MODELS[variant],
+        model=BASE_MODEL_OF_DELAYED_DESKS if variant == "delayed" else BASE_MODEL,
         prompts=COMPACT_PROMPTS,
         rehearsal=make_rehearsal_dataset(
             "service_desk", variant="told" if variant == "noisy" else variant, customers=True

@@ -147,6 +147,16 @@ def test_evaluations_on_named_datasets(tmp_path, capsys):
     assert "easy, last evaluation" in printed and "very_hard, first evaluation" in printed
 
 
+def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
+    """The environment failed in every episode: no success to tell, and no reason to fail."""
+    trainer = make_trainer(tmp_path)
+    trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
+    trainer.create_model_card()
+    assert "Not evaluated during training." in ModelCard.load(tmp_path / "README.md").text
+    print_summary(trainer)
+    assert "95 %" not in capsys.readouterr().out
+
+
 def test_card_of_a_local_run_without_evaluation(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.create_model_card(tags="my-tag")

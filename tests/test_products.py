@@ -75,7 +75,7 @@ def test_trainers_of_trl_take_them(refined, tmp_path):
     """As they are, one step each."""
     settings = dict(use_cpu=True, bf16=False, report_to="none", max_steps=1, per_device_train_batch_size=4)
     sft = sft_dataset(refined[0])
-    assert set(sft.column_names) == {"prompt", "completion", "tools"}
+    assert sft.column_names == ["prompt", "completion", "tools"]
     trainer = SFTTrainer(TINY_MODEL, SFTConfig(str(tmp_path / "sft"), **settings), train_dataset=sft)
     assert trainer.train().training_loss > 0
     pairs = preference_dataset(refined[0])

@@ -33,7 +33,7 @@ from huggingface_hub import (
 )
 from trl.trainer.base_config import _BaseConfig
 
-from .log_history import find_evaluations
+from .log_history import first_and_last
 from .nlac_config import NLACConfig
 from .record_options import RecordOptions
 from .run_folder import COMPLETIONS
@@ -105,18 +105,17 @@ def model_card(
         dataset_name (`str`, *optional*):
             Dataset of the tasks, if that is on the Hub.
     """
-    evaluations = find_evaluations(log_history)
+    evaluations = first_and_last(log_history)
     results = [
         {
-            "name": f"{dataset}, {name}" if dataset else name,
+            "name": name,
             "environment_steps": log["environment/steps"],
             "success": log["episode/success_rate"],
             "low": log["episode/success_rate_low"],
             "high": log["episode/success_rate_high"],
             "return": log["episode/return"],
         }
-        for dataset, logs in evaluations.items()
-        for name, log in {"first": logs[0], "last": logs[-1]}.items()
+        for _, name, log in evaluations
     ]
     data = ModelCardData(
         base_model=base_model,
@@ -130,10 +129,10 @@ def model_card(
                 environment,
                 environment,
                 "success_rate",
-                round(logs[-1]["episode/success_rate"], 4),
+                round(log["episode/success_rate"], 4),
                 dataset_split=dataset or None,
             )
-            for dataset, logs in evaluations.items()
+            for dataset, _, log in evaluations[1::2]  # the last ones
         ]
         or None,
     )

@@ -45,3 +45,16 @@ def find_evaluations(logs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str,
         for dataset, metrics in found.items():
             evaluations[dataset].append({"step": log["step"], **metrics})
     return dict(evaluations)
+
+
+def first_and_last(logs: Iterable[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any]]]:
+    """
+    The first and the last evaluation on each dataset: name of the dataset, what to call the evaluation, and its metrics. Those
+    in which no episode was played, because the environment always failed, are left out.
+    """
+    chosen = []
+    for dataset, found in find_evaluations(logs).items():
+        played = [log for log in found if "episode/success_rate" in log]
+        prefix = f"{dataset}, " if dataset else ""
+        chosen += [(dataset, f"{prefix}{name}", played[i]) for name, i in (("first", 0), ("last", -1)) if played]
+    return chosen

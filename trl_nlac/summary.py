@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Trainer
 
-from .log_history import find_evaluations
+from .log_history import first_and_last
 from .run_folder import ORIGIN
 
 
@@ -29,15 +29,13 @@ def print_summary(trainer: Trainer) -> None:
     if not trainer.is_world_process_zero():
         return
     history, output_dir = trainer.state.log_history, trainer.args.output_dir
-    evaluations = find_evaluations(history)
+    evaluations = first_and_last(history)
     trained = [log for log in history if "episode/success_rate" in log]
     table = Table(title="What was learned", show_header=False)
-    for dataset, logs in evaluations.items():
-        for name, log in {"first evaluation": logs[0], "last evaluation": logs[-1]}.items():
-            low, high = log["episode/success_rate_low"], log["episode/success_rate_high"]
-            told = f"success {log['episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
-            where = f"{dataset}, {name}" if dataset else name
-            table.add_row(where, f"{told} after {log['environment/steps']:,} environment steps")
+    for _, name, log in evaluations:
+        low, high = log["episode/success_rate_low"], log["episode/success_rate_high"]
+        told = f"success {log['episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
+        table.add_row(f"{name} evaluation", f"{told} after {log['environment/steps']:,} environment steps")
     if trained and not evaluations:
         for name, log in {"first log": trained[0], "last log": trained[-1]}.items():
             told = (

@@ -25,6 +25,8 @@ from .base import Message
 
 ROLES = ("policy", "critique", "successor", "backup", "refine")
 ROLES_OF_SEVERAL_FUTURES = ("future", "evaluation", "backup_future")  # in place of critique and backup, with k > 1
+# What can be learned without knowing an instance: to copy, to follow advice, to weigh futures.
+ROLES_OF_ANY_INSTANCE = ("backup", "backup_future", "refine", "evaluation")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Any
 from ..tool_calls import format_tool_call, parse_tool_call
 from ..types import Transition
 from .base import StepResult, TextEnvironment
-from .dialogues import RoleDialogue, believed, told
+from .dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, believed, told
 from .names import ROOMS_OF_KNOWN_WORLDS, ROOMS_OF_NEW_WORLDS
 
 
@@ -298,7 +298,7 @@ class RoomsFamily:
         if history:
             room, steps_left = history[-1][1].split()[0], int(history[-1][1].split()[1])
 
-        skill = 0.5 if known or role in ("backup", "backup_future", "refine", "evaluation") else 0.0
+        skill = 0.5 if known or role in ROLES_OF_ANY_INSTANCE else 0.0
         best = world.best_actions(room, steps_left) if world.value(room, steps_left) else []
         attempts: list[RoleDialogue] = []
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):

@@ -47,6 +47,7 @@ ARGUMENTS = {
 VALUES = tuple(ARGUMENTS.values())
 TIME = list(ARGUMENTS).index("time")
 POSITIONS = {value: i for i, values in enumerate(VALUES) for value in values}
+NOISE = 0.4  # of noisy desks
 VARIANTS = ("told", "hinted", "noisy", "delayed")
 
 TOOL = {
@@ -146,7 +147,7 @@ class ServiceDesk:
         if variant == "delayed":
             first, then = requests[: len(requests) // 2], requests[len(requests) // 2 :]
             return cls(rules, attempts=3, follow_ups=dict(zip(first, then, strict=True)))
-        return cls(rules, names_values=variant != "hinted", noise=0.4 if variant == "noisy" else 0.0)
+        return cls(rules, names_values=variant != "hinted", noise=NOISE if variant == "noisy" else 0.0)
 
     @classmethod
     def from_seed(cls, seed: int, num_requests: int | None = None, variant: str = "told") -> "ServiceDesk":

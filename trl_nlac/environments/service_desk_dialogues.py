@@ -20,7 +20,7 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
-from .dialogues import RoleDialogue, Steps, believed, told
+from .dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps, believed, told
 from .names import (
     CUSTOMERS,
     HELD_OUT_CUSTOMERS,
@@ -31,6 +31,7 @@ from .names import (
 )
 from .service_desk import (
     ARGUMENTS,
+    NOISE,
     POSITIONS,
     TOOL,
     VALUES,
@@ -42,10 +43,6 @@ from .service_desk import (
     parse_call,
 )
 
-
-# What can be learned without knowing a desk: to copy, to follow advice, to weigh futures.
-OF_ANY_DESK = ("backup", "backup_future", "refine", "evaluation")
-NOISE = 0.4  # of futures that are to be weighed
 
 KNOWN_REQUESTS = {
     "told": REQUESTS_OF_KNOWN_DESKS,
@@ -149,18 +146,18 @@ class ServiceDeskFamily:
         if role == "policy":
             call = _policy(rng, desk, state, known, history)
         else:
-            skills = [0, 0.5, 0.8] if known or role in OF_ANY_DESK else [0, 0, 0, 0.5]
+            skills = [0, 0.5, 0.8] if known or role in ROLES_OF_ANY_INSTANCE else [0, 0, 0, 0.5]
             call = _guess(rng, desk, state, rng.choice(skills), history)
             if role == "successor" and has_ended(_answer(rng, desk, state, call)):
                 call = _guess(rng, desk, state, 0, [])
-        knows = known or (role in OF_ANY_DESK and rng.random() < 0.5)
+        knows = known or (role in ROLES_OF_ANY_INSTANCE and rng.random() < 0.5)
         attempts: list[RoleDialogue] = []
         avoided: set[str] = set()
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
-            futures = [_play(rng, desk, state, knows, call)]
+            foreseen_desk, num_futures = desk, 1
             if role == "evaluation":
-                uncertain = replace(desk, noise=NOISE)
-                futures = [_play(rng, uncertain, state, knows, call) for _ in range(rng.randint(2, 4))]
+                foreseen_desk, num_futures = replace(desk, noise=NOISE), rng.randint(2, 4)
+            futures = [_play(rng, foreseen_desk, state, knows, call) for _ in range(num_futures)]
             future = believed(futures)
             won, learned = future[-1][1].endswith("win"), lesson(future)
             avoided.add(learned.avoid)
