@@ -94,7 +94,7 @@ ABLATIONS_BY_TASK = {"service_desk_told": tuple(name for name in ABLATIONS if na
 BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": learning_scalar.train}
 # In the rooms most starts have successes early, and an anchor only slows rejection fine-tuning down.
 BASELINES_BY_TASK = {
-    "service_desk_hinted": {"rft": {"learning_rate": 3e-4}},
+    "service_desk_hinted": {"grpo": {"learning_rate": 3e-4}, "rft": {"learning_rate": 3e-4}},
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
 
