@@ -69,8 +69,9 @@ NLAC_BY_TASK = {
     "service_desk_delayed": {**SLOW_CRITIC, "bootstrap": "explicit", "successor_temperature": 0.0},
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
 }
-# The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter.
-HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0}
+# The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter. There is one round
+# of refinement, because a critic that learns nothing would be asked in others.
+HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0, "num_refinements": 1}
 # Where luck decides, it is led astray less by few and fresh episodes than by all.
 HINDSIGHT_BY_TASK = {"service_desk_delayed": {"replay_buffer_size": 400}}
 ABLATIONS = {
