@@ -65,7 +65,8 @@ NLAC_BY_TASK = {
     "service_desk_told": {},
     # Every episode tells little: more of the buffer for each, and faster.
     "service_desk_hinted": {
-        **{**SLOW_CRITIC, "learning_rate": 1e-3},
+        **SLOW_CRITIC,
+        "learning_rate": 1e-3,
         "bootstrap": "explicit",
         "samples_per_iteration": 256,
     },
