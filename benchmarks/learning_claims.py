@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 
 HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not measured yet"
+HOLDS_IN_THE_MEAN = "holds in the mean only, the intervals touch"
 
 
 def contest(summary: dict, task: str, baselines: Sequence[str]) -> tuple[dict, list[str], str] | None:
@@ -37,8 +38,8 @@ def best_final(figures: dict, names: Sequence[str]) -> str:
 def fewer_steps(summary: dict, task: str, share: float = 0.2) -> dict:
     """
     Whether NLAC has the final mean success of the best of GRPO and RFT with at most this share of its environment steps:
-    at the last point of NLAC's mean curve within them. `steps_to_it` is where a mean curve first had that success. Intervals are
-    told and do not change the verdict: to reach a success is not to surpass it.
+    at the last point of NLAC's mean curve within them. The verdict tells whether the 95 % intervals touch. `steps_to_it` is where
+    a mean curve first had that success.
     """
     found = contest(summary, task, ("grpo", "rft"))
     if found is None:
@@ -53,15 +54,23 @@ def fewer_steps(summary: dict, task: str, share: float = 0.2) -> dict:
         name: next((point["steps"] for point in lines[name] if point["success"]["mean"] >= success["mean"]), None)
         for name in (chosen, best)
     }
-    ours = reached[chosen]["success"]["mean"]
+    ours = reached[chosen]["success"]
+    verdict = FAILS
+    if ours["mean"] >= success["mean"] and ours["mean"] > 0:
+        verdict = HOLDS_IN_THE_MEAN if overlap(ours, success) else HOLDS
     return {
-        "verdict": HOLDS if ours >= success["mean"] and ours > 0 else FAILS,
+        "verdict": verdict,
         "num_seeds": min(figures[name]["num_seeds"] for name in (chosen, "grpo", "rft")),
         "share": share,
         "allowed_steps": share * steps,
         "nlac": {"method": chosen, **reached[chosen], "steps_to_it": first[chosen]},
         "baseline": {"method": best, "success": success, "steps": steps, "steps_to_it": first[best]},
     }
+
+
+def overlap(high: dict, low: dict) -> bool:
+    """Whether two intervals overlap; without intervals nothing is known, so they count as if they did."""
+    return high["low"] is None or low["high"] is None or high["low"] <= low["high"]
 
 
 def _points(line: dict) -> list[dict]:
@@ -83,7 +92,7 @@ def higher_success(summary: dict, task: str, baselines: Sequence[str], factor: f
     ours, theirs = (side["success"] for side in sides.values())
     if ours["low"] is None or theirs["high"] is None:
         return {"verdict": UNKNOWN}
-    holds = ours["mean"] >= factor * theirs["mean"] and ours["low"] > theirs["high"]
+    holds = ours["mean"] >= factor * theirs["mean"] and not overlap(ours, theirs)
     ratio = round(ours["mean"] / theirs["mean"], 3) if theirs["mean"] else None
     num_seeds = min(figures[name]["num_seeds"] for name in (sides["nlac"]["method"], *baselines))
     verdict = HOLDS if holds else FAILS
@@ -91,7 +100,7 @@ def higher_success(summary: dict, task: str, baselines: Sequence[str], factor: f
 
 
 def claims(summary: dict) -> list[dict]:
-    """Each claim with its verdict, `"holds"`, `"does not hold"` or `"not measured yet"`, and the figures behind it."""
+    """Each claim with its verdict, one of those above, and the figures behind it."""
     told, hinted, noisy, delayed = (f"service_desk_{variant}" for variant in ("told", "hinted", "noisy", "delayed"))
     complete = FAILS if summary["missing"] else HOLDS
     if not any(task["methods"] for task in summary["tasks"].values()):

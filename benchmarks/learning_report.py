@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
-from learning_claims import HOLDS, UNKNOWN, best_final
+from learning_claims import HOLDS, UNKNOWN, best_final, overlap
 from learning_plots import COSTS, label, plot_ablations, plot_critic, plot_task, task_label, variant
 
 
@@ -63,12 +63,10 @@ def claim_sentence(claim: dict) -> str:
     ours, theirs = claim["nlac"], claim["baseline"]
     if claim["claim"] == "fewer_steps":
         first = {side["method"]: number(side["steps_to_it"]) for side in (ours, theirs)}
-        low, high = sorted((ours["success"], theirs["success"]), key=lambda success: success["mean"])
         return (
             f"{label(theirs['method'])}, the better of GRPO and RFT, ends at {rate(theirs['success'])} after "
             f"{number(theirs['steps'])} environment steps. Within {number(claim['allowed_steps'])} steps, {claim['share']:.0%} of "
-            f"them, {label(ours['method'])} has {rate(ours['success'])}, after {number(ours['steps'])}; the intervals "
-            f"{'overlap' if overlap(high, low) else 'do not overlap'}. "
+            f"them, {label(ours['method'])} has {rate(ours['success'])}, after {number(ours['steps'])}. "
             f"Steps at which the mean curve first had {theirs['success']['mean']:.2f}: "
             + ", ".join(f"{label(method)} {steps}" for method, steps in first.items())
             + "."
@@ -167,11 +165,6 @@ def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
                     f"{number(less)}, {number(more)}."
                 )
     return sentences
-
-
-def overlap(high: dict, low: dict) -> bool:
-    """Whether two intervals overlap; without intervals nothing is known, so they count as if they did."""
-    return high["low"] is None or low["high"] is None or high["low"] <= low["high"]
 
 
 def ablation_verdict(difference: dict | None) -> str:

@@ -35,11 +35,13 @@ from trl_nlac.environments.names import (
     ROOMS_OF_KNOWN_WORLDS,
     ROOMS_OF_NEW_WORLDS,
 )
+from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.environments.rooms import DOORS, RoomsFamily
 from trl_nlac.environments.service_desk import ARGUMENTS, VALUES, VARIANTS, format_call, parse_call
 from trl_nlac.environments.service_desk_dialogues import ServiceDeskFamily, lesson
 from trl_nlac.prompts import parse_critique
 from trl_nlac.recorder import replay_actions
+from trl_nlac.rollout import play_episodes
 from trl_nlac.types import Transition
 
 
@@ -162,6 +164,28 @@ class TestServiceDesk:
         assert not oracle.future_is_right(transition, wrong, f"refused needs amber 1 {wrong} closed win")
         assert not oracle.future_is_right(transition, wrong, "refused needs photo lose")
         assert not oracle.future_is_right(transition, wrong, "refused needs amber 1")
+
+
+@pytest.mark.parametrize(
+    "world, task, action, future",
+    [
+        (
+            ServiceDesk({"baku": ("billing", "amber", "photo", "noon")}),
+            {"request": "baku"},
+            "route billing ruby photo noon",
+            "refused needs amber 1 route billing amber photo noon closed win",
+        ),
+        (RoomsWorld({("hall", door): "trap" for door in DOORS}, horizon=2), {"start": "hall"}, "take red", "trap lose"),
+    ],
+)
+def test_oracle_after_an_unreadable_answer(world, task, action, future):
+    """The environment never hears of it, so it is where it was."""
+    roles = make_roles(["", action])
+    [episode] = play_episodes(EnvironmentPool(lambda: make_environment(world)), [task], roles, max_turns=2)
+    assert [turn.action for turn in episode.turns] == ["", action]
+    oracle = make_environment(world).oracle
+    for index in range(2):
+        assert oracle.future_is_right(Transition(episode, index), action, future)
 
 
 class TestVariantsOfTheServiceDesk:

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from learning_claims import FAILS, HOLDS, UNKNOWN, claims
+from learning_claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from learning_report import ablation_verdict, choice, claim_sentence, defeats, gap, rate, winner_sentences, write_page
 from learning_summary import area, curve, difference, measured, over_seeds, point_at, reach, summarize
 
@@ -200,7 +200,10 @@ class TestClaims:
         others = [claim for claim in checked if claim["claim"] != "critic_adds"]
         return about_critic | {claim.get("task", claim["claim"]): claim for claim in others}
 
-    @pytest.mark.parametrize("success, verdict", [(0.61, HOLDS), (0.6, HOLDS), (0.59, FAILS)])
+    @pytest.mark.parametrize(
+        "success, verdict",
+        [(0.61, HOLDS_IN_THE_MEAN), (0.6, HOLDS_IN_THE_MEAN), (0.59, FAILS)],  # a single seed has no interval
+    )
     def test_fewer_steps(self, success, verdict):
         # a fifth of 1,000 steps is 200; what comes later does not count, nor does the worse baseline
         cells = make_cells("nlac", [[0.0, 0.1, success, 0.9]]) + make_cells("grpo", [[0.0, 0.6, 0.6]], 500)
@@ -217,16 +220,18 @@ class TestClaims:
         assert "GRPO, the better of GRPO and RFT, ends at 0.60 after 1,000 environment steps" in claim_sentence(claim)
 
     @pytest.mark.parametrize(
-        "nlac, words",
+        "nlac, verdict, words",
         [
-            ([0.8, 0.9], "NLAC has 0.85 (0.21 to 1.00), after 100; the intervals overlap."),
-            ([0.9, 0.9], "NLAC has 0.90 (0.90 to 0.90), after 100; the intervals do not overlap."),
-            ([0.4, 0.4], "NLAC has 0.40 (0.40 to 0.40), after 100; the intervals do not overlap."),
+            ([0.8, 0.9], HOLDS_IN_THE_MEAN, "NLAC has 0.85 (0.21 to 1.00), after 100."),
+            ([0.6, 0.6], HOLDS_IN_THE_MEAN, "NLAC has 0.60 (0.60 to 0.60), after 100."),
+            ([0.9, 0.9], HOLDS, "NLAC has 0.90 (0.90 to 0.90), after 100."),
+            ([0.4, 0.4], FAILS, "NLAC has 0.40 (0.40 to 0.40), after 100."),
         ],
     )
-    def test_fewer_steps_tells_intervals(self, nlac, words):
+    def test_fewer_steps_asks_for_intervals_apart(self, nlac, verdict, words):
         cells = make_cells("nlac", [[0.0, success] for success in nlac]) + make_cells("rft", [[0.0, 0.1]] * 2)
         claim = self.verdicts(cells + make_cells("grpo", [[0.0, 0.6]] * 2, 1000))[TOLD]
+        assert claim["verdict"] == verdict
         assert words in claim_sentence(claim)
 
     def test_of_equal_baselines_the_faster_is_the_rival(self):

@@ -257,9 +257,10 @@ def _words(door: str | None) -> list[str]:
 
 
 def _where(transition: Transition) -> tuple[str, int]:
-    episode, index = transition.episode, transition.index
-    observation = episode.turns[index - 1].next_observation if index else episode.first_observation
-    room, steps_left = observation.split()
+    """The room and the steps left; an answer that could not be read has never come to the house, and nothing moved."""
+    episode = transition.episode
+    told = [turn.next_observation for turn in episode.turns[: transition.index] if turn.action]
+    room, steps_left = [episode.first_observation, *told][-1].split()
     return room, int(steps_left)
 
 

@@ -337,5 +337,6 @@ class ServiceDeskOracle:
         episode = transition.episode
         state = self.world.start(episode.first_observation.split()[0])
         for turn in episode.turns[: transition.index]:
-            state = self.world.after(state, turn.action, turn.next_observation)
+            if turn.action:  # otherwise it could not be read and has never come to the desk
+                state = self.world.after(state, turn.action, turn.next_observation)
         return state
