@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Built by examples/scripts/build_tiny_model.py; see the README.md in each.
 BASE_MODEL = str(Path(__file__).parent / "base_model")
-BASE_MODEL_OF_DELAYED_DESKS = str(Path(__file__).parent / "base_model_delayed")
+BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed")}  # of variants with their own
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,13 @@ def service_desk(variant: str, seed: int, shows_tools: bool = False) -> Learning
             "train": Instances(at_desk, rows(desk, CUSTOMERS)),
             "unseen_domain": Instances(elsewhere, rows(unseen, HELD_OUT_CUSTOMERS)),
         },
-        model=BASE_MODEL_OF_DELAYED_DESKS if variant == "delayed" else BASE_MODEL,
+        model=BASE_MODELS.get(variant, BASE_MODEL),
         prompts=COMPACT_PROMPTS,
         rehearsal=make_rehearsal_dataset(
-            "service_desk", variant="told" if variant == "noisy" else variant, customers=True
+            "service_desk",
+            variant="told" if variant == "noisy" else variant,
+            customers=True,
+            several_futures=variant == "noisy",
         ),
         max_turns=desk.attempts,
         oracle_success=1 - desk.late_rate if desk.follow_ups else 1.0,
