@@ -84,6 +84,7 @@ SETTINGS = dict(
     successor_temperature=0.5,
     backup_temperature=0.0,
     target_update_rate=0.05,
+    min_p=0.05,
 )
 WORLD_SETTINGS = {
     "service_desk": dict(
@@ -202,7 +203,7 @@ def main():
     chosen = first.parse_known_args()[0]
     world, settings = chosen.world, {**SETTINGS, **WORLD_SETTINGS[chosen.world]}
     if chosen.action_format != "text":
-        settings.update(refine_temperature=0.0, top_k=16)
+        settings.update(refine_temperature=0.0, top_k=16, min_p=None)
     parser = TrlParser((QuickstartArguments, NLACConfig))
     parser.set_defaults(**settings)
     script_args, training_args = parser.parse_args_and_config()
