@@ -133,6 +133,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "method": method,
         "seed": seed,
         "model": args.model or Path(task.model).name,
+        "sampling": {name: vars(acting)[name] for name in ("temperature", "top_p", "top_k", "min_p")},
         "settings": settings,
         "command": " ".join(
             [f"python benchmarks/learning.py --tasks {task_name} --methods {method} --seeds {seed}"]

@@ -42,6 +42,7 @@ ACTING = dict(
     max_completion_length=24576,
     max_generation_batch_size=128,
     temperature=1.0,
+    min_p=None,
     use_vllm=False,
     vllm_gpu_memory_utilization=0.3,
     vllm_max_model_length=None,
