@@ -30,7 +30,7 @@ thought that was sampled wrong, which the policy would then learn, so refinement
 
 Departures from the paper's settings, all needed because the model is tiny: rehearsal of the roles (without it the shared
 weights forget how to copy and how to follow advice), greedy Bellman targets, cooler bootstrapped futures, a faster target
-update and a larger learning rate.
+update, a larger learning rate and, on the desk, no unlikely tokens (`min_p`; the policy learns from what was sampled, accidents included).
 """
 
 import argparse
@@ -84,7 +84,6 @@ SETTINGS = dict(
     successor_temperature=0.5,
     backup_temperature=0.0,
     target_update_rate=0.05,
-    min_p=0.05,
 )
 WORLD_SETTINGS = {
     "service_desk": dict(
@@ -92,6 +91,7 @@ WORLD_SETTINGS = {
         lr_scheduler_kwargs={"num_decay_steps": 40},
         max_turns=2,
         rehearsal_ratio=0.5,
+        min_p=0.05,
         num_eval_episodes=48,
         eval_steps=20,
         logging_steps=20,
