@@ -44,8 +44,6 @@ ACTING = dict(
     max_generation_batch_size=512,
     num_eval_critiques=0,
 )
-# And on some: what is unlikely is left out where a small model learns for long from what it says itself.
-ACTING_BY_TASK = {"service_desk_hinted": {"min_p": 0.05}}
 # NLAC for a tiny model; every departure from the paper is one that such a model needs, see docs/source/nlac_trainer.md.
 NLAC = dict(
     learning_rate=1e-3,
@@ -154,8 +152,11 @@ def train_nlac(
 
 def acting_config(task: LearningTask, output_dir: str, seed: int, **changes) -> NLACConfig:
     """How every method acts."""
-    acting = {**ACTING, **ACTING_BY_TASK.get(task.name, {})} if task.is_tiny else learning_real_models.ACTING
-    acting = {**acting, "action_format": task.action_format, **changes}
+    acting = {
+        **(ACTING if task.is_tiny else learning_real_models.ACTING),
+        "action_format": task.action_format,
+        **changes,
+    }
     return NLACConfig(output_dir=output_dir, seed=seed, max_turns=task.max_turns, **acting)
 
 

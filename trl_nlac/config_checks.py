@@ -70,6 +70,9 @@ def check_options(args: Any) -> None:
     for name in ("top_p", "successor_top_p", "backup_top_p", "critique_top_p", "refine_top_p"):
         value = args.__dict__[name]
         check(name, value is None and name != "top_p" or value and 0 < value <= 1, "above 0 and at most 1")
+    for name in ("min_p", "refine_min_p"):
+        value = args.__dict__[name]
+        check(name, value is None or 0 <= value <= 1, "from 0 to 1, or None")
     for name in ("successor", "backup", "critique", "refine", "eval"):
         value = args.__dict__[f"{name}_temperature"]
         check(f"{name}_temperature", value is None or value >= 0, "not negative, or None")

@@ -121,6 +121,9 @@ class NLACConfig(RecordOptions, VLLMOptions):
             Number of the most likely tokens to consider. `0` considers all.
         min_p (`float`, *optional*):
             Smallest probability of a token, relative to the most likely one.
+        refine_min_p (`float`, *optional*):
+            The same for refined actions, which may explore what the policy leaves out: `0.0` considers all tokens. If
+            `None`, `min_p`.
         repetition_penalty (`float`, *optional*, defaults to `1.0`):
             Penalty for tokens that occurred already. `1.0` is none.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
@@ -329,6 +332,9 @@ class NLACConfig(RecordOptions, VLLMOptions):
     min_p: float | None = field(
         default=None, metadata={"help": "Smallest probability of a token, relative to the most likely one."}
     )
+    refine_min_p: float | None = field(
+        default=None, metadata={"help": "The same for refined actions; 0 considers all. If None, `min_p`."}
+    )
     repetition_penalty: float = field(
         default=1.0, metadata={"help": "Penalty for tokens that occurred already. 1.0 is none."}
     )
@@ -474,6 +480,7 @@ class NLACConfig(RecordOptions, VLLMOptions):
     @property
     def samplings(self) -> dict[str, Sampling]:
         """How each role samples."""
+        min_p = {"refine": self.min_p if self.refine_min_p is None else self.refine_min_p}
         roles = {
             "policy": (self.max_action_length, self.temperature, self.top_p),
             "successor": (self.max_future_length, self.successor_temperature, self.successor_top_p),
@@ -489,7 +496,7 @@ class NLACConfig(RecordOptions, VLLMOptions):
                 temperature=self.temperature if temperature is None else temperature,
                 top_p=top_p or self.top_p,
                 top_k=self.top_k,
-                min_p=self.min_p,
+                min_p=min_p.get(role, self.min_p) or None,
                 repetition_penalty=self.repetition_penalty,
                 generation_kwargs=self.generation_kwargs or {},
                 regex=self.vllm_structured_outputs_regex if role in ("policy", "refine", "evaluation") else None,

@@ -52,6 +52,7 @@ ROLE_OPTIONS = (
     "refine_top_p",
     "top_k",
     "min_p",
+    "refine_min_p",
     "repetition_penalty",
     "generation_kwargs",
     "chat_template_kwargs",
