@@ -175,7 +175,12 @@ class TestServiceDesk:
             "route billing ruby photo noon",
             "refused needs amber 1 route billing amber photo noon closed win",
         ),
-        (RoomsWorld({("hall", door): "trap" for door in DOORS}, horizon=2), {"start": "hall"}, "take red", "trap lose"),
+        (
+            RoomsWorld({("hall", door): "trap" for door in DOORS}, horizon=2),
+            {"start": "hall"},
+            "take red",
+            "trap lose",
+        ),
     ],
 )
 def test_oracle_after_an_unreadable_answer(world, task, action, future):
