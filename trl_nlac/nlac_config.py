@@ -21,6 +21,7 @@ from .config_checks import check_options
 from .generation import Sampling
 from .prompts import ACTION_PARSERS
 from .record_options import RecordOptions
+from .role_sampling import role_samplings
 from .vllm_config import VLLMOptions
 
 
@@ -480,26 +481,4 @@ class NLACConfig(RecordOptions, VLLMOptions):
     @property
     def samplings(self) -> dict[str, Sampling]:
         """How each role samples."""
-        min_p = {"refine": self.min_p if self.refine_min_p is None else self.refine_min_p}
-        roles = {
-            "policy": (self.max_action_length, self.temperature, self.top_p),
-            "successor": (self.max_future_length, self.successor_temperature, self.successor_top_p),
-            "backup": (self.max_critique_length, self.backup_temperature, self.backup_top_p),
-            "critique": (self.max_critique_length, self.critique_temperature, self.critique_top_p),
-            "refine": (self.max_action_length, self.refine_temperature, self.refine_top_p),
-            "correction": (None, self.temperature, self.top_p),
-            "evaluation": (self.max_action_length, self.eval_temperature, self.top_p),
-        }
-        return {
-            role: Sampling(
-                max_tokens=max_tokens or self.max_completion_length,
-                temperature=self.temperature if temperature is None else temperature,
-                top_p=top_p or self.top_p,
-                top_k=self.top_k,
-                min_p=min_p.get(role, self.min_p) or None,
-                repetition_penalty=self.repetition_penalty,
-                generation_kwargs=self.generation_kwargs or {},
-                regex=self.vllm_structured_outputs_regex if role in ("policy", "refine", "evaluation") else None,
-            )
-            for role, (max_tokens, temperature, top_p) in roles.items()
-        }
+        return role_samplings(self)
