@@ -13,6 +13,7 @@
 # limitations under the License.
 
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -130,17 +131,26 @@ def test_errors_reach_whoever_asked(greedy, monkeypatch):
     assert answer.action.startswith("route")
 
 
-def test_who_waits_no_more(greedy, batches):
+def test_who_waits_no_more(greedy, batches, monkeypatch):
     """Is not answered, and does not disturb the others."""
-    agent = AsyncNLACAgent(greedy)
+    agent, act_on = AsyncNLACAgent(greedy), greedy.act_on
+    at_work, may_answer = threading.Event(), threading.Event()
+
+    def when_allowed(*args):
+        at_work.set()
+        assert may_answer.wait(60)
+        return act_on(*args)
+
+    monkeypatch.setattr(greedy, "act_on", when_allowed)
 
     async def ask():
         first = asyncio.ensure_future(agent.act(STATES[0]))
-        await asyncio.sleep(0.005)  # at work
+        assert await asyncio.to_thread(at_work.wait, 60)
         given_up, other = (asyncio.ensure_future(agent.act(messages)) for messages in STATES[1:3])
         await asyncio.sleep(0)
         given_up.cancel()
         first.cancel()
+        may_answer.set()
         return await asyncio.gather(first, given_up, other, return_exceptions=True)
 
     *cancelled, answer = asyncio.run(ask())
