@@ -34,38 +34,27 @@ def role_samplings(args: "NLACConfig") -> dict[str, Sampling]:
     Returns:
         `dict[str, Sampling]`: by the name of the role; `"evaluation"` is the policy when it is evaluated.
     """
-    lengths = {
-        **dict.fromkeys(("policy", "refine", "evaluation"), args.max_action_length),
-        **dict.fromkeys(("backup", "critique"), args.max_critique_length),
-        "successor": args.max_future_length,
+    refine_min_p = args.min_p if args.refine_min_p is None else args.refine_min_p
+    action, critique = args.max_action_length, args.max_critique_length
+    own = {
+        "policy": (action, None, None, args.min_p),
+        "successor": (args.max_future_length, args.successor_temperature, args.successor_top_p, args.min_p),
+        "backup": (critique, args.backup_temperature, args.backup_top_p, args.min_p),
+        "critique": (critique, args.critique_temperature, args.critique_top_p, args.min_p),
+        "refine": (action, args.refine_temperature, args.refine_top_p, refine_min_p),
+        "correction": (None, None, None, args.min_p),
+        "evaluation": (action, args.eval_temperature, None, args.min_p),
     }
-    temperatures = {
-        "successor": args.successor_temperature,
-        "backup": args.backup_temperature,
-        "critique": args.critique_temperature,
-        "refine": args.refine_temperature,
-        "evaluation": args.eval_temperature,
-    }
-    top_ps = {
-        "successor": args.successor_top_p,
-        "backup": args.backup_top_p,
-        "critique": args.critique_top_p,
-        "refine": args.refine_top_p,
-    }
-
-    def own(value, default):
-        return default if value is None else value
-
     return {
         role: Sampling(
-            max_tokens=own(lengths.get(role), args.max_completion_length),
-            temperature=own(temperatures.get(role), args.temperature),
-            top_p=own(top_ps.get(role), args.top_p),
+            max_tokens=max_tokens or args.max_completion_length,
+            temperature=args.temperature if temperature is None else temperature,
+            top_p=top_p or args.top_p,
             top_k=args.top_k,
-            min_p=own(args.refine_min_p if role == "refine" else None, args.min_p) or None,
+            min_p=min_p or None,
             repetition_penalty=args.repetition_penalty,
             generation_kwargs=args.generation_kwargs or {},
             regex=args.vllm_structured_outputs_regex if role in ("policy", "refine", "evaluation") else None,
         )
-        for role in ("policy", "successor", "backup", "critique", "refine", "correction", "evaluation")
+        for role, (max_tokens, temperature, top_p, min_p) in own.items()
     }
