@@ -115,16 +115,16 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         task = make_task(task_name, seed)
     budget = args.budget or budget_of(task_name, method)
     interval = max(1, budget // NUM_EVALUATIONS)
-    acting_changes = {name: changes[name] for name in changes if name in learning_real_models.ACTING}
-    acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_changes)
-    if method in ("base", "base_refined"):
-        settings = {}
+    trains = method not in ("base", "base_refined")
+    settings = {**(default_settings(task, method) if trains else {}), **changes}
+    acting_settings = {name: settings.pop(name) for name in list(settings) if name in learning_real_models.ACTING}
+    acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_settings)
+    if not trains:
         player = play_base(task, acting, refines=method == "base_refined")
         costs = {"environment_steps": 0, "generated_tokens": 0, "seconds": 0.0, "gradient_steps": 0}
         points = [{**costs, **player.evaluate()}]
         before = None
     else:
-        settings = {**default_settings(task, method), **{n: v for n, v in changes.items() if n not in acting_changes}}
         curve = BASELINES.get(method, train_nlac)(task, acting, budget, interval, **settings)
         player, points, before = curve.player, curve.points, curve.before
     final = {name: player.evaluate(name, num_episodes=task.final_episodes) for name in task.instances}

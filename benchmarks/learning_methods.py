@@ -61,6 +61,8 @@ NLAC = dict(
 )
 # Where evidence is thin or luck decides, a critic must not change faster than it hears of many episodes.
 SLOW_CRITIC = dict(learning_rate=5e-4, target_update_rate=0.02, critique_temperature=0.5, rehearsal_ratio=1.0)
+# The policy leaves out what is unlikely. The other roles do not: what it has lost is found again by refinement.
+POLICY_MIN_P = dict(min_p=0.05, successor_min_p=0.0, critique_min_p=0.0, refine_min_p=0.0)
 NLAC_BY_TASK = {
     "service_desk_told": {},
     # Every episode tells little: more of the buffer for each, and faster.
@@ -69,6 +71,7 @@ NLAC_BY_TASK = {
         "learning_rate": 1e-3,
         "bootstrap": "explicit",
         "samples_per_iteration": 256,
+        **POLICY_MIN_P,
     },
     "service_desk_noisy": SLOW_CRITIC,
     "service_desk_delayed": {**SLOW_CRITIC, "bootstrap": "explicit", "successor_temperature": 0.0},
@@ -103,7 +106,11 @@ ABLATIONS_BY_TASK = {
 BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": learning_scalar.train}
 # In the rooms most starts have successes early, and an anchor only slows rejection fine-tuning down.
 BASELINES_BY_TASK = {
-    "service_desk_hinted": {"grpo": {"learning_rate": 3e-4}, "rft": {"learning_rate": 3e-4}},
+    "service_desk_hinted": {
+        "grpo": {"learning_rate": 3e-4, "min_p": 0.05},
+        "rft": {"learning_rate": 3e-4, "min_p": 0.05},
+        "scalar": {"min_p": 0.05},
+    },
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
 

@@ -52,6 +52,7 @@ class TestNLACConfig:
             ("refine_top_p", 2.0),
             ("min_p", 1.5),
             ("refine_min_p", -0.1),
+            ("successor_min_p", 1.1),
             ("vllm_mode", "remote"),
             ("vllm_server_timeout", 0.0),
             ("vllm_tensor_parallel_size", 0),
@@ -116,11 +117,12 @@ class TestNLACConfig:
         assert (config.max_turns, config.target_update_rate) == (7, 0.5)
         assert config.samplings["critique"].generation_kwargs == {"no_repeat_ngram_size": 3}
 
-    @pytest.mark.parametrize("refine_min_p, expected", [(None, 0.05), (0.0, None), (0.2, 0.2)])
-    def test_refinement_may_sample_what_the_policy_leaves_out(self, tmp_path, refine_min_p, expected):
-        samplings = make_config(tmp_path, min_p=0.05, refine_min_p=refine_min_p).samplings
-        assert samplings["refine"].min_p == expected
-        assert {sampling.min_p for role, sampling in samplings.items() if role != "refine"} == {0.05}
+    @pytest.mark.parametrize("role", ["successor", "backup", "critique", "refine"])
+    @pytest.mark.parametrize("min_p, expected", [(None, 0.05), (0.0, None), (0.2, 0.2)])
+    def test_a_role_may_sample_what_the_policy_leaves_out(self, tmp_path, role, min_p, expected):
+        samplings = make_config(tmp_path, min_p=0.05, **{f"{role}_min_p": min_p}).samplings
+        assert samplings[role].min_p == expected
+        assert {sampling.min_p for other, sampling in samplings.items() if other != role} == {0.05}
 
     def test_temperatures_of_the_roles(self, tmp_path):
         samplings = make_config(tmp_path, temperature=0.9, backup_temperature=0.0).samplings

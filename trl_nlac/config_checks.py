@@ -70,7 +70,7 @@ def check_options(args: Any) -> None:
     for name in ("top_p", "successor_top_p", "backup_top_p", "critique_top_p", "refine_top_p"):
         value = args.__dict__[name]
         check(name, value is None and name != "top_p" or value and 0 < value <= 1, "above 0 and at most 1")
-    for name in ("min_p", "refine_min_p"):
+    for name in ("min_p", "successor_min_p", "backup_min_p", "critique_min_p", "refine_min_p"):
         value = args.__dict__[name]
         check(name, value is None or 0 <= value <= 1, "from 0 to 1, or None")
     for name in ("successor", "backup", "critique", "refine", "eval"):

@@ -122,9 +122,14 @@ class NLACConfig(RecordOptions, VLLMOptions):
             Number of the most likely tokens to consider. `0` considers all.
         min_p (`float`, *optional*):
             Smallest probability of a token, relative to the most likely one.
+        successor_min_p (`float`, *optional*):
+            The same for foreseen futures: `0.0` considers all tokens. If `None`, `min_p`.
+        backup_min_p (`float`, *optional*):
+            The same for Bellman targets. If `None`, `min_p`.
+        critique_min_p (`float`, *optional*):
+            The same for critiques. If `None`, `min_p`.
         refine_min_p (`float`, *optional*):
-            The same for refined actions, which may explore what the policy leaves out: `0.0` considers all tokens. If
-            `None`, `min_p`.
+            The same for refined actions, which may so explore what the policy leaves out. If `None`, `min_p`.
         repetition_penalty (`float`, *optional*, defaults to `1.0`):
             Penalty for tokens that occurred already. `1.0` is none.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
@@ -333,8 +338,15 @@ class NLACConfig(RecordOptions, VLLMOptions):
     min_p: float | None = field(
         default=None, metadata={"help": "Smallest probability of a token, relative to the most likely one."}
     )
+    successor_min_p: float | None = field(
+        default=None, metadata={"help": "The same for foreseen futures. If None, `min_p`."}
+    )
+    backup_min_p: float | None = field(
+        default=None, metadata={"help": "The same for Bellman targets. If None, `min_p`."}
+    )
+    critique_min_p: float | None = field(default=None, metadata={"help": "The same for critiques. If None, `min_p`."})
     refine_min_p: float | None = field(
-        default=None, metadata={"help": "The same for refined actions; 0 considers all. If None, `min_p`."}
+        default=None, metadata={"help": "The same for refined actions. If None, `min_p`."}
     )
     repetition_penalty: float = field(
         default=1.0, metadata={"help": "Penalty for tokens that occurred already. 1.0 is none."}

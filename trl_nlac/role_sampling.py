@@ -34,16 +34,15 @@ def role_samplings(args: "NLACConfig") -> dict[str, Sampling]:
     Returns:
         `dict[str, Sampling]`: by the name of the role; `"evaluation"` is the policy when it is evaluated.
     """
-    refine_min_p = args.min_p if args.refine_min_p is None else args.refine_min_p
     action, critique = args.max_action_length, args.max_critique_length
     own = {
-        "policy": (action, None, None, args.min_p),
-        "successor": (args.max_future_length, args.successor_temperature, args.successor_top_p, args.min_p),
-        "backup": (critique, args.backup_temperature, args.backup_top_p, args.min_p),
-        "critique": (critique, args.critique_temperature, args.critique_top_p, args.min_p),
-        "refine": (action, args.refine_temperature, args.refine_top_p, refine_min_p),
-        "correction": (None, None, None, args.min_p),
-        "evaluation": (action, args.eval_temperature, None, args.min_p),
+        "policy": (action, None, None, None),
+        "successor": (args.max_future_length, args.successor_temperature, args.successor_top_p, args.successor_min_p),
+        "backup": (critique, args.backup_temperature, args.backup_top_p, args.backup_min_p),
+        "critique": (critique, args.critique_temperature, args.critique_top_p, args.critique_min_p),
+        "refine": (action, args.refine_temperature, args.refine_top_p, args.refine_min_p),
+        "correction": (None, None, None, None),
+        "evaluation": (action, args.eval_temperature, None, None),
     }
     return {
         role: Sampling(
@@ -51,7 +50,7 @@ def role_samplings(args: "NLACConfig") -> dict[str, Sampling]:
             temperature=args.temperature if temperature is None else temperature,
             top_p=top_p or args.top_p,
             top_k=args.top_k,
-            min_p=min_p or None,
+            min_p=(args.min_p if min_p is None else min_p) or None,
             repetition_penalty=args.repetition_penalty,
             generation_kwargs=args.generation_kwargs or {},
             regex=args.vllm_structured_outputs_regex if role in ("policy", "refine", "evaluation") else None,
