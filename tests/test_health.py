@@ -13,13 +13,14 @@
 # limitations under the License.
 
 import itertools
+import json
 import logging
 import random
 
 import pytest
 from testing_utils import make_episode
 
-from trl_nlac.health import HealthMonitor, backup_fidelity, refine_compliance
+from trl_nlac.health import HealthMonitor, SuccessMonitor, backup_fidelity, refine_compliance
 from trl_nlac.metrics import PassHatK, SuccessRate
 from trl_nlac.prompts import Critique
 from trl_nlac.refinement import Refinement
@@ -50,6 +51,39 @@ class TestHealth:
             for _ in range(30):
                 monitor.update(healthy)
             assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
+
+
+class TestSuccessMonitor:
+    @staticmethod
+    def play(monitor, chance, episodes, rng):
+        return sum(monitor.update([rng.random() < chance for _ in range(4)]) for _ in range(episodes // 4))
+
+    def test_warns_once_of_a_fall_and_again_after_a_recovery(self, caplog):
+        monitor, rng = SuccessMonitor(warning_ratio=0.7), random.Random(0)
+        with caplog.at_level(logging.WARNING):
+            assert self.play(monitor, 0.1, 200, rng) + self.play(monitor, 0.9, 200, rng) == 0
+            assert self.play(monitor, 0.1, 400, rng) == 1
+            assert "Success fell from 0.9" in caplog.text and "`min_p=0.05`" in caplog.text
+        assert self.play(monitor, 0.9, 200, rng) == 0
+        assert self.play(monitor, 0.1, 200, rng) == 1
+
+    def test_chance_is_no_fall(self):
+        rng = random.Random(0)
+        monitors = [SuccessMonitor(warning_ratio=0.7) for _ in range(50)]
+        assert (
+            sum(
+                self.play(monitor, chance, 2000, rng)
+                for monitor, chance in zip(monitors, [0.1, 0.5] * 25, strict=True)
+            )
+            <= 1
+        )
+
+    def test_state(self):
+        rng = random.Random(0)
+        monitor, resumed = SuccessMonitor(warning_ratio=0.7), SuccessMonitor(warning_ratio=0.7)
+        self.play(monitor, 0.9, 200, rng)
+        resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+        assert self.play(resumed, 0.1, 80, rng) == 1
 
 
 class TestSuccessRate:

@@ -99,7 +99,7 @@ def test_imports_go_one_way():
             *(f"environments.{name}" for name in ("base", "pool", "worker")),
             *("generation", "prompts", "recorder", "rewards", "roles", "types"),
         },
-        "health": {"prompts", "refinement", "types"},
+        "health": {"metrics", "prompts", "refinement", "types"},
         "run_folder": set(),
         "improvement": {"critic", "generation", "refinement", "roles", "types"},
         "record_options": set(),

@@ -12,13 +12,14 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Watching the roles: one set of weights plays all of them, and can forget some."""
+"""Watching the roles and success: one set of weights plays all roles, and can forget some."""
 
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from .metrics import wilson_interval
 from .prompts import Critique
 from .refinement import Refinement
 from .types import Answer, Transition
@@ -138,3 +139,59 @@ class HealthMonitor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._count, self._level, self._best = Counter(state["count"]), dict(state["level"]), dict(state["best"])
         self._warned = set(state["warned"])
+
+
+@dataclass
+class SuccessMonitor:
+    """
+    Warns when success falls for good. Roles can stay healthy while it does: to the trainer an action that no environment
+    can read is text like any other.
+
+    Args:
+        warning_ratio (`float`):
+            Success is reported once that of the last episodes is below this share of the best that as many episodes had,
+            and by more than chance explains, also over a long run: their 99.9 % intervals do not touch.
+        window (`int`, *optional*, defaults to `40`):
+            Number of last episodes.
+    """
+
+    warning_ratio: float
+    window: int = 40
+    _outcomes: list[bool] = field(default_factory=list)
+    _best: int = 0
+    _warned: bool = False
+
+    def update(self, outcomes: list[bool]) -> bool:
+        """
+        Take the outcomes of the newest episodes, over all processes.
+
+        Returns:
+            `bool`: whether a fall was reported now. It is reported again only after success has recovered.
+        """
+        self._outcomes = (self._outcomes + outcomes)[-self.window :]
+        if len(self._outcomes) < self.window:
+            return False
+        now = sum(self._outcomes)
+        self._best = max(self._best, now)
+        _, high = wilson_interval(now, self.window, confidence=0.999)
+        low, _ = wilson_interval(self._best, self.window, confidence=0.999)
+        has_fallen = now < self.warning_ratio * self._best and high < low
+        is_news = has_fallen and not self._warned
+        self._warned = has_fallen
+        if is_news:
+            logger.warning(
+                "Success fell from %.2f to %.2f of %d training episodes. If tasks did not become harder, the policy is being "
+                "trained on what was sampled badly: keep the best checkpoint with `load_best_model_at_end`, set `min_p=0.05`, "
+                "or lower `learning_rate`.",
+                self._best / self.window,
+                now / self.window,
+                self.window,
+            )
+        return is_news
+
+    def state_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return {"outcomes": self._outcomes, "best": self._best, "warned": self._warned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._outcomes, self._best, self._warned = list(state["outcomes"]), state["best"], state["warned"]

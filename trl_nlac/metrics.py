@@ -26,6 +26,15 @@ from accelerate.utils import gather_object
 from .types import FAILURE_KINDS, Episode
 
 
+def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a rate of `successes` in `n`, at least 1."""
+    rate = successes / n
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    center = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    margin = z / (1 + z * z / n) * sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    return max(0.0, center - margin), min(1.0, center + margin)
+
+
 class SuccessRate(evaluate.Metric):
     """
     Share of successful episodes with its Wilson score interval.
@@ -42,14 +51,11 @@ class SuccessRate(evaluate.Metric):
         )
 
     def _compute(self, successes, confidence: float = 0.95) -> dict[str, float]:
-        n, rate = len(successes), sum(successes) / len(successes)
-        z = NormalDist().inv_cdf(0.5 + confidence / 2)
-        center = (rate + z * z / (2 * n)) / (1 + z * z / n)
-        margin = z / (1 + z * z / n) * sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+        low, high = wilson_interval(sum(successes), len(successes), confidence)
         return {
-            "success_rate": rate,
-            "success_rate_low": max(0.0, center - margin),
-            "success_rate_high": min(1.0, center + margin),
+            "success_rate": sum(successes) / len(successes),
+            "success_rate_low": low,
+            "success_rate_high": high,
         }
 
 

@@ -206,7 +206,8 @@ class NLACConfig(RecordOptions, VLLMOptions):
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             Number of samples of the `rehearsal_dataset` in each batch, relative to the transitions. `0` is the paper.
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
-            A warning names a role once its health metric falls below this share of the best that it has been.
+            A warning names a role once its health metric falls below this share of the best that it has been; another
+            tells when success does.
 
         > Parameters that control evaluation
 

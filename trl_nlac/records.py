@@ -28,9 +28,9 @@ from .audit import AuditTrail
 from .environments.base import Oracle
 from .episode_tables import EpisodeTables
 from .evaluation import Evaluation
-from .health import HealthMonitor, health_metrics
+from .health import HealthMonitor, SuccessMonitor, health_metrics
 from .losses import LOSSES
-from .metrics import episode_metrics, mean_over_processes
+from .metrics import episode_metrics, is_played, mean_over_processes
 from .nlac_config import NLACConfig
 from .oracle import judge_refinements
 from .refinement import Refinement
@@ -58,6 +58,8 @@ class Records:
             Values since the last log, of which it will have the means.
         num_environment_steps (`int`):
             Number of environment steps of training, over all processes.
+        success ([`SuccessMonitor`]):
+            Warns when success falls.
         health ([`HealthMonitor`]):
             Watches whether a role is forgotten.
     """
@@ -71,6 +73,7 @@ class Records:
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
         self.num_environment_steps = 0
         self.health = HealthMonitor(args.health_warning_ratio)
+        self.success = SuccessMonitor(args.health_warning_ratio)
         self.tables = EpisodeTables(args, roles.chat.decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self.audit = None
@@ -101,6 +104,8 @@ class Records:
         metrics = episode_metrics(episodes, self.args.success_threshold) if episodes else {}
         for name, value in mean_over_processes(metrics).items():
             self.metrics[name].append(value)
+        played = [episode for episode in episodes if is_played(episode)]
+        self.success.update(gather_object([episode.score >= self.args.success_threshold for episode in played]))
         self.num_environment_steps += sum(gather_object([sum(len(episode.turns) for episode in episodes)]))
 
     def judge_samples(self, samples: list[Sample]) -> None:
@@ -201,9 +206,14 @@ class Records:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"environment_steps": self.num_environment_steps, "health": self.health.state_dict()}
+        return {
+            "environment_steps": self.num_environment_steps,
+            "health": self.health.state_dict(),
+            "success": self.success.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of [`Records.state_dict`]."""
         self.num_environment_steps = state["environment_steps"]
         self.health.load_state_dict(state["health"])
+        self.success.load_state_dict(state["success"])
