@@ -106,11 +106,13 @@ ABLATIONS_BY_TASK = {
 BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": learning_scalar.train}
 # In the rooms most starts have successes early, and an anchor only slows rejection fine-tuning down.
 BASELINES_BY_TASK = {
+    "service_desk_told": {"grpo": {"min_p": 0.05}, "rft": {"min_p": 0.05}},
     "service_desk_hinted": {
         "grpo": {"learning_rate": 3e-4, "min_p": 0.05},
         "rft": {"learning_rate": 3e-4, "min_p": 0.05},
         "scalar": {"min_p": 0.05},
     },
+    "service_desk_delayed": {"rft": {"min_p": 0.05}},
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
 
