@@ -27,6 +27,7 @@ from pathlib import Path
 import jinja2
 from learning_claims import HOLDS, UNKNOWN, best_final, overlap
 from learning_plots import COSTS, label, plot_ablations, plot_critic, plot_task, task_label, variant
+from learning_search import change_words
 
 
 HALF = "0.5"  # of the oracle's success
@@ -188,7 +189,7 @@ def write_page(summary: dict, folder: Path) -> None:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     words = (label, task_label, variant, number, rate, gap)
-    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict)
+    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, change_words)
     template = environment.from_string(TEMPLATE.read_text())
     page = template.render(summary, COSTS=COSTS, **{function.__name__: function for function in words})
     (folder / "results.md").write_text(page)

@@ -30,6 +30,7 @@ import numpy as np
 import reporting
 from learning_claims import claims
 from learning_methods import ABLATIONS_BY_TASK
+from learning_search import changed_settings, searches
 from learning_tasks import TASKS
 
 
@@ -193,6 +194,13 @@ def summarize_task(cells: list[dict], methods: list[str]) -> dict:
         if len({cell["budget"] for cell in seeds}) > 1:
             budgets = ", ".join(f"{cell['budget']} (seed {cell['seed']})" for cell in seeds)
             raise ValueError(f"The cells of {method} on {seeds[0]['task']} have different budgets: {budgets}.")
+        for cell in seeds[1:]:
+            changes = changed_settings(cell, seeds[0])
+            if changes:
+                raise ValueError(
+                    f"Seeds {seeds[0]['seed']} and {cell['seed']} of {method} on {cell['task']} have different settings: the "
+                    f"second has {changes}. Run them again with the same ones."
+                )
     trained = [cell for cell in cells if cell["method"] in methods and len(cell["points"]) > 1]
     smallest = min((cell["budget"] for cell in trained), default=None)
     ends = [cell["points"][-1]["environment_steps"] for cell in trained if cell["budget"] == smallest]
@@ -269,7 +277,7 @@ def summarize(
             Seeds that every cell should have, besides those that any method has.
 
     Raises:
-        ValueError: If seeds of a method on a task had different budgets.
+        ValueError: If seeds of a method on a task had different budgets or settings.
     """
     compared = [methods[0], *settings, *methods[1:]]
     machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
@@ -287,14 +295,24 @@ def summarize(
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/learning"))
+    parser.add_argument(
+        "--searches",
+        type=Path,
+        default=Path("benchmarks/results/learning_search"),
+        help="where cells of other settings are, at any depth",
+    )
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/learning.json"))
     parser.add_argument("--settings", nargs="*", default=SETTINGS, help="methods nlac_* that are no ablations")
     parser.add_argument(
         "--seeds", nargs="+", type=int, default=list(range(5)), help="those that each cell should have"
     )
     args = parser.parse_args()
-    cells = [json.loads(path.read_text()) for path in sorted(args.cells.glob("*/*/*.json"))]
+    cells, searched = (
+        [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
+        for folder in (args.cells, args.searches)
+    )
     summary = summarize(cells, settings=args.settings, ablations=ABLATIONS_BY_TASK, seeds=args.seeds)
+    summary["searches"] = searches(searched, cells)
     summary["claims"] = claims(summary)
     reporting.write(summary, args.json)
     for claim in summary["claims"]:

@@ -23,6 +23,7 @@ pytest.importorskip("matplotlib")
 
 from learning_claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from learning_report import ablation_verdict, choice, claim_sentence, defeats, gap, rate, winner_sentences, write_page
+from learning_search import change_words, searches
 from learning_summary import area, curve, difference, measured, over_seeds, point_at, reach, summarize
 
 
@@ -45,7 +46,13 @@ def make_cell(method: str, seed: int, successes: list[float], steps: int = 100, 
         for i, success in enumerate(successes)
     ]
     cell = {"task": task, "method": method, "seed": seed, "budget": (len(points) - 1) * steps, "oracle_success": 1.0}
-    cell.update(points=points, machine={"cpu_count": 2, "platform": "here"}, versions={"torch": "2"}, python="3.11")
+    cell.update(
+        points=points,
+        settings={},
+        machine={"cpu_count": 2, "platform": "here"},
+        versions={"torch": "2"},
+        python="3.11",
+    )
     held_out, before, after = ({"episode/success_rate": success} for success in (successes[-1], 0.1, 0.3))
     final = {"held_out": held_out, "unseen_domain": after}
     return {**cell, "before": {"unseen_domain": before}, "final": final, **changes}
@@ -53,6 +60,34 @@ def make_cell(method: str, seed: int, successes: list[float], steps: int = 100, 
 
 def make_cells(method: str, curves: list[list[float]], steps: int = 100, task: str = TOLD) -> list[dict]:
     return [make_cell(method, seed, successes, steps, task) for seed, successes in enumerate(curves)]
+
+
+class TestSearch:
+    def test_changes_to_the_table(self):
+        def cell(seed, success, task=TOLD, sampling=None, **settings):
+            sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, **(sampling or {})}
+            return make_cell("rft", seed, [0.0, success], task=task, settings=settings, sampling=sampling)
+
+        table = [cell(0, 0.5, sampling={"min_p": 0.05}, learning_rate=1e-3, anchor_ratio=0.5)]
+        tried = [
+            cell(101, 0.2, learning_rate=1e-3),
+            cell(100, 0.1, learning_rate=1e-3),
+            cell(100, 0.7, sampling={"min_p": 0.05}, learning_rate=1e-3, anchor_ratio=0.5),
+            cell(100, 0.9, task=HINTED),
+        ]
+        del tried[0]["sampling"]  # as in the first cells
+        without, same = searches(tried, table)
+        assert without == {
+            "task": TOLD,
+            "method": "rft",
+            "changes": {"anchor_ratio": None, "min_p": None},
+            "budget": 100,
+            "success": {"100": 0.1, "101": 0.2},
+        }
+        assert (same["changes"], same["success"]) == ({}, {"100": 0.7})
+        assert change_words(without["changes"]) == "no `anchor_ratio`, no `min_p`"
+        assert change_words({"learning_rate": 3e-4}) == "`learning_rate=0.0003`"
+        assert change_words({}) == "as in the table"
 
 
 class TestStatistics:
@@ -190,6 +225,11 @@ class TestSummary:
     def test_seeds_with_different_budgets_are_refused(self):
         cells = [make_cell("nlac", 0, [0.0, 0.5]), make_cell("nlac", 1, [0.0, 0.5], steps=200)]
         with pytest.raises(ValueError, match=r"different budgets: 100 \(seed 0\), 200 \(seed 1\)"):
+            summarize(cells, tasks=[TOLD])
+
+    def test_seeds_with_different_settings_are_refused(self):
+        cells = [make_cell("nlac", seed, [0.0, 0.5], settings={"num_futures": seed}) for seed in (1, 4)]
+        with pytest.raises(ValueError, match=r"different settings: the second has {'num_futures': 4}"):
             summarize(cells, tasks=[TOLD])
 
 
@@ -373,11 +413,14 @@ class TestReport:
         )
         cells += make_cells("base", [[0.1]] * 2) + make_cells("grpo", [[0.0, 0.2, 0.4]] * 2, 1000)
         summary = summarize(cells, tasks=[TOLD, HINTED], methods=["nlac", "grpo", "rft", "base"])
+        tried = make_cell("grpo", 100, [0.0, 0.3], settings={"beta": 0.1})
+        summary["searches"] = searches([tried], cells)
         summary["claims"] = claims(summary)
         write_page(json.loads(json.dumps(summary)), tmp_path)
         page = (tmp_path / "results.md").read_text()
         assert "| NLAC | 200 | 0.80 (0.00 to 1.00) | 0.70 | 0.70, 0.90 | 0.80 (0.00 to 1.00) |" in page
         assert "| GRPO | not reached (0 of 2) | – | – |" in page
+        assert "| Service desk (told) | GRPO | `beta=0.1` | 100 | 0.30 (100) |" in page
         assert (
             "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 | -0.60 (-1.87 to +0.67) | not clear |"
             in page
