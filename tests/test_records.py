@@ -18,6 +18,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -51,6 +52,19 @@ def test_training_log(tmp_path):
     assert "eval_episode/success_rate_low" in lines[0] and "train_runtime" in lines[-1]
     assert [line["environment/steps"] for line in lines if "loss" in line] == [8, 16]
     assert lines[1:3] == trainer.state.log_history[:2]
+
+
+def test_a_fall_of_success_is_told_and_survives_a_checkpoint(tmp_path, caplog):
+    records = make_trainer(tmp_path / "first", CONFIG).records
+    resumed = make_trainer(tmp_path / "second", CONFIG).records
+    records.add_episodes([make_episode(score=1.0)] * 40, list(range(40)), 0)
+    failed = replace(make_episode(score=1.0), failure="step: it broke")
+    with caplog.at_level(logging.WARNING):
+        records.add_episodes([failed] * 40, list(range(40)), 1)  # not the policy's fault
+        assert "Success fell" not in caplog.text
+        resumed.load_state_dict(json.loads(json.dumps(records.state_dict())))
+        resumed.add_episodes([make_episode(score=0.0)] * 20, list(range(20)), 2)
+    assert "Success fell from 1.00 to 0.50 of 40 training episodes" in caplog.text
 
 
 class TestEpisodes:
