@@ -81,7 +81,7 @@ NLAC_BY_TASK = {
 # of refinement, because a critic that learns nothing would be asked in others.
 HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0, "num_refinements": 1}
 # Where luck decides, it is led astray less by few and fresh episodes than by all.
-HINDSIGHT_BY_TASK = {"service_desk_delayed": {"replay_buffer_size": 400}}
+HINDSIGHT_BY_TASK = {"service_desk_told": {"min_p": 0.05}, "service_desk_delayed": {"replay_buffer_size": 400}}
 ABLATIONS = {
     "nlac_blind": {"blind": True},
     "nlac_monte_carlo": {"bootstrap": "monte_carlo"},
