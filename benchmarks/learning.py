@@ -58,7 +58,7 @@ from trl import ModelConfig, get_peft_config
 
 
 # Environment steps that a method may spend on a task. GRPO and RFT, which learn more slowly and cost less per step, have five
-# times as many as the others; ablations are compared on the first half of what NLAC has.
+# times as many as the others; ablations, and NLAC to compare them with, have half of what NLAC has.
 BUDGETS = {
     "service_desk_told": 800,
     "service_desk_hinted": 1600,

@@ -156,7 +156,7 @@ def plot_critic(tasks: dict[str, dict], path: Path) -> None:
 
 
 def plot_ablations(tasks: dict[str, dict], path: Path) -> None:
-    """What each ablation changes against plain NLAC, paired by seed, one dot for each task."""
+    """What each ablation changes against NLAC with the same budget, paired by seed, one dot for each task."""
     tasks = {name: task for name, task in tasks.items() if task["ablations"]}
     names = sorted({name for task in tasks.values() for name in task["ablations"]}, reverse=True)
     height = 1.6 + len(names) * (0.25 + 0.15 * len(tasks))

@@ -29,7 +29,7 @@ from statistics import mean, median, stdev
 import numpy as np
 import reporting
 from learning_claims import claims
-from learning_methods import ABLATIONS_BY_TASK
+from learning_methods import ABLATIONS_BY_TASK, PLAIN
 from learning_search import changed_settings, searches
 from learning_tasks import TASKS
 
@@ -168,7 +168,7 @@ def difference(method: dict | None, plain: dict | None) -> dict | None:
 
 
 def compare(ablated: list[dict], plain: list[dict]) -> dict:
-    """Differences of an ablation to plain NLAC, after as many `steps` as the one of them with the smaller budget has spent."""
+    """Differences of an ablation to NLAC, after as many `steps` as the one of them that has spent fewer."""
     steps = min(
         max(cell["points"][-1]["environment_steps"] for cell in cells) for cells in (ablated, plain or ablated)
     )
@@ -220,7 +220,9 @@ def summarize_task(cells: list[dict], methods: list[str]) -> dict:
             metric: curve(by_method.get("nlac", []), metric, "environment_steps") for metric in CRITIC_METRICS
         },
         "ablations": {
-            method: compare(by_method[method], by_method.get("nlac", [])) for method in names if method not in methods
+            method: compare(by_method[method], by_method.get(PLAIN, []))
+            for method in names
+            if method not in (*methods, PLAIN)
         },
     }
 

@@ -184,7 +184,9 @@ class TestSummary:
 
     def test_settings_are_no_ablations(self):
         curves = [[0.0, 0.5], [0.0, 0.7]]
-        cells = [cell for name in ("nlac", "nlac_long", "nlac_blind") for cell in make_cells(name, curves)]
+        cells = [
+            cell for name in ("nlac", "nlac_long", "nlac_plain", "nlac_blind") for cell in make_cells(name, curves)
+        ]
         summary = summarize(cells, tasks=[TOLD], settings=["nlac_long"])
         ablations = summary["tasks"][TOLD]["ablations"]
         assert list(ablations) == ["nlac_blind"]
@@ -193,7 +195,11 @@ class TestSummary:
 
     @pytest.mark.parametrize("steps, at", [(100, 200), (200, 400), (400, 400)])
     def test_ablations_are_compared_after_the_same_steps(self, steps, at):
-        cells = make_cells("nlac", [[0.0, 0.4, 0.8]] * 2, 200) + make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2, steps)
+        cells = make_cells(
+            "nlac", [[0.0, 0.9, 1.0]] * 2, 400
+        )  # with its own budget, and not what they are compared to
+        cells += make_cells("nlac_plain", [[0.0, 0.4, 0.8]] * 2, 200)
+        cells += make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2, steps)
         effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]
         ablated = {100: 0.2, 200: 0.2, 400: 0.1}[steps]
         assert (effect["steps"], effect["success"]["mean"]) == (at, pytest.approx(ablated - {200: 0.4, 400: 0.8}[at]))
@@ -411,6 +417,7 @@ class TestReport:
         cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]]) + make_cells(
             "nlac_blind", [[0.0, 0.1, 0.2]] * 2
         )
+        cells += make_cells("nlac_plain", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]])
         cells += make_cells("base", [[0.1]] * 2) + make_cells("grpo", [[0.0, 0.2, 0.4]] * 2, 1000)
         summary = summarize(cells, tasks=[TOLD, HINTED], methods=["nlac", "grpo", "rft", "base"])
         tried = make_cell("grpo", 100, [0.0, 0.3], settings={"beta": 0.1})
@@ -425,6 +432,7 @@ class TestReport:
             "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 | -0.60 (-1.87 to +0.67) | not clear |"
             in page
         )
+        assert "- Service desk (told): NLAC itself has 0.80 (0.00 to 1.00) after 200 environment steps.\n" in page
         assert "- Service desk (told), RFT: seeds 0, 1\n" in page
         assert page.count(f"**{UNKNOWN}**") == 7
         for name in (TOLD, "critic", "ablations"):
