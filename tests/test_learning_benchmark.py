@@ -85,8 +85,8 @@ class TestSearch:
             "success": {"100": 0.1, "101": 0.2},
         }
         assert (same["changes"], same["success"]) == ({}, {"100": 0.7})
-        assert change_words(without["changes"]) == "no `anchor_ratio`, no `min_p`"
-        assert change_words({"learning_rate": 3e-4}) == "`learning_rate=0.0003`"
+        assert change_words(without["changes"]) == "no anchor_ratio, no min_p"
+        assert change_words({"learning_rate": 3e-4}) == "learning_rate = 0.0003"
         assert change_words({}) == "as in the table"
 
 
@@ -427,7 +427,7 @@ class TestReport:
         page = (tmp_path / "results.md").read_text()
         assert "| NLAC | 200 | 0.80 (0.00 to 1.00) | 0.70 | 0.70, 0.90 | 0.80 (0.00 to 1.00) |" in page
         assert "| GRPO | not reached (0 of 2) | – | – |" in page
-        assert "| Service desk (told) | GRPO | `beta=0.1` | 100 | 0.30 (100) |" in page
+        assert "| Service desk (told) | GRPO | beta = 0.1 | 100 | 0.30 (100) |" in page
         assert (
             "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 | -0.60 (-1.87 to +0.67) | not clear |"
             in page
