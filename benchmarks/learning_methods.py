@@ -61,8 +61,10 @@ NLAC = dict(
 )
 # Where evidence is thin or luck decides, a critic must not change faster than it hears of many episodes.
 SLOW_CRITIC = dict(learning_rate=5e-4, target_update_rate=0.02, critique_temperature=0.5, rehearsal_ratio=1.0)
-# The policy leaves out what is unlikely. The other roles do not: what it has lost is found again by refinement.
-POLICY_MIN_P = dict(min_p=0.05, successor_min_p=0.0, critique_min_p=0.0, refine_min_p=0.0)
+# What is sampled by accident is trained on, so it helps where it is left out.
+MIN_P = dict(min_p=0.05)
+# The policy leaves it out. The other roles do not: what it has lost is found again by refinement.
+POLICY_MIN_P = dict(**MIN_P, successor_min_p=0.0, critique_min_p=0.0, refine_min_p=0.0)
 NLAC_BY_TASK = {
     "service_desk_told": {},
     # Every episode tells little: more of the buffer for each, and faster.
@@ -81,7 +83,7 @@ NLAC_BY_TASK = {
 # of refinement, because a critic that learns nothing would be asked in others.
 HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0, "num_refinements": 1}
 # Where luck decides, it is led astray less by few and fresh episodes than by all.
-HINDSIGHT_BY_TASK = {"service_desk_told": {"min_p": 0.05}, "service_desk_delayed": {"replay_buffer_size": 400}}
+HINDSIGHT_BY_TASK = {"service_desk_told": MIN_P, "service_desk_delayed": {"replay_buffer_size": 400}}
 # They have a smaller budget than the table, so they are compared to NLAC with the same one: its learning rate falls as early.
 PLAIN = "nlac_plain"
 ABLATIONS = {
@@ -109,13 +111,13 @@ ABLATIONS_BY_TASK = {
 BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": learning_scalar.train}
 # In the rooms most starts have successes early, and an anchor only slows rejection fine-tuning down.
 BASELINES_BY_TASK = {
-    "service_desk_told": {"grpo": {"min_p": 0.05}, "rft": {"min_p": 0.05}},
+    "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
     "service_desk_hinted": {
-        "grpo": {"learning_rate": 3e-4, "min_p": 0.05},
-        "rft": {"learning_rate": 3e-4, "min_p": 0.05},
-        "scalar": {"min_p": 0.05},
+        "grpo": {"learning_rate": 3e-4, **MIN_P},
+        "rft": {"learning_rate": 3e-4, **MIN_P},
+        "scalar": MIN_P,
     },
-    "service_desk_delayed": {"rft": {"min_p": 0.05}},
+    "service_desk_delayed": {"rft": MIN_P},
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
 

@@ -197,7 +197,7 @@ class TestSummary:
     def test_ablations_are_compared_after_the_same_steps(self, steps, at):
         cells = make_cells(
             "nlac", [[0.0, 0.9, 1.0]] * 2, 400
-        )  # with its own budget, and not what they are compared to
+        )  # has a budget of its own: not what they are compared to
         cells += make_cells("nlac_plain", [[0.0, 0.4, 0.8]] * 2, 200)
         cells += make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2, steps)
         effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]

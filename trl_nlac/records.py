@@ -104,9 +104,10 @@ class Records:
         metrics = episode_metrics(episodes, self.args.success_threshold) if episodes else {}
         for name, value in mean_over_processes(metrics).items():
             self.metrics[name].append(value)
-        played = [episode for episode in episodes if is_played(episode)]
-        self.success.update(gather_object([episode.score >= self.args.success_threshold for episode in played]))
-        self.num_environment_steps += sum(gather_object([sum(len(episode.turns) for episode in episodes)]))
+        outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]
+        of_processes = gather_object([(outcomes, sum(len(episode.turns) for episode in episodes))])
+        self.success.update([outcome for outcomes, _ in of_processes for outcome in outcomes])
+        self.num_environment_steps += sum(num_steps for _, num_steps in of_processes)
 
     def judge_samples(self, samples: list[Sample]) -> None:
         """Let the critic judge the stored actions that the audit trail tells of."""
