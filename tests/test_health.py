@@ -18,6 +18,7 @@ import logging
 import random
 
 import pytest
+from accelerate import PartialState
 from testing_utils import make_episode
 
 from trl_nlac.health import HealthMonitor, SuccessMonitor, backup_fidelity, refine_compliance
@@ -26,6 +27,12 @@ from trl_nlac.prompts import Critique
 from trl_nlac.refinement import Refinement
 from trl_nlac.sampler import IterationSampler
 from trl_nlac.types import Answer, Transition
+
+
+@pytest.fixture(autouse=True)
+def process():
+    """The only process; of several, the first one warns."""
+    PartialState(cpu=True)
 
 
 class TestHealth:

@@ -14,10 +14,11 @@
 
 """Watching the roles and success: one set of weights plays all roles, and can forget some."""
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+from accelerate.logging import get_logger
 
 from .metrics import wilson_interval
 from .prompts import Critique
@@ -25,7 +26,7 @@ from .refinement import Refinement
 from .types import Answer, Transition
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def backup_fidelity(transition: Transition, target: Critique) -> float:
