@@ -65,17 +65,18 @@ SLOW_CRITIC = dict(learning_rate=5e-4, target_update_rate=0.02, critique_tempera
 MIN_P = dict(min_p=0.05)
 # The policy leaves it out. The other roles do not: what it has lost is found again by refinement.
 POLICY_MIN_P = dict(**MIN_P, successor_min_p=0.0, critique_min_p=0.0, refine_min_p=0.0)
+# Every episode tells little: more of the buffer for each, and faster.
+MORE_REPLAY = {
+    **SLOW_CRITIC,
+    "learning_rate": 1e-3,
+    "bootstrap": "explicit",
+    "samples_per_iteration": 256,
+    **POLICY_MIN_P,
+}
 NLAC_BY_TASK = {
     "service_desk_told": {},
-    # Every episode tells little: more of the buffer for each, and faster.
-    "service_desk_hinted": {
-        **SLOW_CRITIC,
-        "learning_rate": 1e-3,
-        "bootstrap": "explicit",
-        "samples_per_iteration": 256,
-        **POLICY_MIN_P,
-    },
-    "service_desk_noisy": SLOW_CRITIC,
+    "service_desk_hinted": MORE_REPLAY,
+    "service_desk_noisy": MORE_REPLAY,
     "service_desk_delayed": {**SLOW_CRITIC, "bootstrap": "explicit", "successor_temperature": 0.0},
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
 }
