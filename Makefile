@@ -60,7 +60,7 @@ bench: $(VENV)/.dev
 bench-learning: $(VENV)/.dev
 	$(BIN)/python benchmarks/learning.py --jobs 2 $(LEARNING_ARGS)
 	$(BIN)/python benchmarks/learning_summary.py
-	$(BIN)/python benchmarks/learning_report.py
+	$(BIN)/python benchmarks/learning_report.py --readme README.md
 
 # What was measured is kept below runs/: remove it to start from scratch.
 bench-agent: $(VENV)/.dev

@@ -16,7 +16,7 @@
 The page of the learning benchmark, docs/source/results.md with its plots, from the summary. Its fixed words are in
 learning_report.md.jinja; every number and every sentence that depends on one comes from the JSON.
 
-python benchmarks/learning_report.py
+python benchmarks/learning_report.py --readme README.md
 """
 
 import argparse
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
+import reporting
 from learning_claims import HOLDS, UNKNOWN, best_final, overlap
 from learning_plots import COSTS, label, plot_ablations, plot_critic, plot_task, task_label, variant
 from learning_search import change_words
@@ -40,9 +41,7 @@ def number(value: float | None) -> str:
 
 def rate(value: dict | None) -> str:
     """A mean success with its interval, cut at 0 and 1."""
-    if value is None or value["low"] is None:
-        return "–" if value is None else f"{value['mean']:.2f}"
-    return f"{value['mean']:.2f} ({max(0.0, value['low']):.2f} to {min(1.0, value['high']):.2f})"
+    return "–" if value is None else reporting.interval(value)
 
 
 def gap(value: dict | None) -> str:
@@ -175,6 +174,37 @@ def ablation_verdict(difference: dict | None) -> str:
     return "worse" if difference["high"] < 0 else "better"
 
 
+def ending(figures: dict | None) -> str:
+    """Final success of a method on a task, and after how many environment steps if it trains."""
+    if figures is None:
+        return "–"
+    steps = figures["spent"]["environment_steps"]
+    return rate(figures["final"]) + (f" after {number(steps)}" if steps else "")
+
+
+def comparison(summary: dict) -> str:
+    """What every method came to on every task, and after how many environment steps, as a table."""
+    lines = [
+        "| task | " + " | ".join(map(label, summary["methods"])) + " |",
+        "|---" * (1 + len(summary["methods"])) + "|",
+    ]
+    for name, task in summary["tasks"].items():
+        cells = map(ending, map(task["methods"].get, summary["methods"]))
+        lines.append(f"| {task_label(name)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def render(summary: dict) -> str:
+    """The text of results.md."""
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    words = (label, task_label, variant, number, rate, gap)
+    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, change_words)
+    template = environment.from_string(TEMPLATE.read_text())
+    return template.render(summary, COSTS=COSTS, **{function.__name__: function for function in words})
+
+
 def write_page(summary: dict, folder: Path) -> None:
     """Write results.md and its images below `folder`."""
     tasks, methods = summary["tasks"], summary["methods"]
@@ -185,22 +215,19 @@ def write_page(summary: dict, folder: Path) -> None:
     plot_critic(tasks, images / "learning_critic")
     if any(task["ablations"] for task in tasks.values()):
         plot_ablations(tasks, images / "learning_ablations")
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    words = (label, task_label, variant, number, rate, gap)
-    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, change_words)
-    template = environment.from_string(TEMPLATE.read_text())
-    page = template.render(summary, COSTS=COSTS, **{function.__name__: function for function in words})
-    (folder / "results.md").write_text(page)
+    (folder / "results.md").write_text(render(summary))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/learning.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/source"))
+    parser.add_argument("--readme", type=Path, help="Markdown file between whose result markers the comparison is put")
     args = parser.parse_args()
-    write_page(json.loads(args.json.read_text()), args.docs)
+    summary = json.loads(args.json.read_text())
+    write_page(summary, args.docs)
+    if args.readme:
+        reporting.insert(comparison(summary), args.readme, Path(__file__).name)
 
 
 if __name__ == "__main__":

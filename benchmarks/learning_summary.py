@@ -34,6 +34,8 @@ from learning_search import changed_settings, searches
 from learning_tasks import TASKS
 
 
+RESULTS = Path("benchmarks/results")
+CELLS, SEARCHED = RESULTS / "learning", RESULTS / "learning_search"
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined")
 SETTINGS = ()  # of NLAC, besides "nlac": every other method that starts with "nlac_" is an ablation
 COSTS = ("environment_steps", "generated_tokens", "seconds")
@@ -294,28 +296,36 @@ def summarize(
     }
 
 
+def summarize_folders(
+    cells: Path = CELLS, searched: Path = SEARCHED, settings: Sequence[str] = SETTINGS, seeds: Sequence[int] = range(5)
+) -> dict:
+    """
+    All figures of the cells in a folder, at any depth, with the claims that they hold or do not hold, and what those in
+    another folder, of other settings, came to.
+
+    Raises:
+        ValueError: If seeds of a method on a task had different budgets or settings.
+    """
+    table, others = (
+        [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))] for folder in (cells, searched)
+    )
+    summary = summarize(table, settings=settings, ablations=ABLATIONS_BY_TASK, seeds=seeds)
+    summary["searches"] = searches(others, table)
+    summary["claims"] = claims(summary)
+    return summary
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/learning"))
-    parser.add_argument(
-        "--searches",
-        type=Path,
-        default=Path("benchmarks/results/learning_search"),
-        help="where cells of other settings are, at any depth",
-    )
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/learning.json"))
+    parser.add_argument("--cells", type=Path, default=CELLS)
+    parser.add_argument("--searches", type=Path, default=SEARCHED, help="where cells of other settings are")
+    parser.add_argument("--json", type=Path, default=RESULTS / "learning.json")
     parser.add_argument("--settings", nargs="*", default=SETTINGS, help="methods nlac_* that are no ablations")
     parser.add_argument(
         "--seeds", nargs="+", type=int, default=list(range(5)), help="those that each cell should have"
     )
     args = parser.parse_args()
-    cells, searched = (
-        [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
-        for folder in (args.cells, args.searches)
-    )
-    summary = summarize(cells, settings=args.settings, ablations=ABLATIONS_BY_TASK, seeds=args.seeds)
-    summary["searches"] = searches(searched, cells)
-    summary["claims"] = claims(summary)
+    summary = summarize_folders(args.cells, args.searches, args.settings, args.seeds)
     reporting.write(summary, args.json)
     for claim in summary["claims"]:
         print(claim["claim"], claim.get("task", ""), claim["verdict"])

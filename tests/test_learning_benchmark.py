@@ -14,6 +14,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -22,11 +23,33 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 from learning_claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
-from learning_report import ablation_verdict, choice, claim_sentence, defeats, gap, rate, winner_sentences, write_page
+from learning_report import (
+    ablation_verdict,
+    choice,
+    claim_sentence,
+    comparison,
+    defeats,
+    gap,
+    rate,
+    render,
+    winner_sentences,
+    write_page,
+)
 from learning_search import change_words, searches
-from learning_summary import area, curve, difference, measured, over_seeds, point_at, reach, summarize
+from learning_summary import (
+    area,
+    curve,
+    difference,
+    measured,
+    over_seeds,
+    point_at,
+    reach,
+    summarize,
+    summarize_folders,
+)
 
 
+ROOT = Path(__file__).parent.parent
 TOLD, HINTED, DELAYED = (f"service_desk_{variant}" for variant in ("told", "hinted", "delayed"))
 
 
@@ -412,6 +435,23 @@ class TestReport:
         ends = [(-0.2, -0.1), (-0.2, 0.1), (0.1, 0.2), (None, None)]
         verdicts = [ablation_verdict({"mean": 0.0, "low": low, "high": high}) for low, high in ends]
         assert verdicts == ["worse", "not clear", "better", "not clear"]
+
+    def test_comparison_of_methods(self):
+        cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]])
+        summary = summarize(cells, tasks=[TOLD], methods=["nlac", "grpo"])
+        assert comparison(summary).splitlines() == [
+            "| task | NLAC | GRPO |",
+            "|---|---|---|",
+            "| Service desk (told) | 0.80 (0.00 to 1.00) after 200 | – |",
+        ]
+
+    def test_committed_pages_are_those_of_the_committed_cells(self):
+        results = ROOT / "benchmarks" / "results"
+        page = (ROOT / "docs" / "source" / "results.md").read_text()
+        assert render(json.loads((results / "learning.json").read_text())) == page
+        summary = summarize_folders(results / "learning", results / "learning_search")
+        assert render(summary) == page
+        assert comparison(summary) in (ROOT / "README.md").read_text()
 
     def test_page(self, tmp_path):
         cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]]) + make_cells(
