@@ -151,7 +151,7 @@ def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
         for where, (high, low, their_steps, our_steps) in pairs.items():
             if where == "the unseen domain" and high and low and overlap(high, low):
                 continue  # no method trains there, so only clear differences count
-            if high and low and high["mean"] > low["mean"]:
+            if high and low and round(high["mean"], 2) > round(low["mean"], 2):
                 verb, intervals = ("is ahead of", "overlap") if overlap(high, low) else ("beats", "do not overlap")
                 sentences.append(
                     f"{label(name)} {verb} {label(nlac)} in {where}: {rate(high)} after {number(their_steps)} environment "

@@ -56,6 +56,6 @@ def searches(cells: Iterable[dict], table: Iterable[dict]) -> list[dict]:
 
 
 def change_words(changes: dict) -> str:
-    """The changes of a search, for a table."""
-    words = [f"no {name}" if value is None else f"{name} = {value}" for name, value in changes.items()]
+    """The changes of a search, for a table; what only the table sets had its default."""
+    words = [f"{name} by default" if value is None else f"{name} = {value}" for name, value in changes.items()]
     return ", ".join(words) or "as in the table"
