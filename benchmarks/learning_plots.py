@@ -159,19 +159,23 @@ def plot_ablations(tasks: dict[str, dict], path: Path) -> None:
     """What each ablation changes against NLAC with the same budget, paired by seed, one dot for each task."""
     tasks = {name: task for name, task in tasks.items() if task["ablations"]}
     names = sorted({name for task in tasks.values() for name in task["ablations"]}, reverse=True)
-    height = 1.6 + len(names) * (0.25 + 0.15 * len(tasks))
+    places = {}  # one below the other in the row of an ablation, in its middle
+    for row, name in enumerate(names):
+        rivals = [task_name for task_name, task in tasks.items() if name in task["ablations"]]
+        for i, task_name in enumerate(rivals):
+            places[task_name, name] = row - 0.6 * ((i + 0.5) / len(rivals) - 0.5)
+    height = 1.6 + 0.4 * len(names)
     figure, panels = plt.subplots(1, 2, figsize=(8, height), sharey=True, layout="constrained")
     for axes, metric in zip(panels, ("success", "area"), strict=True):
         axes.axvline(0, color="black", lw=1)
         for i, (task_name, task) in enumerate(tasks.items()):
-            offset = 0.6 * ((i + 0.5) / len(tasks) - 0.5)
             found = {name: task["ablations"][name][metric] for name in names if name in task["ablations"]}
             found = {name: value for name, value in found.items() if value}
             low, high = (
                 [value[end] if value[end] is not None else value["mean"] for value in found.values()]
                 for end in ("low", "high")
             )
-            y, color = [names.index(name) - offset for name in found], list(COLORS.values())[i]
+            y, color = [places[task_name, name] for name in found], list(COLORS.values())[i]
             axes.hlines(y, low, high, color=color, lw=2)
             means = [value["mean"] for value in found.values()]
             axes.plot(means, y, ls="", marker=list(MARKERS.values())[i], color=color, label=task_label(task_name))
