@@ -52,7 +52,7 @@ from learning_methods import (
     play_base,
     train_nlac,
 )
-from learning_summary import METHODS
+from learning_summary import CELLS, METHODS, SEEDS
 from learning_tasks import TASKS, make_task
 from trl import ModelConfig, get_peft_config
 
@@ -161,8 +161,8 @@ def main():
         choices=[*METHODS, *ABLATIONS],
         help="by default all baselines, and the ablations of the tiny models' tasks",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/learning"))
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--cells", type=Path, default=CELLS)
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--budget", type=int, help="environment steps, in place of the task's own")
     parser.add_argument("--model", help="a real model in place of the tiny ones")

@@ -36,6 +36,7 @@ from learning_tasks import TASKS
 
 RESULTS = Path("benchmarks/results")
 CELLS, SEARCHED = RESULTS / "learning", RESULTS / "learning_search"
+SEEDS = (0, 1, 2, 3, 4)
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined")
 SETTINGS = ()  # of NLAC, besides "nlac": every other method that starts with "nlac_" is an ablation
 COSTS = ("environment_steps", "generated_tokens", "seconds")
@@ -297,7 +298,7 @@ def summarize(
 
 
 def summarize_folders(
-    cells: Path = CELLS, searched: Path = SEARCHED, settings: Sequence[str] = SETTINGS, seeds: Sequence[int] = range(5)
+    cells: Path, searched: Path, settings: Sequence[str] = SETTINGS, seeds: Sequence[int] = SEEDS
 ) -> dict:
     """
     All figures of the cells in a folder, at any depth, with the claims that they hold or do not hold, and what those in
@@ -318,12 +319,12 @@ def summarize_folders(
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, default=CELLS)
-    parser.add_argument("--searches", type=Path, default=SEARCHED, help="where cells of other settings are")
+    parser.add_argument(
+        "--searches", type=Path, default=SEARCHED, help="where cells of other settings are, at any depth"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "learning.json")
     parser.add_argument("--settings", nargs="*", default=SETTINGS, help="methods nlac_* that are no ablations")
-    parser.add_argument(
-        "--seeds", nargs="+", type=int, default=list(range(5)), help="those that each cell should have"
-    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="those that each cell should have")
     args = parser.parse_args()
     summary = summarize_folders(args.cells, args.searches, args.settings, args.seeds)
     reporting.write(summary, args.json)
