@@ -118,7 +118,7 @@ BASELINES_BY_TASK = {
         "rft": {"learning_rate": 3e-4, **MIN_P},
         "scalar": MIN_P,
     },
-    "service_desk_noisy": {"rft": MIN_P},
+    "service_desk_noisy": {"rft": MIN_P, "scalar": {"num_candidates": 8, "entropy_temperature": 0.03}},
     "service_desk_delayed": {"rft": MIN_P},
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
