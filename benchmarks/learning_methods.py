@@ -109,8 +109,6 @@ ABLATIONS_BY_TASK = {
 }
 
 
-# A scalar critic that is surer of what is better among more actions.
-MORE_CANDIDATES = {"num_candidates": 8, "entropy_temperature": 0.03}
 BASELINES = {"grpo": learning_grpo.train, "rft": learning_rft.train, "scalar": learning_scalar.train}
 # In the rooms most starts have successes early, and an anchor only slows rejection fine-tuning down.
 BASELINES_BY_TASK = {
@@ -118,9 +116,9 @@ BASELINES_BY_TASK = {
     "service_desk_hinted": {
         "grpo": {"learning_rate": 3e-4, **MIN_P},
         "rft": {"learning_rate": 3e-4, **MIN_P},
-        "scalar": {**MORE_CANDIDATES, **MIN_P},
+        "scalar": MIN_P,
     },
-    "service_desk_noisy": {"rft": MIN_P, "scalar": MORE_CANDIDATES},
+    "service_desk_noisy": {"rft": MIN_P},
     "service_desk_delayed": {"rft": MIN_P},
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
