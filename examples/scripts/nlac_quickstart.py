@@ -161,7 +161,7 @@ def plot_learning_curve(evaluations: list[dict], title: str, path: Path) -> None
         label="95 % interval",
     )
     left.set(ylabel="success of the sampled policy", title=title)
-    left.legend(loc="lower right", frameon=False)
+    left.legend(loc="upper left", frameon=False)
     names = {
         "future_accuracy": "future right",
         "verdict_yes_rate": '"Yes" where best',
@@ -170,7 +170,7 @@ def plot_learning_curve(evaluations: list[dict], title: str, path: Path) -> None
     for name, label in names.items():
         right.plot(steps, [e[f"eval_oracle/{name}"] for e in evaluations], marker="o", ms=3, label=label)
     right.set(ylabel="share of critiques", title="The critic against the truth")
-    right.legend(loc="lower right", frameon=False)
+    right.legend(loc="center left", frameon=False)
     for axes in (left, right):
         axes.set(xlabel="environment steps", ylim=(-0.02, 1.02))
         axes.grid(alpha=0.3)
