@@ -30,11 +30,13 @@ python benchmarks/learning.py --tasks service_desk_told --methods nlac --num_ref
 A real model on one GPU, with the paper's settings where it states them; what is at the top of learning_real_models.py can be changed as well:
 
 python benchmarks/learning.py --model Qwen/Qwen2.5-7B-Instruct --use_peft --use_vllm --tasks twenty_questions \\
-    --methods nlac grpo rft scalar base --max_completion_length 2048
+    --methods nlac grpo rft scalar base --max_completion_length 2048 --json runs/qwen.json
+python benchmarks/learning_report.py --json runs/qwen.json --plots runs/plots
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -47,18 +49,20 @@ from learning_methods import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
     BASELINES,
+    PLAIN,
     acting_config,
     default_settings,
     play_base,
     train_nlac,
 )
-from learning_summary import CELLS, METHODS, SEEDS
+from learning_summary import CELLS, METHODS, SEEDS, summarize
+from learning_table import comparison
 from learning_tasks import TASKS, make_task
 from trl import ModelConfig, get_peft_config
 
 
 # Environment steps that a method may spend on a task. GRPO and RFT, which learn more slowly and cost less per step, have five
-# times as many as the others; ablations, and NLAC to compare them with, have half of what NLAC has.
+# times as many as the others. Ablations have what NLAC has, or half of it where there is an NLAC to compare them with that has so, too.
 BUDGETS = {
     "service_desk_told": 800,
     "service_desk_hinted": 1600,
@@ -99,9 +103,20 @@ def budget_of(task: str, method: str) -> int:
     """Environment steps."""
     if task not in BUDGETS:
         return learning_real_models.BUDGET
-    if method in ABLATIONS:
+    if method in ABLATIONS and PLAIN in ABLATIONS_BY_TASK.get(task, ()):
         return BUDGETS[task] // 2
     return BUDGETS[task] * (5 if method in ("grpo", "rft") else 1)
+
+
+def default_cells(model: str | None, quick: bool) -> Path:
+    """A folder for each kind of cells that one table cannot hold."""
+    if model:
+        return Path("runs") / f"learning_{Path(model).name}"
+    return Path("runs/learning_quick") if quick else CELLS
+
+
+def cell_path(cells: Path, task: str, method: str, seed: int) -> Path:
+    return cells / task / method / f"{seed}.json"
 
 
 def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
@@ -162,7 +177,12 @@ def main():
         help="by default all baselines, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--cells", type=Path, default=CELLS)
+    parser.add_argument(
+        "--cells",
+        type=Path,
+        help=f"folder of the cells: by default {CELLS}, runs/learning_quick or, with --model, runs/learning_<name>",
+    )
+    parser.add_argument("--json", type=Path, help="where to write the figures of these cells")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--budget", type=int, help="environment steps, in place of the task's own")
     parser.add_argument("--model", help="a real model in place of the tiny ones")
@@ -181,7 +201,13 @@ def main():
         parser.error(f"--tasks {min(of_real_models)} needs a real model: add --model")
     if args.quick and not args.in_process:
         args.tasks, args.methods, args.seeds = ["service_desk_told"], ["nlac", "hindsight", "base"], [0]
-        args.budget, args.cells = args.budget or 200, Path("runs/learning_quick")
+        args.budget = args.budget or 200
+    if args.cells is None:
+        args.cells = default_cells(args.model, args.quick)
+        if args.cells == CELLS and (rest or args.budget):
+            parser.error(
+                f"{CELLS} is for the settings of the code: add --cells, a folder for {' '.join(sys.argv[1:])}"
+            )
     ablations = {} if args.model else ABLATIONS_BY_TASK
     cells = [
         (task, method, seed)
@@ -192,23 +218,37 @@ def main():
     if args.in_process:
         [(task, method, seed)] = cells
         report = run_cell(task, method, seed, args, read_settings(rest))
-        reporting.write(report, args.cells / task / method / f"{seed}.json")
+        reporting.write(report, cell_path(args.cells, task, method, seed))
         return
 
-    def run(cell: tuple[str, str, int]) -> None:
+    # With other numbers of threads sums differ in their last bits, and after some hundred updates so does what is sampled.
+    env = os.environ if args.model else {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def run(cell: tuple[str, str, int]) -> bool:
+        """Whether the cell is there at the end."""
         task, method, seed = cell
-        if args.rerun or not (args.cells / task / method / f"{seed}.json").exists():
-            command = [sys.executable, __file__, "--in_process", *sys.argv[1:]]
-            command += ["--tasks", task, "--methods", method, "--seeds", str(seed), "--cells", str(args.cells)]
-            command += ["--budget", str(args.budget or budget_of(task, method))]
-            log = args.runs / task / method / str(seed) / "log.txt"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with open(log, "w") as file:
-                code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
-            print(f"{task} {method} {seed}: {'done' if code == 0 else f'failed, see {log}'}", flush=True)
+        if not args.rerun and cell_path(args.cells, *cell).exists():
+            return True
+        command = [sys.executable, __file__, "--in_process", *sys.argv[1:]]
+        command += ["--tasks", task, "--methods", method, "--seeds", str(seed), "--cells", str(args.cells)]
+        command += ["--budget", str(args.budget or budget_of(task, method))]
+        log = args.runs / task / method / str(seed) / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "w") as file:
+            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env).returncode
+        print(f"{task} {method} {seed}: {'done' if code == 0 else f'failed, see {log}'}", flush=True)
+        return code == 0
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(run, cells))
+        done = list(pool.map(run, cells))
+    paths = [path for path in (cell_path(args.cells, *cell) for cell in cells) if path.exists()]
+    reports = [json.loads(path.read_text()) for path in paths]
+    summary = summarize(reports, args.tasks, args.methods or METHODS, ablations=ablations, seeds=args.seeds)
+    reporting.write(summary, args.json)
+    print("Final success, its 95 % interval over seeds, and after how many environment steps:")
+    print(comparison(summary))
+    if not all(done):
+        sys.exit(f"{done.count(False)} of {len(cells)} cells failed, see their logs.")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ NLAC_BY_TASK = {
 HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0, "num_refinements": 1}
 # Where luck decides, it is led astray less by few and fresh episodes than by all.
 HINDSIGHT_BY_TASK = {"service_desk_told": MIN_P, "service_desk_delayed": {"replay_buffer_size": 400}}
-# They have a smaller budget than the table, so they are compared to NLAC with the same one: its learning rate falls as early.
+# With a smaller budget than the table's, ablations are compared to NLAC with the same one: its learning rate falls as early.
 PLAIN = "nlac_plain"
 ABLATIONS = {
     PLAIN: {},

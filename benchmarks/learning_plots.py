@@ -18,6 +18,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from learning_table import COSTS, LABELS, label, task_label, variant
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,36 +31,12 @@ matplotlib.rcParams.update(
     {"axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
 )
 
-LABELS = {
-    "nlac": "NLAC",
-    "hindsight": "Hindsight",
-    "grpo": "GRPO",
-    "rft": "RFT",
-    "scalar": "Scalar critic",
-    "base": "Base model",
-    "base_refined": "Base model (refined)",
-}
-COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLUE, GREEN, RED, ORANGE, PINK, GREY, SKY = "#0072B2 #009E73 #D55E00 #E69F00 #CC79A7 #555555 #56B4E9".split()
 COLORS = dict(zip(LABELS, (BLUE, GREEN, RED, ORANGE, PINK, GREY, SKY), strict=True))
 MARKERS = dict(zip(LABELS, "osD^vXP", strict=True))
 DASHES = ("--", ":", "-.")  # settings of NLAC share its colour
 MAX_LINES = 7  # of a panel
-
-
-def label(method: str) -> str:
-    return LABELS.get(method) or f"NLAC ({variant(method)})"
-
-
-def variant(method: str) -> str:
-    """Name of a setting of NLAC, or of an ablation."""
-    return method.removeprefix("nlac_").replace("_", " ")
-
-
-def task_label(task: str) -> str:
-    name, _, kind = task.partition("desk_")
-    return f"Service desk ({kind})" if kind else name.capitalize()
 
 
 def save(figure: Figure, path: Path) -> None:

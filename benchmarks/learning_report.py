@@ -27,21 +27,13 @@ from pathlib import Path
 import jinja2
 import reporting
 from learning_claims import HOLDS, UNKNOWN, best_final, overlap
-from learning_plots import COSTS, label, plot_ablations, plot_critic, plot_task, task_label, variant
+from learning_plots import plot_ablations, plot_critic, plot_task
 from learning_search import change_words
+from learning_table import COSTS, comparison, label, number, rate, task_label, variant
 
 
 HALF = "0.5"  # of the oracle's success
 TEMPLATE = Path(__file__).with_name("learning_report.md.jinja")
-
-
-def number(value: float | None) -> str:
-    return "not reached" if value is None else f"{value:,.0f}"
-
-
-def rate(value: dict | None) -> str:
-    """A mean success with its interval, cut at 0 and 1."""
-    return "–" if value is None else reporting.interval(value)
 
 
 def gap(value: dict | None) -> str:
@@ -174,26 +166,6 @@ def ablation_verdict(difference: dict | None) -> str:
     return "worse" if difference["high"] < 0 else "better"
 
 
-def ending(figures: dict | None) -> str:
-    """Final success of a method on a task, and after how many environment steps if it trains."""
-    if figures is None:
-        return "–"
-    steps = figures["spent"]["environment_steps"]
-    return rate(figures["final"]) + (f" after {number(steps)}" if steps else "")
-
-
-def comparison(summary: dict) -> str:
-    """What every method came to on every task, and after how many environment steps, as a table."""
-    lines = [
-        "| task | " + " | ".join(map(label, summary["methods"])) + " |",
-        "|---" * (1 + len(summary["methods"])) + "|",
-    ]
-    for name, task in summary["tasks"].items():
-        cells = map(ending, map(task["methods"].get, summary["methods"]))
-        lines.append(f"| {task_label(name)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def render(summary: dict) -> str:
     """The text of results.md."""
     environment = jinja2.Environment(
@@ -205,16 +177,21 @@ def render(summary: dict) -> str:
     return template.render(summary, COSTS=COSTS, **{function.__name__: function for function in words})
 
 
-def write_page(summary: dict, folder: Path) -> None:
-    """Write results.md and its images below `folder`."""
+def write_plots(summary: dict, images: Path) -> None:
+    """Write every plot, as PNG and SVG, into a folder."""
     tasks, methods = summary["tasks"], summary["methods"]
-    images = folder / "images"
     for name, task in tasks.items():
         if task["methods"]:
             plot_task(name, task, methods, summary["settings"], images / f"learning_{name}")
-    plot_critic(tasks, images / "learning_critic")
+    if any(curve for task in tasks.values() for curve in task["critic_curves"].values()):
+        plot_critic(tasks, images / "learning_critic")
     if any(task["ablations"] for task in tasks.values()):
         plot_ablations(tasks, images / "learning_ablations")
+
+
+def write_page(summary: dict, folder: Path) -> None:
+    """Write results.md and its images below `folder`."""
+    write_plots(summary, folder / "images")
     (folder / "results.md").write_text(render(summary))
 
 
@@ -223,8 +200,14 @@ def main():
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/learning.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/source"))
     parser.add_argument("--readme", type=Path, help="Markdown file between whose result markers the comparison is put")
+    parser.add_argument(
+        "--plots", type=Path, help="write only the plots, into this folder: the page is about the tiny models"
+    )
     args = parser.parse_args()
     summary = json.loads(args.json.read_text())
+    if args.plots:
+        write_plots(summary, args.plots)
+        return
     write_page(summary, args.docs)
     if args.readme:
         reporting.insert(comparison(summary), args.readme, Path(__file__).name)

@@ -223,7 +223,7 @@ def summarize_task(cells: list[dict], methods: list[str]) -> dict:
             metric: curve(by_method.get("nlac", []), metric, "environment_steps") for metric in CRITIC_METRICS
         },
         "ablations": {
-            method: compare(by_method[method], by_method.get(PLAIN, []))
+            method: compare(by_method[method], by_method.get(PLAIN) or by_method.get("nlac", []))
             for method in names
             if method not in (*methods, PLAIN)
         },

@@ -27,10 +27,8 @@ from learning_report import (
     ablation_verdict,
     choice,
     claim_sentence,
-    comparison,
     defeats,
     gap,
-    rate,
     render,
     winner_sentences,
     write_page,
@@ -47,6 +45,7 @@ from learning_summary import (
     summarize,
     summarize_folders,
 )
+from learning_table import comparison, rate, task_label
 
 
 ROOT = Path(__file__).parent.parent
@@ -226,6 +225,11 @@ class TestSummary:
         effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]
         ablated = {100: 0.2, 200: 0.2, 400: 0.1}[steps]
         assert (effect["steps"], effect["success"]["mean"]) == (at, pytest.approx(ablated - {200: 0.4, 400: 0.8}[at]))
+
+    def test_ablations_with_the_budget_of_the_table_are_compared_to_it(self):
+        cells = make_cells("nlac", [[0.0, 0.9, 1.0]] * 2) + make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2)
+        effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]
+        assert (effect["steps"], effect["success"]["mean"]) == (200, pytest.approx(-0.8))
 
     def test_expected_seeds_are_missed_even_where_no_method_has_them(self):
         cells = make_cells("nlac", [[0, 1]] * 2) + make_cells("grpo", [[0, 1]] * 3)
@@ -447,6 +451,7 @@ class TestReport:
             "|---|---|---|",
             "| Service desk (told) | 0.80 (0.00 to 1.00) after 200 | – |",
         ]
+        assert task_label("twenty_questions") == "Twenty questions"
 
     def test_committed_pages_are_those_of_the_committed_cells(self):
         results = ROOT / "benchmarks" / "results"

@@ -16,7 +16,10 @@
 """The methods of the learning benchmark, each for a few environment steps."""
 
 import argparse
-from dataclasses import replace
+import json
+import shutil
+import sys
+from dataclasses import fields, replace
 
 import learning
 import learning_real_models
@@ -91,6 +94,77 @@ class TestCells:
         assert learning.read_settings(words) == expected
         with pytest.raises(ValueError, match="What is '4'"):
             learning.read_settings(["--num_refinements", "2", "4"])
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch):
+        def run(main, *words):
+            monkeypatch.setattr(sys, "argv", ["learning.py", *words])
+            main()
+
+        return run
+
+    def test_cells_that_are_there_make_the_table(self, run, tmp_path, capsys):
+        learning_report = pytest.importorskip("learning_report")
+        for method in ("grpo", "base"):
+            shutil.copytree(learning.CELLS / "rooms" / method, tmp_path / "cells" / "rooms" / method)
+        words = ["--tasks", "rooms", "--methods", "grpo", "base", "--cells", str(tmp_path / "cells")]
+        run(learning.main, *words, "--json", str(tmp_path / "json" / "rooms.json"))
+        summary = json.loads((tmp_path / "json" / "rooms.json").read_text())
+        final = summary["tasks"]["rooms"]["methods"]["grpo"]["final"]["mean"]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1:3] == ["| task | GRPO | Base model |", "|---|---|---|"]
+        assert lines[3].startswith(f"| Rooms | {final:.2f} (") and len(lines) == 4
+        run(learning_report.main, "--json", str(tmp_path / "json" / "rooms.json"), "--plots", str(tmp_path / "plots"))
+        assert {path.name for path in (tmp_path / "plots").iterdir()} == {"learning_rooms.png", "learning_rooms.svg"}
+
+    def test_failed_cells_are_told(self, run, tmp_path, capsys):
+        words = ["--tasks", "rooms", "--methods", "nlac", "--seeds", "0", "--cells", str(tmp_path / "cells")]
+        with pytest.raises(SystemExit, match="1 of 1 cells failed"):
+            run(learning.main, *words, "--runs", str(tmp_path), "--num_dreams", "2")
+        log = tmp_path / "rooms" / "nlac" / "0" / "log.txt"
+        out = capsys.readouterr().out
+        assert f"rooms nlac 0: failed, see {log}\n" in out and "| Rooms | – |" in out
+        assert "num_dreams" in log.read_text()
+        assert not (tmp_path / "cells").exists()
+
+    @pytest.mark.parametrize("words", [["--num_refinements", "2"], ["--budget", "100"]])
+    def test_the_table_keeps_the_settings_of_the_code(self, run, words, capsys):
+        with pytest.raises(SystemExit):
+            run(learning.main, "--tasks", "rooms", *words)
+        assert f"add --cells, a folder for --tasks rooms {' '.join(words)}" in capsys.readouterr().err
+
+    def test_other_models_have_their_own_folder(self):
+        assert learning.default_cells(None, quick=False) == learning.CELLS
+        assert (
+            str(learning.default_cells("Qwen/Qwen2.5-7B-Instruct", quick=False)) == "runs/learning_Qwen2.5-7B-Instruct"
+        )
+
+
+class TestCommittedCells:
+    """`make bench-learning` from scratch would do again what the table was filled with."""
+
+    @pytest.mark.parametrize("name", TASKS)
+    def test_settings_are_those_of_the_code(self, name):
+        defaults = {field.name: field.default for field in fields(NLACConfig)}
+
+        def changed(settings):
+            return {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+
+        task = make_task(name, 0)
+        paths = sorted((learning.CELLS / name).glob("*/*.json"))
+        assert len(paths) >= len(learning.METHODS) * len(learning.SEEDS)
+        for path in paths:
+            cell, method = json.loads(path.read_text()), path.parent.name
+            trains = method not in ("base", "base_refined")
+            expected = learning.default_settings(task, method) if trains else {}
+            # Cells that are older than `min_p` say nothing of it.
+            min_p = cell.get("sampling", {}).get("min_p")
+            assert changed({**cell["settings"], "min_p": min_p}) == changed({"min_p": None, **expected}), path
+            assert cell["budget"] == learning.budget_of(name, method), path
+            command = f"python benchmarks/learning.py --tasks {name} --methods {method} --seeds {cell['seed']}"
+            assert cell["command"] == command, path
 
 
 class TestRealModels:
