@@ -135,7 +135,7 @@ def make_task(
             environment_factory=TwentyQuestionsEnvironment,
             rows=rows["train"],
             instances={"held_out": Instances(TwentyQuestionsEnvironment, rows["eval"])},
-            max_turns=20,
+            max_turns=25,  # five answers that cannot be read, besides the questions
             group="object",
             action_format="react",
             **common,

@@ -16,16 +16,18 @@ import json
 
 import pytest
 import torch
-from testing_utils import DESK, TASKS, make_trainer
+from testing_utils import DESK, TASKS, make_roles, make_trainer
 
 from trl_nlac import NLACAgent
 from trl_nlac.agent import Check
 from trl_nlac.conversations import conversation
+from trl_nlac.critic import Judgement
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.environments.service_desk import TOOL
+from trl_nlac.improvement import choose_actions
 from trl_nlac.rollout import play_episodes
-from trl_nlac.types import Transition
+from trl_nlac.types import Prompt, Transition
 
 
 MESSAGES = [{"role": "user", "content": "situ 2"}]
@@ -123,6 +125,20 @@ def test_candidates(agent):
     assert len(turn.candidates) == 8 and turn.judgement.verdict_score == max(scores) > min(scores)
     taken = {agent.act(MESSAGES, num_candidates=4, alpha=0.0).judgement for _ in range(5)}
     assert min(judgement.verdict_score for judgement in taken) < 0
+
+
+@pytest.mark.parametrize("alpha, unreadable", [(0.0, True), (1.0, False)])
+def test_a_candidate_whose_critique_cannot_be_read(monkeypatch, alpha, unreadable):
+    """It is chosen by accident alone, with an alpha of 0."""
+    judgements = [Judgement("fine", True, 1.0), None]
+    monkeypatch.setattr("trl_nlac.improvement.judge_actions", lambda roles, state_actions: judgements)
+    torch.manual_seed(0)
+    chosen = set()
+    for _ in range(20):
+        roles = make_roles(["first", "second"])
+        (choice,) = choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))], 0, 2, alpha, seeds=[0])
+        chosen.add(choice.answer.parsed)
+    assert chosen == ({"first", "second"} if unreadable else {"first"})
 
 
 def test_several_conversations_at_once(agent):

@@ -67,6 +67,7 @@ use_cpu: true
 bf16: false
 max_steps: 2
 max_turns: 2
+success_threshold: 0.25
 logging_steps: 2
 action_format: text
 max_completion_length: 32
@@ -95,7 +96,7 @@ class TestTrain:
         assert main(["train", "--config", "run.yaml", "--learning_rate", "1e-4"]) == 0
         told = capsys.readouterr().out
         assert "What was learned" in told and "trl-nlac report run" in told and "last evaluation" in told
-        noted = json.loads((folder / "run" / "nlac_run.json").read_text())
+        noted = json.loads((folder / "run" / "_nlac_run.json").read_text())
         assert noted["dataset_name"] == "held_out.csv" and noted["environment_kwargs"] == {"limit": 7}
         assert json.loads((folder / "run" / "nlac_roles.json").read_text())["max_turns"] == 2
         lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
@@ -103,12 +104,14 @@ class TestTrain:
 
         assert main(["evaluate", "run", "--num_episodes", "2", "--json", "metrics.json"]) == 0
         assert "3 tasks, 2 episodes each" in capsys.readouterr().out
-        assert json.loads((folder / "metrics.json").read_text())["episode/pass^2"] == 0.0
+        metrics = json.loads((folder / "metrics.json").read_text())
+        # As in training: the reward function pays, and that is enough.
+        assert metrics["episode/return"] >= 0.25 and metrics["episode/pass^2"] == 1.0
 
         assert main(["play", "run", "--row", "1", "--refine", "1", "--auto"]) == 0
         told = capsys.readouterr().out
         assert '{"number": 2}' in told and "from 1 to 7" in told and "turn 2" in told
-        assert "[bold]That is no number.[/bold]" in told and "truncated after 2 turns, return 0" in told
+        assert "[bold]That is no number.[/bold]" in told and "truncated after 2 turns, return 0.25" in told
 
         assert main(["train", "--config", "run.yaml", "--max_steps", "4", "--resume_from_checkpoint", "last"]) == 0
         lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
@@ -135,6 +138,10 @@ class TestTrain:
             (["--max_turns", "0"], "`max_turns` must be at least 1, got 0."),
             (["--model_name_or_path", "no/such-model"], "--model_name_or_path no/such-model: "),
             (["--prompts", "guess.py"], "guess.py"),
+            (
+                ["--resume_from_checkpoint", "run/checkpoint-7"],
+                "run/checkpoint-7 is no folder: name a checkpoint, or `last`",
+            ),
             (["--eval_dataset_name", ""], "needs tasks: add --eval_dataset_name or --dataset_test_split."),
         ],
     )

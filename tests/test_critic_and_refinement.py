@@ -12,6 +12,8 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,10 +21,11 @@ from accelerate import Accelerator
 from testing_utils import make_roles, make_roles_of, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trl_nlac import NLACPrompts
 from trl_nlac.chat import ChatEncoder
 from trl_nlac.critic import bellman_targets, critic_prompt, critiques, verdict_scores
 from trl_nlac.environments import ServiceDesk
-from trl_nlac.environments.embedded import TINY_MODEL, make_environment
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.service_desk import ARGUMENTS
 from trl_nlac.generation import Completion, Sampling, TransformersGenerator
 from trl_nlac.losses import sequence_kl, sequence_nll
@@ -84,6 +87,22 @@ class TestBellmanTargets:
             + "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|>"
             + f" {action} refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
         )
+
+    def test_explicit_bootstrap_samples_as_the_successor_within_the_limits_of_the_roles(self):
+        future = "Future: refused needs photo lose\nOptimality: No use photo"
+        roles = make_roles(["route billing amber badge noon", future, CRITIQUE])
+        limits = {"policy": 11, "successor": 7, "critique": 13, "backup": 17}
+        roles.samplings = {role: Sampling(number, temperature=number / 10) for role, number in limits.items()}
+        bellman_targets(roles, make_transitions(roles)[:1], bootstrap="explicit")
+        asked_with = [(sampling.max_tokens, sampling.temperature) for sampling in roles.generator.samplings]
+        assert asked_with == [(11, 0.7), (13, 0.7), (17, 1.7)]
+
+    def test_monte_carlo_tells_the_score(self):
+        prompts = replace(COMPACT_PROMPTS, observed_end=NLACPrompts().observed_end)
+        roles = make_roles([CRITIQUE], prompts)
+        bellman_targets(roles, make_transitions(roles)[:1], bootstrap="monte_carlo")
+        (backup,) = asked(roles)
+        assert "needs photo lose With that the task ended, with a final score of 0.<|end|>" in backup
 
     def test_monte_carlo(self):
         roles = make_roles([CRITIQUE, CRITIQUE])

@@ -18,7 +18,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from trl_nlac.chat import ChatEncoder
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -120,3 +120,48 @@ class TestTransformersGenerator:
             assert not model.training
         assert model.training
         model.eval()
+
+
+class WithoutLogitsToKeep(LlamaForCausalLM):
+    """As older models: it gives the logits of all tokens."""
+
+    def forward(self, input_ids, attention_mask, use_cache):
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
+
+
+class TestScore:
+    @pytest.mark.parametrize("batch_size", [2, 128])
+    @pytest.mark.parametrize("kind", [AutoModelForCausalLM, WithoutLogitsToKeep, "adapter"])
+    def test_scores_equal_a_plain_loop(self, tokenizer, kind, batch_size):
+        if kind == "adapter":
+            peft = pytest.importorskip("peft")
+            model = peft.get_peft_model(
+                AutoModelForCausalLM.from_pretrained(TINY_MODEL), peft.LoraConfig(init_lora_weights=False)
+            )
+        else:
+            model = kind.from_pretrained(TINY_MODEL)
+        model.eval()
+        prompts = make_prompts(tokenizer)
+        completions = [tokenizer(text)["input_ids"] for text in ("Yes", "route billing amber", "", "No")]
+        generator, sizes = make_generator(tokenizer, batch_size), []
+        model.get_output_embeddings().register_forward_hook(lambda *args: sizes.append(args[-1].shape[1]))
+        with generator.session(model):
+            scores = generator.score(prompts, completions)
+        if kind is not WithoutLogitsToKeep:  # of no other tokens
+            assert max(sizes) <= sum(map(len, completions))
+        for prompt, completion, score in zip(prompts, completions, scores, strict=True):
+            token_ids = torch.tensor([prompt + completion])
+            with torch.no_grad():
+                logps = (
+                    model(token_ids, attention_mask=torch.ones_like(token_ids), use_cache=False)
+                    .logits[0]
+                    .log_softmax(-1)
+                )
+            expected = sum(logps[len(prompt) - 1 + t, token_id].item() for t, token_id in enumerate(completion))
+            assert score == pytest.approx(expected, abs=1e-4)
+        assert scores[2] == 0.0 and len(set(scores)) == 4
+
+    def test_nothing_to_score(self, model, tokenizer):
+        generator, prompts = make_generator(tokenizer), make_prompts(tokenizer)
+        with generator.session(model):
+            assert generator.score(prompts, [[]] * 4) == [0.0] * 4 and generator.score([], []) == []

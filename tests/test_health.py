@@ -18,8 +18,10 @@ import logging
 import random
 
 import pytest
-from accelerate import PartialState
+from accelerate import PartialState, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
 from testing_utils import make_episode
+from torch.utils.data import DataLoader
 
 from trl_nlac.health import HealthMonitor, SuccessMonitor, backup_fidelity, refine_compliance
 from trl_nlac.metrics import PassHatK, SuccessRate
@@ -112,12 +114,20 @@ class TestIterationSampler:
         assert list(IterationSampler(range(2), 5, 1, shuffle=False, seed=0)) == [0, 1, 0, 1, 0]
 
     def test_epochs_differ_and_repeat(self):
-        sampler = IterationSampler(range(50), 10, 1, shuffle=True, seed=0)
-        first = list(sampler)
-        sampler.set_epoch(1)
-        assert sorted(sampler) == sorted(first) and list(sampler) != first
-        sampler.set_epoch(0)
-        assert list(sampler) == first
+        epochs = iter([0, 1, 0])
+        sampler = IterationSampler(range(50), 10, 1, shuffle=True, seed=0, epoch=lambda: next(epochs))
+        first, second, again = list(sampler), list(sampler), list(sampler)
+        assert sorted(second) == sorted(first) and second != first and again == first
+
+    @pytest.mark.parametrize("num_processes", [1, 2])
+    def test_a_resumed_epoch_has_its_own_order(self, num_processes):
+        def batches(epoch, skipped=0):
+            sampler = IterationSampler(range(8), 4, 2, shuffle=True, seed=0, epoch=lambda: epoch)
+            loader = DataLoader(range(8), batch_size=4 // num_processes, sampler=sampler)
+            loader = prepare_data_loader(loader, num_processes=num_processes, process_index=0)
+            return [batch.tolist() for batch in (skip_first_batches(loader, skipped) if skipped else loader)]
+
+        assert batches(1, skipped=2) == batches(1)[2:] != batches(0)[2:]
 
 
 class TestPassHatK:

@@ -61,6 +61,7 @@ trainer = make_trainer({str(home / "run")!r}, config, eval_dataset=TASKS)
 trainer.train()
 trainer.push_to_hub(dataset_name="me/tasks")
 print(trainer.replay.push_to_hub("me/replay", trainer.roles))
+make_trainer({str(home / "other")!r}, config | dict(hub_model_id="me/underway", eval_strategy="no"), eval_dataset=TASKS).train()
 trainer.replay = type(trainer.replay)(10)
 try:
     trainer.replay.push_to_hub("me/nothing", trainer.roles)
@@ -80,6 +81,10 @@ class TestPush:
         assert not any(name.startswith(("_", "checkpoint")) for name in files), sorted(files)
         assert hub.private["models/me/agent"] and hub.private["datasets/me/episodes"]
         assert hub.unknown == []
+
+    def test_what_a_run_uploads_while_it_goes_on(self, hub):
+        files = set(hub.files["models/me/underway"])
+        assert {"model.safetensors", "tokenizer.json", "nlac_prompts.json", "nlac_roles.json", "README.md"} <= files
 
     def test_card(self, hub):
         card = ModelCard(hub.files["models/me/agent"]["README.md"].decode())

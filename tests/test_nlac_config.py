@@ -56,6 +56,15 @@ class TestNLACConfig:
             ("vllm_mode", "remote"),
             ("vllm_server_timeout", 0.0),
             ("vllm_tensor_parallel_size", 0),
+            ("per_device_train_batch_size", 0),
+            ("episodes_per_iteration", 0),
+            ("samples_per_iteration", 0),
+            ("top_k", -1),
+            ("repetition_penalty", 0.0),
+            ("max_completion_length", None),
+            ("max_turns", "8"),
+            ("num_futures", 1.5),
+            ("temperature", None),
         ],
     )
     def test_errors_name_option_and_value(self, tmp_path, option, value):
@@ -98,7 +107,7 @@ class TestNLACConfig:
         assert samplings["backup"].top_p == 0.5 and samplings["critique"].top_p == 1
 
     def test_samples_per_iteration_must_be_divisible(self, tmp_path):
-        with pytest.raises(ValueError, match=r"`samples_per_iteration` \(10\) must be divisible .*\(8 ="):
+        with pytest.raises(ValueError, match=r"`samples_per_iteration` \(10\) must be positive and divisible .*\(8 ="):
             make_config(tmp_path, samples_per_iteration=10, gradient_accumulation_steps=2)
         assert make_config(tmp_path, samples_per_iteration=16, gradient_accumulation_steps=2).steps_per_iteration == 4
 

@@ -13,12 +13,15 @@
 # limitations under the License.
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import DistributedType
 from datasets import Dataset
-from testing_utils import DESK, TASKS, assert_same, make_trainer, weights
+from testing_utils import DESK, TASKS, assert_same, make_config, make_episode, make_trainer, weights
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerFast,
     TrainerCallback,
@@ -26,6 +29,7 @@ from transformers import (
 from trl.import_utils import is_vllm_available
 
 from trl_nlac import NLACPrompts
+from trl_nlac.batches import make_batches
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
@@ -33,6 +37,8 @@ from trl_nlac.environments.embedded import (
     make_environment,
     make_rehearsal_dataset,
 )
+from trl_nlac.loading import load_generator
+from trl_nlac.types import Answer, Prompt, Sample, Transition, Turn
 
 
 class Countdown(TextEnvironment):
@@ -111,6 +117,17 @@ class TestTraining:
             trainer.add_callback(Gradients())
             trainer.train()
         torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
+
+    def test_an_iteration_with_nothing_to_learn(self, tmp_path):
+        """All answers were cut, and of the action, a thought without an end, nothing stays in the conversation."""
+        trainer = make_trainer(tmp_path, {"gradient_accumulation_steps": 2})
+        episode = replace(make_episode(1), turns=(Turn(2, 0, "", "unreadable", 0.0),))
+        samples, unread = [Sample(Transition(episode, 0), 0, 1.0, 1.0)] * 8, Answer(Prompt.of([1]), (), "", None)
+        batches = make_batches(trainer.roles, samples, [unread] * 8, [None] * 8, trainer.args, trainer.rehearsal)
+        assert [[example.weight for example in batch] for batch in batches] == [[0.0], [0.0]]
+        for batch in batches:
+            assert torch.isfinite(trainer.compute_loss(trainer.model, trainer._collate(batch)))
+        assert trainer.loss_guard.num_dropped == 0
 
     def test_micro_batches_hold_examples_of_like_length(self, tmp_path):
         config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "rehearsal_ratio": 0.5}
@@ -318,6 +335,8 @@ class TestTraining:
 
         with pytest.raises(ValueError, match="Nothing pays"):
             make_trainer(tmp_path, environment_factory=Ticket)
+        with pytest.raises(ValueError, match=r"`reward_weights=\[0.5\]` weigh `reward_funcs`, and there are none"):
+            make_trainer(tmp_path, {"reward_weights": [0.5]})
         trainer = make_trainer(tmp_path, {"logging_steps": 1}, environment_factory=Ticket, reward_funcs=turns)
         trainer.train()
         assert all(episode.score == len(episode.turns) > 0 for episode in trainer.replay.episodes)
@@ -385,6 +404,15 @@ class TestBadInput:
         with pytest.raises(ImportError, match="`use_vllm=True` needs vLLM"):
             make_trainer(tmp_path, {"use_vllm": True})
 
+    def test_vllm_with_a_sharded_adapter(self, tmp_path):
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), peft.LoraConfig())
+        fsdp2 = SimpleNamespace(
+            distributed_type=DistributedType.FSDP, is_fsdp2=True, state=SimpleNamespace(deepspeed_plugin=None)
+        )
+        with pytest.raises(ValueError, match=r"`use_vllm=True` with an adapter .* not supported under FSDP2"):
+            load_generator(model, make_config(tmp_path, use_vllm=True), fsdp2, None, [])
+
     def test_environment_without_reset(self, tmp_path):
         class Broken:
             def step(self, action):
@@ -423,6 +451,28 @@ class TestBadInput:
             make_trainer(tmp_path, {"rehearsal_ratio": 0.5})
         with pytest.raises(ValueError, match="`rehearsal_dataset` has no column `completion`"):
             make_trainer(tmp_path, {"rehearsal_ratio": 0.5}, rehearsal_dataset=Dataset.from_dict({"prompt": ["a"]}))
+
+    def test_rehearsal_data_without_a_ratio(self, tmp_path, caplog):
+        make_trainer(tmp_path, rehearsal_dataset=make_rehearsal_dataset("service_desk", size=2))
+        assert "`rehearsal_dataset` is not used: `rehearsal_ratio` is 0" in caplog.text
+
+    def test_what_a_plain_environment_cannot_have(self, tmp_path):
+        class Paid:
+            takes_seed = True
+
+            def reset(self, **task):
+                return "begin"
+
+            def step(self, action):
+                return StepResult("done", terminated=True)
+
+            def final_reward(self):
+                return 1.0
+
+        with pytest.raises(
+            ValueError, match=r"Paid defines `final_reward`, `takes_seed`, .* `class Paid\(TextEnvironment\)`"
+        ):
+            make_trainer(tmp_path, environment_factory=Paid)
 
     def test_unknown_environment(self, tmp_path):
         tasks = Dataset.from_dict({"environment": ["house"], "start": [3]})

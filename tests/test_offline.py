@@ -25,7 +25,7 @@ from trl_nlac import NLACTrainer
 from trl_nlac.chat import ChatEncoder
 from trl_nlac.conversations import conversation, problem_of, record_conversation
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
-from trl_nlac.logs import episodes_from_logs, tools_of_logs
+from trl_nlac.logs import episodes_from_logs, offline_tasks, tools_of_logs
 from trl_nlac.types import Transition
 
 
@@ -211,6 +211,12 @@ class TestOfflineTraining:
             NLACTrainer(
                 **{"model": TINY_MODEL, "args": args, "prompts": COMPACT_PROMPTS, "replay_dataset": logs, **arguments}
             )
+
+
+def test_every_process_needs_a_row(logs):
+    with pytest.raises(ValueError, match="`replay_dataset` has 3 rows for 4 processes"):
+        offline_tasks(logs.select(range(3)), None, None, world_size=4)
+    assert len(offline_tasks(logs.select(range(4)), None, None, world_size=4)) == 4
 
 
 def test_a_conversation_has_what_ended_it(logs):

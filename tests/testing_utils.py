@@ -104,6 +104,7 @@ class ScriptedGenerator:
         self.chat = chat
         self.answers = list(answers)
         self.prompts: list[list[int]] = []
+        self.samplings: list[Sampling] = []  # one for each prompt
 
     def any_process(self, wants: bool) -> bool:
         return wants
@@ -113,6 +114,7 @@ class ScriptedGenerator:
 
     def generate(self, prompts, sampling, seeds, bar=None) -> list[Completion]:
         self.prompts += prompts
+        self.samplings += [sampling] * len(prompts)
         answers = [self.answers.pop(0) for _ in prompts]
         return [Completion(a if isinstance(a, list) else self.chat.completion(a), True) for a in answers]
 

@@ -36,6 +36,7 @@ from .improvement import Choice, ImprovedRoles, choose_actions, judge_choices, r
 from .loading import make_roles
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts, react_thought
+from .rewards import EpisodeRewards
 from .saved_roles import ROLE_OPTIONS, load_roles
 from .types import Answer, Prompt
 
@@ -421,17 +422,17 @@ class NLACAgent:
         refine: int = 0,
         num_candidates: int = 1,
         alpha: float = 1.0,
+        rewards: EpisodeRewards | None = None,
     ) -> Evaluation:
         """
         Play `num_eval_episodes` of each task and let the critic judge, as [`NLACTrainer.evaluate`] does; with actions that are
-        improved as [`act`] improves them.
+        improved as [`act`] improves them, and episodes scored by `rewards` besides the environment.
         """
         torch.manual_seed(self.args.seed)
-        roles = (
-            ImprovedRoles(self.roles, refine, num_candidates, alpha) if refine or num_candidates > 1 else self.roles
-        )
+        improves = refine or num_candidates > 1
+        roles = ImprovedRoles(self.roles, refine, num_candidates, alpha) if improves else self.roles
         with self.speaking():
-            return evaluate_policy(environments, dict(enumerate(tasks)), roles, self.args)
+            return evaluate_policy(environments, dict(enumerate(tasks)), roles, self.args, rewards)
 
     def encode(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Prompt:
         """

@@ -57,7 +57,8 @@ def make_batches(
             steps[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight, sample.transition_id))
     for step, sample in zip(steps, samples[::step_size], strict=True):
         while len(step) < num_micro_batches:  # every process must run the model, even with nothing to learn
-            step.append(TrainingExample("policy", sample.transition.state, sample.transition.action_ids, weight=0.0))
+            token_ids = sample.transition.action_ids or (roles.chat.end_of_turn_id,)  # none of a thought that was cut
+            step.append(TrainingExample("policy", sample.transition.state, token_ids, weight=0.0))
     return [batch for step in steps for batch in spread_by_length(step, num_micro_batches)]
 
 

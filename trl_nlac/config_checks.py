@@ -14,7 +14,10 @@
 
 """What values the options of [`NLACConfig`] may have."""
 
-from typing import Any
+from dataclasses import fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 
 def check_options(args: Any) -> None:
@@ -33,6 +36,14 @@ def check_options(args: Any) -> None:
         if not valid:
             raise ValueError(f"`{name}` must be {requirement}, got {args.__dict__[name]!r}.")
 
+    for option in fields(args):
+        is_union = get_origin(option.type) in (Union, UnionType)
+        kinds = set(get_args(option.type)) if is_union else {option.type}
+        if kinds <= {int, float, NoneType}:
+            value, is_whole = args.__dict__[option.name], float not in kinds
+            takes_none = NoneType in kinds or option.default is None
+            valid = value is None and takes_none or isinstance(value, Integral if is_whole else Real)
+            check(option.name, valid, f"a {'whole ' if is_whole else ''}number{', or None' if takes_none else ''}")
     for name in (
         "action_format",
         "bootstrap",
@@ -47,6 +58,8 @@ def check_options(args: Any) -> None:
         "max_turns",
         "max_completion_length",
         "max_generation_batch_size",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
         "replay_buffer_size",
         "target_sync_steps",
         "num_futures",
@@ -79,6 +92,7 @@ def check_options(args: Any) -> None:
     for name in (
         "learning_starts",
         "temperature",
+        "top_k",
         "max_format_retries",
         "importance_sampling_exponent",
         "critic_loss_coef",
@@ -91,6 +105,7 @@ def check_options(args: Any) -> None:
         check(name, args.__dict__[name] >= 0, "not negative")
     number = args.num_completions_to_print
     check("num_completions_to_print", number is None or number >= 0, "not negative, or None")
+    check("repetition_penalty", args.repetition_penalty > 0, "above 0")
     for name in ("environment_timeout", "replay_buffer_memory"):
         check(name, args.__dict__[name] is None or args.__dict__[name] > 0, "above 0, or None")
     for name in (

@@ -167,11 +167,13 @@ def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 
 def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
     """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
-    sampling = roles.samplings["successor"]
+    successor, actor, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
     states = [roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in transitions]
-    actions = roles.ask("policy", states, roles.parse_action, sampling)
+    acting = replace(successor, max_tokens=actor.max_tokens, regex=actor.regex)
+    actions = roles.ask("policy", states, roles.parse_action, acting)
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
-    judged = critiques(roles, [roles.continued(action.prompt, action) for action in acted.values()], sampling)
+    judging = replace(successor, max_tokens=critic.max_tokens)
+    judged = critiques(roles, [roles.continued(action.prompt, action) for action in acted.values()], judging)
     conversations: list[Prompt | None] = [None] * len(transitions)
     successor_prompts = _successor_prompts(roles, transitions)
     for (i, action), critique in zip(acted.items(), judged, strict=True):
@@ -188,7 +190,8 @@ def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     conversations = []
     for i, (transition, prompt) in enumerate(zip(transitions, _successor_prompts(roles, transitions), strict=True)):
         rest = transition.episode.turns[transition.index + 1 :]
-        told = " ".join(f"{turn.action} {turn.next_observation}" for turn in rest)
+        end = render(roles.prompts.observed_end, score=f"{transition.episode.score:g}")
+        told = " ".join([*(f"{turn.action} {turn.next_observation}" for turn in rest), *([end] if end else [])])
         conversations.append(foreseen[i] if i in foreseen else prompt.extended(roles.chat.past_turn(told)))
     return conversations
 

@@ -14,6 +14,7 @@
 
 """One small interface for sampling tokens, and the transformers backend behind it."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import (
+    BatchEncoding,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     GenerationConfig,
@@ -39,7 +41,6 @@ from transformers import (
     TypicalLogitsWarper,
 )
 from trl.models.utils import unwrap_model_for_generation
-from trl.trainer.utils import selective_log_softmax
 
 
 _WARPERS = {  # in the order of transformers
@@ -225,13 +226,27 @@ class TransformersGenerator:
         for chunk in self._chunks(prompts):
             sequences = [prompts[i] + completions[i] for i in chunk]
             inputs = self.tokenizer.pad({"input_ids": sequences}, padding_side="right", return_tensors="pt")
-            inputs = inputs.to(self._model.device)
-            logits = self._model(**inputs, use_cache=False).logits  # (B, T, V)
-            logps = selective_log_softmax(logits[:, :-1].float(), inputs["input_ids"][:, 1:]).tolist()  # (B, T - 1)
-            for i, row in zip(chunk, logps, strict=True):
-                first = len(prompts[i]) - 1
-                scores[i] = sum(row[first : first + len(completions[i])])
+            asked = [
+                (row, len(prompts[i]) - 1 + t, token_id)
+                for row, i in enumerate(chunk)
+                for t, token_id in enumerate(completions[i])
+            ]
+            rows, places, token_ids = torch.tensor(asked, dtype=torch.long).reshape(-1, 3).T.contiguous()  # (N,) each
+            kept = places.unique()  # (P,), sorted
+            logits = self._logits(inputs.to(self._model.device), kept)  # (B, P, V)
+            logps = logits[rows, torch.searchsorted(kept, places)].float().log_softmax(-1)  # (N, V)
+            chosen = logps.gather(1, token_ids[:, None].to(logps.device))[:, 0].double().cpu()  # (N,)
+            sums = chosen.new_zeros(len(chunk)).index_add(0, rows, chosen)  # (B,)
+            scores.update(zip(chunk, sums.tolist(), strict=True))
         return [scores[i] for i in range(len(prompts))]
+
+    def _logits(self, inputs: BatchEncoding, places: torch.Tensor) -> torch.Tensor:
+        """What the model gives at some places, `(B, P, V)`: prompts are most of the tokens, their logits most of the memory."""
+        model = self._model.get_base_model() if is_peft_model(self._model) else self._model
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            places = places.to(self._model.device)
+            return self._model(**inputs, use_cache=False, logits_to_keep=places).logits
+        return self._model(**inputs, use_cache=False).logits[:, places]
 
     def _cut(self, token_ids: list[int]) -> Completion:
         for i, token_id in enumerate(token_ids):

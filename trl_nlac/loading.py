@@ -64,6 +64,13 @@ def load_model(
         from trl.experimental.utils import prepare_peft_model
 
         model = prepare_peft_model(model, peft_config, args)
+    if is_peft_model(model) and args.gradient_checkpointing:
+        plugin = args.deepspeed_plugin
+        if (
+            plugin is not None and plugin.zero_stage == 3
+        ):  # what is computed again finds its weights gathered, as in TRL
+            args.gradient_checkpointing_kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": True}
+        model.enable_input_require_grads()
     if args.disable_dropout:
         disable_dropout_in_model(model)
     rounds = any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
@@ -134,7 +141,7 @@ def load_generator(
     What the roles speak through.
 
     Raises:
-        ValueError: If weights are sharded in a way that is not supported.
+        ValueError: If weights are sharded in a way that is not supported, also with vLLM.
         ImportError: If `use_vllm` is set and vLLM is not installed.
         ConnectionError: If there should be a vLLM server and there is none.
     """
@@ -154,6 +161,11 @@ def load_generator(
         generator = JointGenerator(generator)
     if not args.use_vllm:
         return generator
+    if is_peft_model(model) and accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError(
+            "`use_vllm=True` with an adapter (`peft_config`) is not supported under FSDP2: an adapter is handed over whole, and "
+            "its weights are sharded. Use DeepSpeed or DDP, or train the whole model."
+        )
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
     from .vllm_generation import TensorParallelGenerator, VLLMGenerator

@@ -92,16 +92,23 @@ def fill_from_logs(replay: PrioritizedReplay, dataset: Dataset, roles: Roles, ar
     replay.add(episodes)
 
 
-def offline_tasks(replay_dataset: Dataset | None, train_dataset: Dataset | None, reward_funcs: Any) -> Dataset:
+def offline_tasks(
+    replay_dataset: Dataset | None, train_dataset: Dataset | None, reward_funcs: Any, world_size: int = 1
+) -> Dataset:
     """
     A row for each logged conversation, so that an epoch is as long as if they had been played.
 
     Raises:
-        ValueError: If there are no logs, or what only an environment can use.
+        ValueError: If there are no logs, or none for one of the processes, or what only an environment can use.
     """
     if replay_dataset is None or len(replay_dataset) == 0:
         raise ValueError(
             "There is nothing to learn from: give an `environment_factory` to play in, or a `replay_dataset` of logs."
+        )
+    if len(replay_dataset) < world_size:
+        raise ValueError(
+            f"`replay_dataset` has {len(replay_dataset)} rows for {world_size} processes, and each learns from its own. Give "
+            "more, or start fewer processes."
         )
     for name, value in (("train_dataset", train_dataset), ("reward_funcs", reward_funcs)):
         if value is not None:

@@ -474,7 +474,7 @@ class NLACConfig(RecordOptions, VLLMOptions):
             self.samples_per_iteration = batch_size
         if self.samples_per_iteration < 1 or self.samples_per_iteration % batch_size:
             raise ValueError(
-                f"`samples_per_iteration` ({self.samples_per_iteration}) must be divisible by the global batch size "
+                f"`samples_per_iteration` ({self.samples_per_iteration}) must be positive and divisible by the global batch size "
                 f"({batch_size} = `per_device_train_batch_size` {self.per_device_train_batch_size} * "
                 f"`gradient_accumulation_steps` {self.gradient_accumulation_steps} * {self.world_size} processes)."
             )
@@ -482,7 +482,7 @@ class NLACConfig(RecordOptions, VLLMOptions):
             self.episodes_per_iteration = self.per_device_train_batch_size * self.world_size
         if self.episodes_per_iteration < 1 or self.episodes_per_iteration % self.world_size:
             raise ValueError(
-                f"`episodes_per_iteration` ({self.episodes_per_iteration}) must be divisible by the number of "
+                f"`episodes_per_iteration` ({self.episodes_per_iteration}) must be positive and divisible by the number of "
                 f"processes ({self.world_size})."
             )
 

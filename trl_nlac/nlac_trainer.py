@@ -188,7 +188,7 @@ class NLACTrainer(AtomicSavingTrainer):
             environment_factory, tools, args.max_concurrent_environments, args.environment_timeout
         )
         if not self.environments:
-            train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs)
+            train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
         self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
@@ -421,6 +421,7 @@ class NLACTrainer(AtomicSavingTrainer):
             self.args.steps_per_iteration,
             shuffle=self.args.shuffle_dataset,
             seed=self.args.seed,
+            epoch=lambda: int(self.state.epoch or 0),
         )
 
     def create_model_card(
@@ -462,7 +463,11 @@ class NLACTrainer(AtomicSavingTrainer):
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            save_roles(output_dir or self.args.output_dir, self.args, self.roles.prompts)
+            for directory in {
+                output_dir or self.args.output_dir,
+                self.args.output_dir,
+            }:  # the latter is what is uploaded
+                save_roles(directory, self.args, self.roles.prompts)
 
     def _save_checkpoint(self, model, trial) -> None:
         start = time.perf_counter()

@@ -167,6 +167,8 @@ only one you considered: start from the newest observation, and where the judgem
 "if I did that, I would expect this". They must still lead to the same new action.
 {_CORRECTED_FORM}"""
 
+OBSERVED_END = "With that the task ended, with a final score of {score}."
+
 _FIELD = re.compile(r"\{(action_format|futures|next_observation|score|tools)\}")
 _REQUIRED_FIELDS = {
     "tools": {"tools"},
@@ -176,7 +178,10 @@ _REQUIRED_FIELDS = {
     "backup_future_terminated": {"next_observation", "score"},
     "backup_correctness": {"score"},
 }
-_OPTIONAL_FIELDS = dict.fromkeys(("policy", "unreadable_action", "refine"), {"action_format"})
+_OPTIONAL_FIELDS = {
+    **dict.fromkeys(("policy", "unreadable_action", "refine"), {"action_format"}),
+    "observed_end": {"score"},
+}
 
 
 def render(template: str, **values: str) -> str:
@@ -230,6 +235,8 @@ class NLACPrompts:
             Asks for what `backup_terminated` does without the verdict (k > 1).
         backup_correctness (`str`, *optional*):
             Shows the final `{score}` and asks for the verdict alone, where a task is a single step.
+        observed_end (`str`, *optional*):
+            Follows what really happened until a task ended (`bootstrap="monte_carlo"`). `{score}` is optional. Empty for none.
         refine (`str`, *optional*):
             Asks for an action in place of the criticised one, p_refine. `{action_format}` is optional.
         correct_backup (`str`, *optional*):
@@ -258,6 +265,7 @@ class NLACPrompts:
     backup_future: str = BACKUP_FUTURE
     backup_future_terminated: str = BACKUP_FUTURE_TERMINATED
     backup_correctness: str = BACKUP_CORRECTNESS
+    observed_end: str = OBSERVED_END
     refine: str = REFINE
     correct_backup: str = CORRECT_BACKUP
     correct_refine: str = CORRECT_REFINE

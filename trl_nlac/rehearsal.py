@@ -17,10 +17,14 @@
 import json
 
 import numpy as np
+from accelerate.logging import get_logger
 from datasets import Dataset
 
 from .chat import ChatEncoder
 from .types import Prompt, TrainingExample
+
+
+logger = get_logger(__name__)
 
 
 class Rehearsal:
@@ -49,6 +53,10 @@ class Rehearsal:
         self.rng = np.random.default_rng(seed)
         self._examples: list[TrainingExample] = []
         if not ratio:
+            if dataset:
+                logger.warning(
+                    "`rehearsal_dataset` is not used: `rehearsal_ratio` is 0, so nothing of it is rehearsed."
+                )
             return
         missing = {"prompt", "completion"} - set(dataset.column_names)
         if missing:

@@ -35,9 +35,11 @@ def load_rewards(
     The reward functions, if there are any.
 
     Raises:
-        ValueError: If neither they nor the environment pay.
+        ValueError: If neither they nor the environment pay, or there are weights of none.
     """
     if not reward_funcs:
+        if weights is not None:
+            raise ValueError(f"`reward_weights={weights}` weigh `reward_funcs`, and there are none. Leave them out.")
         if environment_pays:
             return None
         raise ValueError(

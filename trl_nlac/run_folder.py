@@ -17,7 +17,6 @@
 import json
 import math
 import re
-import sys
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ logger = get_logger(__name__)
 
 TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
-ORIGIN = "nlac_run.json"
-# Not uploaded with the output folder, because of the underscore.
+# Not uploaded with the output folder, because of the underscore: keywords of an environment may hold secrets.
+ORIGIN = "_nlac_run.json"
 AUDIT = "_audit"
 SUPERSEDED = "_superseded"
 # What the files of episodes and of audited samples are called; an evaluation's have its kind in front.
@@ -55,6 +54,9 @@ def note_origin(
     dataset_name: str | None,
     dataset_config: str | None = None,
     dataset_split: str = "train",
+    tools: list[str] | None = None,
+    reward_funcs: list[str] | None = None,
+    reward_weights: list[float] | None = None,
 ) -> None:
     """
     Write down where a run was trained, so that `trl-nlac evaluate` and `play` find it again.
@@ -70,14 +72,20 @@ def note_origin(
             Tasks to play.
         dataset_config (`str`, *optional*), dataset_split (`str`, *optional*, defaults to `"train"`):
             Configuration and split of the dataset.
+        tools (`list[str]`, *optional*), reward_funcs (`list[str]`, *optional*):
+            Standalone tools, and functions that score episodes, as `module:function`.
+        reward_weights (`list[float]`, *optional*):
+            Weights of these functions.
     """
     origin = {
-        "command": " ".join(sys.argv),
         "environment_factory": environment_factory,
         "environment_kwargs": environment_kwargs,
         "dataset_name": dataset_name,
         "dataset_config": dataset_config,
         "dataset_split": dataset_split,
+        "tools": tools,
+        "reward_funcs": reward_funcs,
+        "reward_weights": reward_weights,
     }
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     Path(output_dir, ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")

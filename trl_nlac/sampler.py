@@ -14,7 +14,7 @@
 
 """Which tasks are played in which iteration."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 
 import torch
 from torch.utils.data import Sampler
@@ -37,29 +37,35 @@ class IterationSampler(Sampler[int]):
             Whether the order is random.
         seed (`int`):
             Seed of the order.
+        epoch (`Callable[[], int]`, *optional*):
+            Which epoch begins, when one does: each has an order of its own. What skips the batches of a resumed epoch may hide
+            the sampler from whoever would set it.
     """
 
     def __init__(
-        self, dataset: Sized, episodes_per_iteration: int, steps_per_iteration: int, shuffle: bool, seed: int
+        self,
+        dataset: Sized,
+        episodes_per_iteration: int,
+        steps_per_iteration: int,
+        shuffle: bool,
+        seed: int,
+        epoch: Callable[[], int] = int,
     ):
         self.num_tasks = len(dataset)
         self.episodes_per_iteration = episodes_per_iteration
         self.steps_per_iteration = steps_per_iteration
         self.shuffle = shuffle
         self.seed = seed
-        self.epoch = 0
+        self.epoch = epoch
         self.num_rounds = -(-self.num_tasks // episodes_per_iteration)
 
     def __len__(self) -> int:
         return self.num_rounds * self.episodes_per_iteration * self.steps_per_iteration
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
     def __iter__(self) -> Iterator[int]:
         order = list(range(self.num_tasks))
         if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            generator = torch.Generator().manual_seed(self.seed + self.epoch())
             order = torch.randperm(self.num_tasks, generator=generator).tolist()
         for start in range(0, self.num_rounds * self.episodes_per_iteration, self.episodes_per_iteration):
             tasks = [order[i % self.num_tasks] for i in range(start, start + self.episodes_per_iteration)]

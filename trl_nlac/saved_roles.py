@@ -26,7 +26,7 @@ from .prompts import NLACPrompts
 
 PROMPTS_FILE = "nlac_prompts.json"
 ROLES_FILE = "nlac_roles.json"
-# Options of the trainer's configuration that tell how the roles speak.
+# Options of the trainer's configuration that tell how the roles speak, and when they have succeeded.
 ROLE_OPTIONS = (
     "action_format",
     "single_step",
@@ -34,6 +34,7 @@ ROLE_OPTIONS = (
     "reasoning",
     "max_format_retries",
     "max_turns",
+    "success_threshold",
     "max_prompt_length",
     "max_completion_length",
     "max_action_length",

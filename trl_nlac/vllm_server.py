@@ -236,7 +236,7 @@ class ServerEngine(VLLMGeneration):
                 logger.warning(f"The vLLM server at {self.vllm_client.base_url} was lost: {error}")
         raise RuntimeError(
             f"The vLLM server at {self.vllm_client.base_url} was lost {_MAX_ATTEMPTS} times in a row, the last time: "
-            f"{lost}. See its log; then resume with `resume_from_checkpoint=True`."
+            f"{lost}. See its log; then resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`)."
         )
 
     def _find_again(self) -> None:
@@ -244,8 +244,8 @@ class ServerEngine(VLLMGeneration):
         if not finish(self._becomes_healthy()):
             raise ConnectionError(
                 f"The vLLM server at {self.vllm_client.base_url} is gone, and did not come back within "
-                f"`vllm_server_timeout={self.server_timeout}` seconds. Start it again and resume with "
-                "`resume_from_checkpoint=True`."
+                f"`vllm_server_timeout={self.server_timeout}` seconds. Start it again and resume from "
+                "the last checkpoint (`trl-nlac train --resume_from_checkpoint last`)."
             )
         for adapter in self._adapters:
             self._load_adapter(adapter)
@@ -254,8 +254,8 @@ class ServerEngine(VLLMGeneration):
         if self.weights_dir is None:
             raise RuntimeError(
                 f"The vLLM server at {self.vllm_client.base_url} was started anew and has lost its weights, and the NCCL "
-                "group with them. Resume with `resume_from_checkpoint=True`; with `vllm_server_weights_dir` a server "
-                "may be started anew."
+                "group with them. Resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`); with "
+                "`vllm_server_weights_dir` a server may be started anew."
             )
         self._load_weights()
 

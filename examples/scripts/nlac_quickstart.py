@@ -222,7 +222,7 @@ def main():
     trainer.add_callback(QuickstartProgress)
 
     start = time.perf_counter()
-    trainer.train()
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     seconds = time.perf_counter() - start
     trainer.save_model()
     if not trainer.is_world_process_zero():

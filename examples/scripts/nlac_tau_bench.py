@@ -114,7 +114,7 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model()
     if training_args.push_to_hub:
         trainer.push_to_hub()

@@ -22,7 +22,7 @@ Train an agent on single-player games of textarena. Every seed is a task; evalua
 The real run needs one GPU for LoRA adapters:
 
 accelerate launch examples/scripts/nlac_textarena.py \
-    --env_id Mastermind-v0 \
+    --env_id Mastermind-v0 --max_turns 30 \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 \
     --max_steps 500 --eval_strategy steps --eval_steps 50 \
     --output_dir runs/mastermind
@@ -98,7 +98,7 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     metrics = trainer.evaluate()
     trainer.save_model()
     if training_args.push_to_hub:

@@ -21,15 +21,15 @@ Train an agent to play 20 questions (paper, section 6.1).
 The real run needs one GPU for LoRA adapters. The answers come from a table of 153 everyday objects, without a model:
 
 accelerate launch examples/scripts/nlac_twenty_questions.py \
-    --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_completion_length 256 \
+    --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_turns 25 --max_completion_length 256 \
     --max_steps 1000 --eval_strategy steps --eval_steps 100 \
     --output_dir runs/twenty-questions
 
 As in the paper, with a chat model that answers and with objects of one's own, one name in each line of a file (the paper
 takes 1,000 to train and 500 to evaluate from THINGS), on 8 GPUs. The key of the endpoint is in `OPENAI_API_KEY`:
 
-accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml examples/scripts/nlac_twenty_questions.py \
-    --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dtype bfloat16 \
+accelerate launch --config_file examples/accelerate_configs/deepspeed_zero3.yaml examples/scripts/nlac_twenty_questions.py \
+    --model_name_or_path Qwen/Qwen2.5-7B-Instruct --max_turns 25 \
     --oracle_model gpt-4.1 --train_objects train.txt --eval_objects eval.txt --output_dir runs/twenty-questions
 
 A model on one's own server answers with `--oracle_model Qwen/Qwen3-4B-Instruct-2507 --oracle_base_url
@@ -120,7 +120,7 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model()
     if training_args.push_to_hub:
         trainer.push_to_hub()

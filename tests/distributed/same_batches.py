@@ -147,4 +147,4 @@ train("sampled", save_strategy="steps", save_steps=2)
 train("resumed", resume_from=str(output_dir / "sampled" / "checkpoint-2"))
 # Each layer gathered for each token, and nothing kept whole; swaps within the loss.
 train("distill", critic_loss_type="distill", ds3_gather_for_generation=False, persistence_threshold=0, max_steps=2)
-train("lora", lora=True, persistence_threshold=10**6, max_steps=2)
+train("lora", lora=True, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)

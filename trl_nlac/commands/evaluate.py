@@ -45,11 +45,11 @@ def run(words: list[str]) -> None:
     fill_from_run(args)
     rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split)
     rows = [NO_TASK] if rows is None else list(rows)[: args.max_tasks]
-    agent, pool = load_player(args)
+    agent, pool, rewards = load_player(args)
     agent.args.num_eval_episodes, agent.args.num_eval_critiques = args.num_episodes, args.num_critiques
     agent.args.seed = args.seed
     try:
-        metrics = joint_metrics(agent.evaluate(pool, rows, args.refine, args.num_candidates))
+        metrics = joint_metrics(agent.evaluate(pool, rows, args.refine, args.num_candidates, rewards=rewards))
     finally:
         pool.close()
     if args.json:

@@ -31,6 +31,7 @@ from datasets import Dataset, load_dataset
 
 from ..agent import NLACAgent
 from ..environments.pool import EnvironmentPool
+from ..rewards import EpisodeRewards, load_rewards
 from ..run_folder import ORIGIN
 from ..saved_roles import find_file
 
@@ -189,6 +190,11 @@ def add_agent_arguments(parser: Parser) -> None:
         help="what makes the environment; if left out, what the run was trained in",
     )
     parser.add_argument("--environment_kwargs", metavar="JSON", help="keywords for it, as a JSON object")
+    parser.add_argument("--tools", nargs="+", metavar="MODULE:FUNCTION", help="standalone tools")
+    parser.add_argument(
+        "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
+    )
+    parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
     parser.add_argument("--dataset_name", help="tasks: a dataset of the Hub or a file; if left out, those of the run")
     parser.add_argument("--dataset_config", help="configuration of the dataset")
     parser.add_argument(
@@ -208,28 +214,35 @@ def fill_from_run(args: argparse.Namespace) -> None:
     """Environment and tasks of the run, where the command line names none."""
     path = Path(args.model, ORIGIN)
     saved = json.loads(path.read_text()) if path.is_file() else {}
-    if args.environment_factory is None:
+    if args.environment_factory is None and not args.tools:
         if "environment_factory" not in saved:
             raise CommandError(
                 f"{args.model} does not say where it was trained: add --environment_factory module:Class."
             )
         args.environment_factory = saved["environment_factory"]
         args.environment_kwargs = args.environment_kwargs or json.dumps(saved["environment_kwargs"])
+        args.tools = saved.get("tools")
+        if args.reward_funcs is None:
+            args.reward_funcs, args.reward_weights = saved.get("reward_funcs"), saved.get("reward_weights")
     if args.dataset_name is None and saved.get("dataset_name"):
         args.dataset_name, args.dataset_config = saved["dataset_name"], saved["dataset_config"]
         args.dataset_split = args.dataset_split or saved["dataset_split"]
     args.dataset_split = args.dataset_split or "train"
 
 
-def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool]:
-    """The agent and the environments that [`add_agent_arguments`] describe."""
-    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
+def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
+    """The agent, the environments and the reward functions that [`add_agent_arguments`] describe."""
+    keywords = read_json(args.environment_kwargs or "{}")
+    environment = load_environment(args.environment_factory, keywords) if args.environment_factory else None
+    tools, reward_funcs = ([load_object(name) for name in names or []] for names in (args.tools, args.reward_funcs))
     with told_in_a_line(f"{args.model}: "):
         check_model(args.model)
         agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
-        pool = EnvironmentPool(environment, timeout=agent.args.environment_timeout)
+        pool = EnvironmentPool(environment, tools or None, timeout=agent.args.environment_timeout)
+        untrained = {"trainer_state": None, "log_metric": lambda name, value: None}  # what the functions may ask for
+        rewards = load_rewards(reward_funcs, args.reward_weights, lambda: untrained, pool.pays)
     agent.roles.tools = pool.tool_schemas
-    return agent, pool
+    return agent, pool, rewards
 
 
 def read_options(words: list[str]) -> dict[str, Any]:

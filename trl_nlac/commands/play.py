@@ -54,7 +54,7 @@ def run(words: list[str]) -> None:
     args = parser.parse_args(words)
     fill_from_run(args)
     task = read_json(args.task) if args.task else _row(args)
-    agent, pool = load_player(args)
+    agent, pool, rewards = load_player(args)
     with told_in_a_line(f"{args.model}: "):
         name, keywords, schemas = pool.route(task)
     if name in pool.seeded:
@@ -79,6 +79,15 @@ def run(words: list[str]) -> None:
                 break
             recorder.go_on(agent.args.max_turns)
         reward = worker.submit(lambda environment: environment.final_reward()).result()
+        if rewards is not None:
+            (scored,) = rewards(
+                prompts=[recorder.prompt_messages],
+                completions=[recorder.completion_messages],
+                completion_ids=[recorder.sampled_ids],
+                environments=[worker.environment.unwrapped],
+                tasks=[task],
+            )
+            reward += scored.reward
     finally:
         pool.close()
     score = recorder.episode().score + reward

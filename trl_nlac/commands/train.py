@@ -167,6 +167,8 @@ class TrainParser(TrlParser):
         self.add_argument("--config", metavar="FILE", help="YAML file of options")
         self.add_argument("--help_all", action="help", help="show all options, those of transformers' too")
         self.shows_all = False
+        resume = next(action for action in self._actions if action.dest == "resume_from_checkpoint")
+        resume.help = "Checkpoint to go on from: its folder, or `last` for the newest one in `output_dir`, if any."
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(message)
@@ -219,8 +221,9 @@ def run(words: list[str]) -> None:
     parser = TrainParser()
     parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)
+    checkpoint = find_checkpoint(args)
     trainer = make_trainer(script_args, model_args, args)
-    trainer.train(resume_from_checkpoint=_checkpoint(args))
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     if args.push_to_hub:
         trainer.push_to_hub()
@@ -293,11 +296,27 @@ def _note(script_args: TrainArguments, args: NLACConfig) -> None:
         tasks = {"dataset_name": script_args.eval_dataset_name}
     elif script_args.dataset_name:
         tasks["dataset_split"] = script_args.dataset_test_split or script_args.dataset_train_split
-    note_origin(args.output_dir, script_args.environment_factory, script_args.environment_kwargs or {}, **tasks)
+    note_origin(
+        *(args.output_dir, script_args.environment_factory, script_args.environment_kwargs or {}),
+        **tasks,
+        tools=script_args.tools,
+        reward_funcs=script_args.reward_funcs,
+        reward_weights=args.reward_weights,
+    )
 
 
-def _checkpoint(args: NLACConfig) -> str | None:
-    """Where to go on: `--resume_from_checkpoint last` is the newest checkpoint of the run, if there is one."""
-    if args.resume_from_checkpoint != "last":
-        return args.resume_from_checkpoint
-    return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+def find_checkpoint(args: NLACConfig) -> str | None:
+    """
+    Where to go on: `--resume_from_checkpoint last`, or `True`, is the newest checkpoint of the run, if there is one.
+
+    Raises:
+        CommandError: If it is a folder that does not exist.
+    """
+    checkpoint = args.resume_from_checkpoint
+    if checkpoint in ("last", "True", "true"):
+        return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+    if checkpoint is not None and not Path(checkpoint).is_dir():
+        raise CommandError(
+            f"--resume_from_checkpoint {checkpoint} is no folder: name a checkpoint, or `last` for the newest in --output_dir."
+        )
+    return checkpoint

@@ -122,6 +122,12 @@ class PlainEnvironment(TextEnvironment):
     """Plays an object that has `reset` and `step`, and perhaps `close`, without being a [`TextEnvironment`]."""
 
     def __init__(self, environment: Any):
+        unread = sorted(set(dir(environment)) & {"final_reward", "oracle", "takes_seed", "tool_schemas"})
+        if unread:
+            raise ValueError(
+                f"{type(environment).__name__} defines `{'`, `'.join(unread)}`, which is read of subclasses of "
+                f"`TextEnvironment` alone: write `class {type(environment).__name__}(TextEnvironment)`."
+            )
         self.environment = environment
 
     def reset(self, **task) -> str | list[Message]:

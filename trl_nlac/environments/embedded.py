@@ -43,6 +43,7 @@ COMPACT_PROMPTS = NLACPrompts(
     backup_terminated="{next_observation} Score {score} Summary?",
     backup_future="Summary? Future:",
     backup_future_terminated="{next_observation} Score {score} Summary? Future:",
+    observed_end="",  # the embedded worlds say how it ended
     refine="Revise?",
 )
 
