@@ -54,6 +54,7 @@ def fewer_steps(summary: dict, task: str, share: float = 0.2) -> dict:
         name: next((point["steps"] for point in lines[name] if point["success"]["mean"] >= success["mean"]), None)
         for name in (chosen, best)
     }
+    first[best] = first[best] or steps  # its final evaluation, which has more episodes than those on the way
     ours = reached[chosen]["success"]
     verdict = FAILS
     if ours["mean"] >= success["mean"] and ours["mean"] > 0:

@@ -110,7 +110,7 @@ def plot_task(name: str, task: dict, methods: list[str], settings: list[str], pa
         loc="outside upper center",
         ncols=4,
         handlelength=2.6,
-        title=f"{task_label(name)}: success, held-out",
+        title=f"{task_label(name)}: success",
     )
     save(figure, path)
 

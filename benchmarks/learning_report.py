@@ -63,7 +63,7 @@ def claim_sentence(claim: dict) -> str:
             + ", ".join(f"{label(method)} {steps}" for method, steps in first.items())
             + "."
         )
-    ratio = "" if claim["ratio"] is None else f", {claim['ratio']:.2f} times as much"
+    ratio = "" if claim["ratio"] is None else f", {claim['ratio']:.2f} times as much in the mean"
     rival = "" if claim["claim"] == "critic_adds" else ", the best baseline,"
     return (
         f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps{ratio}; "
@@ -151,9 +151,10 @@ def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
                 )
         for cost, words in COSTS.items():
             less, more = theirs["reach"][HALF][cost], ours["reach"][HALF][cost]
-            if less is not None and (more is None or less < more):
+            if less is not None and (more is None or less <= more):
+                many = f"as many {words} as" if less == more else f"fewer {words} than"
                 sentences.append(
-                    f"{label(name)} needs fewer {words} than {label(nlac)} to half of the oracle's success: "
+                    f"{label(name)} needs {many} {label(nlac)} to half of the oracle's success: "
                     f"{number(less)}, {number(more)}."
                 )
     return sentences

@@ -148,6 +148,9 @@ def summarize_method(cells: list[dict], common_budget: float | None) -> dict:
         "num_seeds": len(cells),
         "budget": cells[0]["budget"],
         "spent": {cost: mean(cell["points"][-1][cost] for cell in cells) for cost in COSTS},
+        "gradient_steps_per_environment_step": of(
+            lambda cell: cell["points"][-1]["gradient_steps"] / (cell["points"][-1]["environment_steps"] or math.inf)
+        ),
         "final": instances_success("final", "held_out"),
         "at_common_budget": common_budget and of(lambda cell: measured(point_at(cell, common_budget), "success")),
         "area": common_budget and of(lambda cell: area(cell, common_budget)),

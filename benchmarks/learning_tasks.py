@@ -170,6 +170,7 @@ def rooms(seed: int) -> LearningTask:
         environment_factory=lambda: make_environment(house),
         rows=rows,
         instances={
+            # A house has no other starts than those that are trained on.
             "held_out": Instances(lambda: make_environment(house), Dataset.from_list(list(rows) * 16)),
             "unseen_domain": Instances(lambda: make_environment(unseen), Dataset.from_list(list(unseen_rows) * 16)),
         },
