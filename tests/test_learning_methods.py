@@ -164,7 +164,7 @@ class TestCommittedCells:
             assert changed({**cell["settings"], "min_p": min_p}) == changed({"min_p": None, **expected}), path
             assert cell["budget"] == learning.budget_of(name, method), path
             command = f"python benchmarks/learning.py --tasks {name} --methods {method} --seeds {cell['seed']}"
-            assert cell["command"] == command, path
+            assert cell["command"].startswith(command), path
 
 
 class TestRealModels:
