@@ -83,9 +83,14 @@ NLAC_BY_TASK = {
 # The episode's own observations as critique: no learned critic, no bootstrap, no target weights that matter. There is one round
 # of refinement, because a critic that learns nothing would be asked in others.
 HINDSIGHT = {"bootstrap": "monte_carlo", "refinement_source": "replay", "critic_loss_coef": 0.0, "num_refinements": 1}
-# Where luck decides, it is led astray less by few and fresh episodes than by all.
+# It is led astray less by few and fresh episodes than by all.
 FRESH = {"replay_buffer_size": 400}
-HINDSIGHT_BY_TASK = {"service_desk_told": MIN_P, "service_desk_noisy": FRESH, "service_desk_delayed": FRESH}
+HINDSIGHT_BY_TASK = {
+    "service_desk_told": MIN_P,
+    "service_desk_hinted": FRESH,
+    "service_desk_noisy": FRESH,
+    "service_desk_delayed": FRESH,
+}
 # With a smaller budget than the table's, ablations are compared to NLAC with the same one: its learning rate falls as early.
 PLAIN = "nlac_plain"
 ABLATIONS = {
