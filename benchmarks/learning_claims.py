@@ -51,10 +51,10 @@ def fewer_steps(summary: dict, task: str, share: float = 0.2) -> dict:
     reached = {name: [point for point in lines[name] if point["steps"] <= share * steps][-1] for name in names}
     chosen = max(names, key=lambda name: reached[name]["success"]["mean"])
     first = {
-        name: next((point["steps"] for point in lines[name] if point["success"]["mean"] >= success["mean"]), None)
-        for name in (chosen, best)
+        name: next((point["steps"] for point in lines[name] if point["success"]["mean"] >= success["mean"]), last)
+        # The baseline has it in its final evaluation, which has more episodes than those on the way.
+        for name, last in ((chosen, None), (best, steps))
     }
-    first[best] = first[best] or steps  # its final evaluation, which has more episodes than those on the way
     ours = reached[chosen]["success"]
     verdict = FAILS
     if ours["mean"] >= success["mean"] and ours["mean"] > 0:

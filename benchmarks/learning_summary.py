@@ -31,6 +31,7 @@ import reporting
 from learning_claims import claims
 from learning_methods import ABLATIONS_BY_TASK, PLAIN
 from learning_search import changed_settings, searches
+from learning_table import COSTS
 from learning_tasks import TASKS
 
 
@@ -39,7 +40,6 @@ CELLS, SEARCHED = RESULTS / "learning", RESULTS / "learning_search"
 SEEDS = (0, 1, 2, 3, 4)
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined")
 SETTINGS = ()  # of NLAC, besides "nlac": every other method that starts with "nlac_" is an ablation
-COSTS = ("environment_steps", "generated_tokens", "seconds")
 LEVELS = (0.5, 0.8)  # of the oracle's success
 METRICS = {
     "success": ("episode/success_rate",),

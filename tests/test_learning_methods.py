@@ -165,6 +165,8 @@ class TestCommittedCells:
             assert cell["budget"] == learning.budget_of(name, method), path
             command = f"python benchmarks/learning.py --tasks {name} --methods {method} --seeds {cell['seed']}"
             assert cell["command"].startswith(command), path
+            named = learning.read_settings(cell["command"].removeprefix(command).split())
+            assert named.items() <= expected.items(), path
 
 
 class TestRealModels:

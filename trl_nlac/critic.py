@@ -191,7 +191,7 @@ def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     for i, (transition, prompt) in enumerate(zip(transitions, _successor_prompts(roles, transitions), strict=True)):
         rest = transition.episode.turns[transition.index + 1 :]
         end = render(roles.prompts.observed_end, score=f"{transition.episode.score:g}")
-        told = " ".join([*(f"{turn.action} {turn.next_observation}" for turn in rest), *([end] if end else [])])
+        told = " ".join(filter(None, [*(f"{turn.action} {turn.next_observation}" for turn in rest), end]))
         conversations.append(foreseen[i] if i in foreseen else prompt.extended(roles.chat.past_turn(told)))
     return conversations
 

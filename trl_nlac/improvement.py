@@ -104,9 +104,8 @@ def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choi
         group = [action for action in group if action.parsed is not None] or group[:1]
         judgements = [judged.get(id(action)) for action in group]
         scores = torch.tensor([judgement.verdict_score if judgement else -torch.inf for judgement in judgements])
-        if scores.isinf().all():  # no critique could be read
+        if alpha == 0 or scores.isinf().all():  # any, or no critique could be read
             scores = torch.zeros(len(group))
-        scores = scores.clamp(min=torch.finfo(scores.dtype).min)  # so that `alpha=0` chooses any
         i = int(torch.multinomial(torch.softmax(alpha * scores, 0), 1))
         candidates = [(action.parsed, judgement) for action, judgement in zip(group, judgements, strict=True)]
         choices.append(Choice(group[i], judgements[i], candidates=candidates))

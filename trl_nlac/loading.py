@@ -66,9 +66,8 @@ def load_model(
         model = prepare_peft_model(model, peft_config, args)
     if is_peft_model(model) and args.gradient_checkpointing:
         plugin = args.deepspeed_plugin
-        if (
-            plugin is not None and plugin.zero_stage == 3
-        ):  # what is computed again finds its weights gathered, as in TRL
+        if plugin is not None and plugin.zero_stage == 3:
+            # As in TRL: what is computed again must find its weights gathered.
             args.gradient_checkpointing_kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": True}
         model.enable_input_require_grads()
     if args.disable_dropout:

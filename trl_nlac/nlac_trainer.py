@@ -463,10 +463,8 @@ class NLACTrainer(AtomicSavingTrainer):
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            for directory in {
-                output_dir or self.args.output_dir,
-                self.args.output_dir,
-            }:  # the latter is what is uploaded
+            # Whatever is saved, a run that goes on uploads its own folder.
+            for directory in {output_dir or self.args.output_dir, self.args.output_dir}:
                 save_roles(directory, self.args, self.roles.prompts)
 
     def _save_checkpoint(self, model, trial) -> None:

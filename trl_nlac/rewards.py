@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from .environments.base import EnvironmentFailure, Message
 from .event_loop import finish
+from .recorder import Recorder
 
 
 RewardFunc = Callable[..., list[float | None]]
@@ -87,6 +88,16 @@ class EpisodeRewards:
         self.reward_funcs = reward_funcs
         self.context = context
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
+
+    def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
+        """Of played episodes, in the environments as their users made them; raises what a call does."""
+        return self(
+            prompts=[recorder.prompt_messages for recorder in recorders],
+            completions=[recorder.completion_messages for recorder in recorders],
+            completion_ids=[recorder.sampled_ids for recorder in recorders],
+            environments=environments,
+            tasks=[recorder.task for recorder in recorders],
+        )
 
     def __call__(
         self,

@@ -273,13 +273,8 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
     if not scored:
         return
     try:
-        scores = rewards(
-            prompts=[game.recorder.prompt_messages for game in scored],
-            completions=[game.recorder.completion_messages for game in scored],
-            completion_ids=[game.recorder.sampled_ids for game in scored],
-            environments=[game.worker.environment.unwrapped for game in scored],
-            tasks=[game.recorder.task for game in scored],
-        )
+        environments = [game.worker.environment.unwrapped for game in scored]
+        scores = rewards.score([game.recorder for game in scored], environments)
     except EnvironmentFailure as error:
         for game in scored:
             game.recorder.fail("reward", error)

@@ -110,13 +110,20 @@ def _load_file(path: Path) -> Any:
     return module
 
 
-def load_environment(names: list[str], options: dict[str, Any]) -> Callable | dict[str, Callable]:
+def load_objects(names: list[str] | None) -> list[Any] | None:
+    """What each of the names stands for, see [`load_object`]; `None` if there are none."""
+    return [load_object(name) for name in names] if names else None
+
+
+def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callable | dict[str, Callable] | None:
     """
-    The environment factory, or several by name if they are written `name=module:Class`.
+    The environment factory, or several by name if they are written `name=module:Class`; `None` if there are no names.
 
     Raises:
         CommandError: If there is no such thing, or several have no names.
     """
+    if not names:
+        return None
     factories = {}
     for name in names:
         key, equals, target = name.partition("=")
@@ -232,13 +239,12 @@ def fill_from_run(args: argparse.Namespace) -> None:
 
 def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
     """The agent, the environments and the reward functions that [`add_agent_arguments`] describe."""
-    keywords = read_json(args.environment_kwargs or "{}")
-    environment = load_environment(args.environment_factory, keywords) if args.environment_factory else None
-    tools, reward_funcs = ([load_object(name) for name in names or []] for names in (args.tools, args.reward_funcs))
+    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
+    tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
     with told_in_a_line(f"{args.model}: "):
         check_model(args.model)
         agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
-        pool = EnvironmentPool(environment, tools or None, timeout=agent.args.environment_timeout)
+        pool = EnvironmentPool(environment, tools, timeout=agent.args.environment_timeout)
         untrained = {"trainer_state": None, "log_metric": lambda name, value: None}  # what the functions may ask for
         rewards = load_rewards(reward_funcs, args.reward_weights, lambda: untrained, pool.pays)
     agent.roles.tools = pool.tool_schemas

@@ -80,13 +80,7 @@ def run(words: list[str]) -> None:
             recorder.go_on(agent.args.max_turns)
         reward = worker.submit(lambda environment: environment.final_reward()).result()
         if rewards is not None:
-            (scored,) = rewards(
-                prompts=[recorder.prompt_messages],
-                completions=[recorder.completion_messages],
-                completion_ids=[recorder.sampled_ids],
-                environments=[worker.environment.unwrapped],
-                tasks=[task],
-            )
+            (scored,) = rewards.score([recorder], [worker.environment.unwrapped])
             reward += scored.reward
     finally:
         pool.close()

@@ -36,7 +36,7 @@ from .options import (
     CommandError,
     check_model,
     load_environment,
-    load_object,
+    load_objects,
     load_rows,
     read_json,
     told_in_a_line,
@@ -244,10 +244,7 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
         )
     if not model_args.model_name_or_path:
         raise CommandError("--model_name_or_path is missing: name the base model.")
-    kwargs = script_args.environment_kwargs or {}
-    environment = (
-        load_environment(script_args.environment_factory, kwargs) if script_args.environment_factory else None
-    )
+    environment = load_environment(script_args.environment_factory, script_args.environment_kwargs or {})
     tasks = load_rows(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
     if script_args.eval_dataset_name:
         eval_tasks = load_rows(script_args.eval_dataset_name)
@@ -276,8 +273,8 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
             train_dataset=tasks,
             eval_dataset=eval_tasks,
             environment_factory=environment,
-            reward_funcs=[load_object(name) for name in script_args.reward_funcs or []] or None,
-            tools=[load_object(name) for name in script_args.tools or []] or None,
+            reward_funcs=load_objects(script_args.reward_funcs),
+            tools=load_objects(script_args.tools),
             prompts=NLACPrompts.from_file(script_args.prompts) if script_args.prompts else saved_prompts,
             replay_dataset=load_rows(script_args.replay_dataset),
             rehearsal_dataset=load_rows(script_args.rehearsal_dataset),
