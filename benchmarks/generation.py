@@ -44,12 +44,12 @@ from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.critic import bellman_targets
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
-from trl_nlac.logs import episodes_from_logs
+from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.method.critic import bellman_targets
+from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import Critique, NLACPrompts
-from trl_nlac.refinement import refine_actions
-from trl_nlac.roles import Roles
 from trl_nlac.types import Answer, Transition
 
 
@@ -147,7 +147,7 @@ def run_cell(args) -> dict[str, float]:
 
         peft_config = LoraConfig(r=16, target_modules="all-linear")
     if backend == "vllm":
-        import trl_nlac.vllm_colocate as colocate
+        import trl_nlac.generation.vllm.colocate as colocate
 
         engine = partial(colocate.LLM, enable_prefix_caching=reuses_prefixes == "True")
         mock.patch.object(colocate, "LLM", engine).start()

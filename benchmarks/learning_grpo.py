@@ -30,9 +30,9 @@ from learning_tasks import LearningTask
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_nlac import NLACConfig
-from trl_nlac.collator import NLACCollator
-from trl_nlac.losses import batch_losses
-from trl_nlac.rehearsal import Rehearsal
+from trl_nlac.method.collator import NLACCollator
+from trl_nlac.method.losses import batch_losses
+from trl_nlac.training.rehearsal import Rehearsal
 from trl_nlac.types import Episode
 
 

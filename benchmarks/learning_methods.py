@@ -28,8 +28,8 @@ from learning_roles import BlindRoles, SelfRefiningRoles
 from learning_tasks import LearningTask
 
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.loading import load_model
-from trl_nlac.roles import Roles
+from trl_nlac.method.roles import Roles
+from trl_nlac.training.loading import load_model
 
 
 # How every method acts, on every task of a tiny model.

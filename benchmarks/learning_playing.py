@@ -27,12 +27,12 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.chat import ChatEncoder
+from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.evaluation import evaluate_policy, joint_metrics
-from trl_nlac.loading import ending_token_ids, load_generator, load_tokenizer
-from trl_nlac.roles import Roles
-from trl_nlac.rollout import play_episodes
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.evaluation.evaluation import evaluate_policy, joint_metrics
+from trl_nlac.method.roles import Roles
+from trl_nlac.training.loading import ending_token_ids, load_generator, load_tokenizer
 from trl_nlac.types import Episode
 
 

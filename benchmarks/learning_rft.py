@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trl import SFTConfig, SFTTrainer
 
 from trl_nlac import NLACConfig
-from trl_nlac.rehearsal import Rehearsal
+from trl_nlac.training.rehearsal import Rehearsal
 from trl_nlac.types import Episode, TrainingExample, Transition
 
 

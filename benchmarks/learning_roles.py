@@ -17,9 +17,9 @@
 
 from dataclasses import replace
 
-from trl_nlac.critic import critiques
-from trl_nlac.refinement import ask_refined
-from trl_nlac.roles import Roles
+from trl_nlac.method.critic import critiques
+from trl_nlac.method.refinement import ask_refined
+from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer
 
 

@@ -44,9 +44,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.collator import NLACCollator
-from trl_nlac.loading import load_model
-from trl_nlac.losses import LOSSES, batch_losses, sequence_nll
+from trl_nlac.method.collator import NLACCollator
+from trl_nlac.method.losses import LOSSES, batch_losses, sequence_nll
+from trl_nlac.training.loading import load_model
 from trl_nlac.types import Prompt, Sample, TrainingExample
 
 

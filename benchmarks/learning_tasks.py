@@ -32,7 +32,7 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
-from trl_nlac.environments.names import CUSTOMERS, HELD_OUT_CUSTOMERS
+from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 
 
 if TYPE_CHECKING:

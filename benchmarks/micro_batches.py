@@ -38,7 +38,7 @@ from learning_methods import acting_config, default_settings
 from learning_tasks import make_task
 
 from trl_nlac import NLACTrainer
-from trl_nlac.batches import split, spread_by_length
+from trl_nlac.method.batches import split, spread_by_length
 from trl_nlac.types import TrainingExample
 
 

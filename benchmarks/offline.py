@@ -42,10 +42,10 @@ from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.conversations import conversation
-from trl_nlac.loading import load_model
-from trl_nlac.logs import episodes_from_logs
-from trl_nlac.rehearsal import Rehearsal
+from trl_nlac.episodes.conversations import conversation
+from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.training.loading import load_model
+from trl_nlac.training.rehearsal import Rehearsal
 
 
 def collect(task: LearningTask, acting: NLACConfig, num_episodes: int) -> tuple[Dataset, dict]:

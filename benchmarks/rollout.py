@@ -34,13 +34,13 @@ from statistics import median
 import reporting
 from transformers import AutoTokenizer
 
-from trl_nlac.chat import ChatEncoder
+from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.generation import Completion, Sampling
-from trl_nlac.roles import Roles
-from trl_nlac.rollout import play_episodes
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.generation.base import Completion, Sampling
+from trl_nlac.method.roles import Roles
 
 
 class StubGenerator:

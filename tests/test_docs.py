@@ -39,12 +39,12 @@ import pytest
 import transformers
 import yaml
 from accelerate.commands.launch import launch_command_parser
-from testing_utils import TASKS, make_trainer
+from helpers.testing_utils import TASKS, make_trainer
 from trl import TrlParser
 
 import trl_nlac
 from trl_nlac import NLACAgent, NLACConfig, NLACTrainer
-from trl_nlac.cli import COMMANDS, main
+from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.environments import EnvironmentFailure, StepResult
 from trl_nlac.environments.embedded import TINY_MODEL
 

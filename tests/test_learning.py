@@ -16,7 +16,7 @@
 
 import numpy as np
 import torch
-from testing_utils import make_config
+from helpers.testing_utils import make_config
 from transformers import TrainerCallback
 
 from trl_nlac import NLACTrainer

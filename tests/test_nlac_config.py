@@ -16,7 +16,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from testing_utils import make_config
+from helpers.testing_utils import make_config
 from trl import GRPOConfig, TrlParser
 from trl.trainer.base_config import _BaseConfig
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from accelerate import DistributedType
 from datasets import Dataset
-from testing_utils import DESK, TASKS, assert_same, make_config, make_episode, make_trainer, weights
+from helpers.testing_utils import DESK, TASKS, assert_same, make_config, make_episode, make_trainer, weights
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,7 +29,6 @@ from transformers import (
 from trl.import_utils import is_vllm_available
 
 from trl_nlac import NLACPrompts
-from trl_nlac.batches import make_batches
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
@@ -37,7 +36,8 @@ from trl_nlac.environments.embedded import (
     make_environment,
     make_rehearsal_dataset,
 )
-from trl_nlac.loading import load_generator
+from trl_nlac.method.batches import make_batches
+from trl_nlac.training.loading import load_generator
 from trl_nlac.types import Answer, Prompt, Sample, Transition, Turn
 
 

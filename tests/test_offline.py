@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from testing_utils import DESK, TASKS, make_config, make_roles, make_roles_of, make_tokenizer, make_trainer
+from helpers.testing_utils import DESK, TASKS, make_config, make_roles, make_roles_of, make_tokenizer, make_trainer
 from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACTrainer
-from trl_nlac.chat import ChatEncoder
-from trl_nlac.conversations import conversation, problem_of, record_conversation
+from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
-from trl_nlac.logs import episodes_from_logs, offline_tasks, tools_of_logs
+from trl_nlac.episodes.conversations import conversation, problem_of, record_conversation
+from trl_nlac.episodes.logs import episodes_from_logs, offline_tasks, tools_of_logs
 from trl_nlac.types import Transition
 
 

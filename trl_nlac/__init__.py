@@ -14,14 +14,14 @@
 
 """Natural Language Actor-Critic: train LLM agents in language space, as a TRL trainer."""
 
-from .agent import NLACAgent
-from .async_agent import AsyncNLACAgent
-from .critic_reward import CriticReward
+from .agent.agent import NLACAgent
+from .agent.async_agent import AsyncNLACAgent
+from .agent.critic_reward import CriticReward
+from .method.target_weights import TargetWeights
 from .nlac_config import NLACConfig
 from .nlac_trainer import NLACTrainer
 from .prompts import NLACPrompts
-from .replay import PrioritizedReplay
-from .target_weights import TargetWeights
+from .replay.buffer import PrioritizedReplay
 
 
 __all__ = [

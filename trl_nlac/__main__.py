@@ -14,7 +14,7 @@
 
 """`python -m trl_nlac`, and `accelerate launch -m trl_nlac`."""
 
-from .cli import main
+from .cli.main import main
 
 
 if __name__ == "__main__":

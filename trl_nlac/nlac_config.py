@@ -17,12 +17,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from .config_checks import check_options
-from .generation import Sampling
+from .generation.base import Sampling
+from .method.role_sampling import role_samplings
+from .options.checks import check_options
+from .options.records import RecordOptions
+from .options.vllm import VLLMOptions
 from .prompts import ACTION_PARSERS
-from .record_options import RecordOptions
-from .role_sampling import role_samplings
-from .vllm_config import VLLMOptions
 
 
 @dataclass
@@ -33,7 +33,7 @@ class NLACConfig(RecordOptions, VLLMOptions):
     This class includes only the parameters that are specific to NLAC training. For a full list of training arguments,
     please refer to the [`~transformers.TrainingArguments`] documentation. Note that default values in this class may
     differ from those in [`~transformers.TrainingArguments`]. Generation with vLLM has options of its own, see
-    [`~vllm_config.VLLMOptions`], and so has what a run writes down, see [`~record_options.RecordOptions`].
+    [`~options.vllm.VLLMOptions`], and so has what a run writes down, see [`~options.records.RecordOptions`].
 
     Parameters:
         > Parameters that control the model

@@ -32,32 +32,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.trainer_utils import EvalLoopOutput
 from trl.trainer.utils import get_config_model_id, identity
 
-from .batches import make_batches
-from .chat import ChatEncoder
-from .checkpoint import load_state, save_state
-from .collator import NLACCollator
-from .critic import bellman_targets
+from .chat.encoder import ChatEncoder
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
-from .evaluation import evaluate_policy, joint_metrics
-from .failures import FailureMonitor, TrainingStopped, nothing_played
-from .hub import model_card, upload_completions
-from .loading import ending_token_ids, load_generator, load_model, load_tokenizer, make_roles
-from .logs import fill_from_logs, offline_tasks, tools_of_logs
-from .losses import LOSSES, batch_losses
+from .episodes.logs import fill_from_logs, offline_tasks, tools_of_logs
+from .episodes.rewards import RewardFunc, load_rewards
+from .episodes.rollout import play_episodes
+from .evaluation.evaluation import evaluate_policy, joint_metrics
+from .method.batches import make_batches
+from .method.collator import NLACCollator
+from .method.critic import bellman_targets
+from .method.losses import LOSSES, batch_losses
+from .method.refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
+from .method.target_weights import TargetUpdateCallback, TargetWeights
 from .nlac_config import NLACConfig
-from .numerics import LossGuard
+from .options.saved_roles import save_roles
 from .prompts import NLACPrompts
-from .records import Records
-from .refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
-from .rehearsal import Rehearsal
-from .replay import PrioritizedReplay
-from .rewards import RewardFunc, load_rewards
-from .rollout import play_episodes
-from .run_folder import TrainingLogCallback
-from .sampler import IterationSampler
-from .saved_roles import save_roles
-from .saving import AtomicSavingTrainer
-from .target_weights import TargetUpdateCallback, TargetWeights
+from .records.folder import TrainingLogCallback
+from .records.hub import model_card, upload_completions
+from .records.records import Records
+from .replay.buffer import PrioritizedReplay
+from .training.checkpoint import load_state, save_state
+from .training.failures import FailureMonitor, TrainingStopped, nothing_played
+from .training.loading import ending_token_ids, load_generator, load_model, load_tokenizer, make_roles
+from .training.numerics import LossGuard
+from .training.rehearsal import Rehearsal
+from .training.sampler import IterationSampler
+from .training.saving import AtomicSavingTrainer
 from .types import Answer, Episode, TrainingExample, Transition
 
 
@@ -77,10 +77,10 @@ class NLACTrainer(AtomicSavingTrainer):
 
     | line | what | where |
     |---|---|---|
-    | 3-6 | act, store | [`~rollout.play_episodes`], [`PrioritizedReplay.add`] |
+    | 3-6 | act, store | [`~episodes.rollout.play_episodes`], [`PrioritizedReplay.add`] |
     | 7 | draw training samples | [`PrioritizedReplay.sample`] |
-    | 8 | critic loss on Bellman targets | [`~critic.bellman_targets`], `compute_loss` |
-    | 9 | policy loss on refined actions | [`~refinement.refine_actions`], `compute_loss` |
+    | 8 | critic loss on Bellman targets | [`~method.critic.bellman_targets`], `compute_loss` |
+    | 9 | policy loss on refined actions | [`~method.refinement.refine_actions`], `compute_loss` |
     | 10 | target weights | [`TargetWeights.update`] |
 
     Example:
@@ -132,7 +132,7 @@ class NLACTrainer(AtomicSavingTrainer):
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
             Tokenizer with a chat template. If `None`, that of the model.
         reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Functions that score an episode at its end, in TRL's form, see [`~rewards.EpisodeRewards`]. They add to what
+            Functions that score an episode at its end, in TRL's form, see [`~episodes.rewards.EpisodeRewards`]. They add to what
             the environment pays.
         tools (`list[Callable]`, *optional*):
             Standalone tools, besides those of a TRL environment or without any environment.
@@ -140,7 +140,7 @@ class NLACTrainer(AtomicSavingTrainer):
             Words of the roles. If `None`, the defaults.
         replay_dataset ([`~datasets.Dataset`], *optional*):
             Logged conversations that fill the replay buffer before training, with the columns `messages` and `reward`,
-            see [`~logs.episodes_from_logs`]. Without an `environment_factory` they are all that is trained on.
+            see [`~episodes.logs.episodes_from_logs`]. Without an `environment_factory` they are all that is trained on.
         rehearsal_dataset ([`~datasets.Dataset`], *optional*):
             Supervised samples of the roles, with the conversational columns `prompt` and `completion`, mixed into the
             batches by `rehearsal_ratio`. Keeps roles alive that the model would forget. Not in the paper.

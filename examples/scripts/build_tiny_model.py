@@ -46,14 +46,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trl_nlac.chat import ChatEncoder
-from trl_nlac.environments.dialogues import RoleDialogue
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, draw_dialogue
-from trl_nlac.environments.names import ALL_NAMES, NAMES_OF_VARIANTS
-from trl_nlac.environments.rooms import DOORS, RoomsFamily
-from trl_nlac.environments.service_desk import ARGUMENTS, VALUES, format_call, parse_call
-from trl_nlac.environments.service_desk_dialogues import ServiceDeskFamily, follow, lesson
-from trl_nlac.tool_calls import format_tool_call
+from trl_nlac.environments.embedded.dialogues import RoleDialogue
+from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
+from trl_nlac.environments.embedded.rooms import DOORS, RoomsFamily
+from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, format_call, parse_call
+from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, follow, lesson
 
 
 ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "refine", "refine"]

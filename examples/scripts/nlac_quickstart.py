@@ -53,7 +53,7 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
-from trl_nlac.run_folder import note_origin
+from trl_nlac.records.folder import note_origin
 
 
 matplotlib.use("Agg")

@@ -27,9 +27,9 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
+from helpers.testing_utils import make_config
 from peft import LoraConfig
 from safetensors.torch import save_file
-from testing_utils import make_config
 from torch.distributed.tensor import DTensor
 
 from trl_nlac import NLACConfig, NLACTrainer, PrioritizedReplay

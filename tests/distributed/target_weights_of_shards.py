@@ -33,8 +33,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from trl_nlac import TargetWeights
-from trl_nlac.checkpoint import _load_target_weights, _save_target_weights
-from trl_nlac.vllm_generation import fingerprint
+from trl_nlac.generation.engine import fingerprint
+from trl_nlac.training.checkpoint import _load_target_weights, _save_target_weights
 
 
 UPDATE_RATE = 0.1

@@ -13,13 +13,11 @@
 # limitations under the License.
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from helpers.launch import launch
 from safetensors.torch import load_file
 
 
@@ -29,7 +27,7 @@ import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
-from testing_utils import make_config
+from helpers.testing_utils import make_config
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
@@ -62,16 +60,16 @@ import time
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from testing_utils import make_roles
+from helpers.testing_utils import make_roles
 
-from trl_nlac.critic import bellman_targets, critiques, verdict_scores
+from trl_nlac.method.critic import bellman_targets, critiques, verdict_scores
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.generation import Completion, JointGenerator
-from trl_nlac.rewards import EpisodeRewards
-from trl_nlac.rollout import play_episodes
+from trl_nlac.generation.base import Completion, JointGenerator
+from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.types import Transition
-from trl_nlac.vllm_generation import TensorParallelGenerator
+from trl_nlac.generation.engine import TensorParallelGenerator
 
 rank = PartialState(cpu=True).process_index
 roles = make_roles([])
@@ -137,18 +135,6 @@ assert all(answer.parsed.optimal is False for answer in targets + judged)
 assert len(verdict_scores(roles, judged)) == len(judged) == len(transitions)
 print(f"done {rank} {len(transitions)}\\n", end="", flush=True)
 """
-
-
-def launch(*arguments: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
-    tests = Path(__file__).parent.parent
-    path = os.pathsep.join([str(tests), str(tests.parent)])
-    # DeepSpeed builds an extension with ninja, which lies beside Python.
-    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PATH": tools}
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
 
 
 def assert_same(first: Path, second: Path) -> None:

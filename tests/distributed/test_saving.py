@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.testing_utils import make_config
 from safetensors.torch import load_file
-from testing_utils import make_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_nlac import NLACTrainer
@@ -36,7 +36,7 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
-from trl_nlac.saving import recover
+from trl_nlac.training.saving import recover
 
 
 NUM_STEPS = 12

@@ -22,14 +22,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.launch import launch
 from safetensors.torch import load_file
-from test_data_parallel import launch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from trl_nlac import TargetWeights
-from trl_nlac.checkpoint import _load_target_weights
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.training.checkpoint import _load_target_weights
 
 
 pytest.importorskip("deepspeed")

@@ -27,7 +27,7 @@ import json
 import sys
 from pathlib import Path
 
-from testing_utils import make_config
+from helpers.testing_utils import make_config
 from transformers import TrainerCallback
 
 from trl_nlac import NLACTrainer

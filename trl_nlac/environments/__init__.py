@@ -15,8 +15,8 @@
 """Environments: what a task is, and the tasks that come with the package."""
 
 from .base import EnvironmentFailure, Oracle, StepResult, TextEnvironment
-from .rooms import RoomsEnvironment, RoomsWorld
-from .service_desk import ServiceDesk, ServiceDeskEnvironment
+from .embedded.rooms import RoomsEnvironment, RoomsWorld
+from .embedded.service_desk import ServiceDesk, ServiceDeskEnvironment
 
 
 __all__ = [

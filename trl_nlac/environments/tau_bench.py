@@ -19,7 +19,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..tool_calls import parse_tool_call
+from ..chat.tool_calls import parse_tool_call
 from .base import Message, StepResult, TextEnvironment
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
+from ..chat.tool_calls import format_results, parse_tool_calls
 from ..event_loop import finish
-from ..tool_calls import format_results, parse_tool_calls
 from .base import EnvironmentFailure, Message, StepResult, TextEnvironment
 
 

@@ -18,7 +18,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..metrics import CriticCalibration, SuccessRate
+from ..evaluation.metrics import CriticCalibration, SuccessRate
 
 
 NUM_BINS = 10

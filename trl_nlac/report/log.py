@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..log_history import find_evaluations
+from ..records.log_history import find_evaluations
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 import jinja2
 
-from ..run_folder import AUDIT, COMPLETIONS, TRAINING_LOG
+from ..records.folder import AUDIT, COMPLETIONS, TRAINING_LOG
 from .calibration import first_and_last
 from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .log import TrainingLog, read_log

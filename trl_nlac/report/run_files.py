@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..run_folder import AUDIT, COMPLETIONS, RECORD_FILE
+from ..records.folder import AUDIT, COMPLETIONS, RECORD_FILE
 from .episodes import audited_episode, played_episode
 
 

@@ -1,0 +1,139 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""An agent through real vLLM, in its process and on a server: `make test-vllm`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.testing_utils import make_trainer
+from helpers.vllm_utils import MAX_MODEL_LENGTH, Server, free_port, run
+from peft import LoraConfig
+
+from trl_nlac import NLACAgent
+from trl_nlac.environments.embedded import TINY_MODEL, make_tasks
+
+
+pytestmark = pytest.mark.vllm
+
+STATES = [[{"role": "user", "content": f"{request} 2"}] for request in ("situ", "dufa", "pave", "runo")]
+PROPOSED = "route billing amber photo noon"
+GREEDY = dict(
+    action_format="text",
+    max_completion_length=48,
+    eval_temperature=0.0,
+    critique_temperature=0.0,
+    refine_temperature=0.0,
+)
+VLLM = {"dtype": "float32", "max_model_len": MAX_MODEL_LENGTH}
+SCRIPT = """
+import json
+import sys
+
+from helpers import vllm_utils
+from trl_nlac import NLACAgent
+
+model, states, proposed, options, backend_kwargs = (json.loads(argument) for argument in sys.argv[1:])
+agent = NLACAgent.from_pretrained(model, "vllm", backend_kwargs=backend_kwargs, **options)
+turns = agent.act_all(states, refine=1)
+judgements = agent.critique_all([[*state, {"role": "assistant", "content": proposed}] for state in states])
+metrics = agent.roles.generator.take_metrics()
+print("RESULT" + json.dumps([[turn.action for turn in turns], judgements, metrics]))
+"""
+
+
+def expected(model: str) -> tuple[list[str], list]:
+    agent = NLACAgent.from_pretrained(model, device="cpu", **GREEDY)
+    turns = agent.act_all(STATES, refine=1)
+    assert len({turn.action for turn in turns}) > 1 and any(turn.attempts for turn in turns)
+    return [turn.action for turn in turns], judge(agent)
+
+
+def judge(agent: NLACAgent) -> list:
+    return agent.critique_all([[*state, {"role": "assistant", "content": PROPOSED}] for state in STATES])
+
+
+def compare(actions: list[str], judgements: list, model: str) -> None:
+    """With transformers, which score in another way."""
+    same_actions, same_judgements = expected(model)
+    assert actions == same_actions
+    for (critique, verdict, score), other in zip(judgements, same_judgements, strict=True):
+        assert (critique, verdict) == other[:2]
+        assert score == pytest.approx(other.verdict_score, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """What a trainer of an adapter saves: it says other things than its base model."""
+    path = tmp_path_factory.mktemp("adapter")
+    config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
+    options = {"max_steps": 3, "learning_rate": 1e-2}
+    trainer = make_trainer(path, options, peft_config=config)
+    trainer.train()
+    trainer.save_model()
+    assert expected(str(path)) != expected(TINY_MODEL)
+    return str(path)
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["whole", "adapter"])
+def test_in_process(trained, tmp_path, request):
+    model = request.getfixturevalue("adapter") if trained else TINY_MODEL
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    printed = run(script, *map(json.dumps, (model, STATES, PROPOSED, GREEDY, VLLM)))
+    (result,) = [line for line in printed.splitlines() if line.startswith("RESULT")]
+    actions, judgements, metrics = json.loads(result.removeprefix("RESULT"))
+    compare(actions, judgements, model)
+    assert 0 <= metrics["generation/prefix_hit_rate"] <= 1
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server") / "log.txt", free_port())
+    server.start()
+    server.wait()
+    yield server
+    server.kill()
+
+
+def test_server(server):
+    agent = NLACAgent.from_pretrained(TINY_MODEL, f"{server.url}/v1", **GREEDY)
+    engine = agent.roles.generator.engine
+    assert engine.max_model_length == MAX_MODEL_LENGTH and engine.is_vllm
+    compare([turn.action for turn in agent.act_all(STATES, refine=1)], judge(agent), TINY_MODEL)
+    warm = NLACAgent.from_pretrained(TINY_MODEL, f"{server.url}/v1", **{**GREEDY, "eval_temperature": 1.0})
+    said = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        said.append([turn.action for turn in warm.act_all(STATES * 2)])
+    assert said[0] == said[1] and said[0][:4] != said[0][4:]  # by seeds
+
+
+def test_command_line(server, tmp_path):
+    """`trl-nlac evaluate` with a server."""
+    command = [sys.executable, "-m", "trl_nlac", "evaluate", TINY_MODEL, "--backend", f"{server.url}/v1"]
+    command += ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
+    command += ["--option", "action_format=text", "max_turns=2", "--json", str(tmp_path / "metrics.json")]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"request": request}) + "\n" for request in make_tasks("service_desk", 0)[0].requests)
+    )
+    command += ["--num_episodes", "2", "--refine", "1", "--dataset_name", str(rows)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert 1 <= metrics["episode/length"] <= 2 and 0 <= metrics["episode/success_rate"] <= 1, metrics

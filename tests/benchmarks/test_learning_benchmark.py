@@ -1,0 +1,490 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+from learning_claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
+from learning_report import (
+    ablation_verdict,
+    choice,
+    claim_sentence,
+    defeats,
+    gap,
+    render,
+    winner_sentences,
+    write_page,
+)
+from learning_search import change_words, searches
+from learning_summary import (
+    area,
+    curve,
+    difference,
+    measured,
+    over_seeds,
+    point_at,
+    reach,
+    summarize,
+    summarize_folders,
+)
+from learning_table import comparison, rate, task_label
+
+
+ROOT = Path(__file__).parents[2]
+TOLD, HINTED, DELAYED = (f"service_desk_{variant}" for variant in ("told", "hinted", "delayed"))
+
+
+def make_cell(method: str, seed: int, successes: list[float], steps: int = 100, task: str = TOLD, **changes) -> dict:
+    """A cell with an evaluation every `steps` environment steps."""
+    points = [
+        {
+            "environment_steps": i * steps,
+            "generated_tokens": i * steps * (30 if method.startswith("nlac") else 5),
+            "seconds": i * steps / 10,
+            "gradient_steps": i,
+            "episode/success_rate": success,
+            "oracle/future_accuracy": min(1.0, 0.2 + 0.1 * i),
+            "oracle/verdict_yes_rate": 0.25,
+            "oracle/verdict_no_rate": 0.75,
+        }
+        for i, success in enumerate(successes)
+    ]
+    cell = {"task": task, "method": method, "seed": seed, "budget": (len(points) - 1) * steps, "oracle_success": 1.0}
+    cell.update(
+        points=points,
+        settings={},
+        machine={"cpu_count": 2, "platform": "here"},
+        versions={"torch": "2"},
+        python="3.11",
+    )
+    held_out, before, after = ({"episode/success_rate": success} for success in (successes[-1], 0.1, 0.3))
+    final = {"held_out": held_out, "unseen_domain": after}
+    return {**cell, "before": {"unseen_domain": before}, "final": final, **changes}
+
+
+def make_cells(method: str, curves: list[list[float]], steps: int = 100, task: str = TOLD) -> list[dict]:
+    return [make_cell(method, seed, successes, steps, task) for seed, successes in enumerate(curves)]
+
+
+class TestSearch:
+    def test_changes_to_the_table(self):
+        def cell(seed, success, task=TOLD, sampling=None, **settings):
+            sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, **(sampling or {})}
+            return make_cell("rft", seed, [0.0, success], task=task, settings=settings, sampling=sampling)
+
+        table = [cell(0, 0.5, sampling={"min_p": 0.05}, learning_rate=1e-3, anchor_ratio=0.5)]
+        tried = [
+            cell(101, 0.2, learning_rate=1e-3),
+            cell(100, 0.1, learning_rate=1e-3),
+            cell(100, 0.7, sampling={"min_p": 0.05}, learning_rate=1e-3, anchor_ratio=0.5),
+            cell(100, 0.9, task=HINTED),
+        ]
+        del tried[0]["sampling"]  # as in the first cells
+        without, same = searches(tried, table)
+        assert without == {
+            "task": TOLD,
+            "method": "rft",
+            "changes": {"anchor_ratio": None, "min_p": None},
+            "budget": 100,
+            "success": {"100": 0.1, "101": 0.2},
+        }
+        assert (same["changes"], same["success"]) == ({}, {"100": 0.7})
+        assert change_words(without["changes"]) == "anchor_ratio by default, min_p by default"
+        assert change_words({"learning_rate": 3e-4}) == "learning_rate = 0.0003"
+        assert change_words({}) == "as in the table"
+
+
+class TestStatistics:
+    def test_interval_is_students(self):
+        value = over_seeds({"0": 0.2, "1": 0.4, "2": 0.9})
+        assert value["mean"] == 0.5
+        margin = 4.303 * math.sqrt((0.3**2 + 0.1**2 + 0.4**2) / 2) / math.sqrt(3)
+        assert value["high"] - 0.5 == pytest.approx(margin, abs=1e-4)
+        assert 0.5 - value["low"] == pytest.approx(margin, abs=1e-4)
+        assert value["worst"] == 0.2
+
+    def test_single_seed_has_no_interval(self):
+        assert over_seeds({"3": 0.2, "4": None}) == {
+            "mean": 0.2,
+            "low": None,
+            "high": None,
+            "worst": 0.2,
+            "seeds": {"3": 0.2},
+        }
+        assert over_seeds({"3": None}) is None
+
+    def test_area_is_mean_success_up_to_the_budget(self):
+        cell = make_cell("nlac", 0, [0.0, 1.0, 1.0])
+        assert area(cell, 200) == pytest.approx(0.75)
+        assert area(cell, 100) == pytest.approx(0.5)
+        assert area(cell, 50) == pytest.approx(0.25)  # cut between evaluations
+        assert area(cell, 400) == pytest.approx((50 + 300) / 400)  # stays what it was
+        assert area(make_cell("base", 0, [0.3]), 400) == pytest.approx(0.3)
+
+    def test_point_at_is_the_last_evaluation_within_the_steps(self):
+        cell = make_cell("nlac", 0, [0.0, 0.1, 0.2])
+        assert [measured(point_at(cell, steps), "success") for steps in (0, 99, 100, 500)] == [0.0, 0.0, 0.1, 0.2]
+
+    def test_balanced_accuracy_needs_both_rates(self):
+        rates = {"oracle/verdict_yes_rate": 1.0, "oracle/verdict_no_rate": 0.0}
+        assert measured(rates, "verdict_accuracy") == 0.5
+        rates.popitem()
+        assert measured(rates, "verdict_accuracy") is None
+
+    def test_reach_is_the_median_with_infinity(self):
+        fast, slow, never = [0.0, 0.6, 0.9], [0.0, 0.2, 0.5], [0.0, 0.49, 0.0]
+        cells = make_cells("grpo", [fast, slow, never])
+        assert reach(cells, 0.5) == {
+            "num_seeds": 2,
+            "environment_steps": 200,
+            "generated_tokens": 1000,
+            "seconds": 20.0,
+        }
+        cells = make_cells("grpo", [fast, never, never])
+        assert reach(cells, 0.5) == {
+            "num_seeds": 1,
+            "environment_steps": None,
+            "generated_tokens": None,
+            "seconds": None,
+        }
+
+    def test_curve_is_interpolated_on_a_common_grid(self):
+        cells = [make_cell("nlac", 0, [0.0, 1.0], steps=200), make_cell("nlac", 1, [0.0, 0.5, 1.0], steps=50)]
+        line = curve(cells, "success", "environment_steps")
+        assert line["environment_steps"] == [0.0, 100.0, 200.0]
+        assert line["mean"] == [0.0, 0.75, 1.0]  # the second has ended at 100 steps and stays at 1
+        assert curve(make_cells("base", [[0.1], [0.2]]), "success", "seconds") is None
+
+    def test_differences_are_paired_by_seed(self):
+        plain = over_seeds({"0": 0.9, "1": 0.5, "2": 0.7})
+        value = difference(over_seeds({"1": 0.4, "2": 0.6, "7": 0.0}), plain)
+        assert value["seeds"] == {"1": -0.1, "2": -0.1}
+        assert value["low"] == value["high"] == value["mean"] == -0.1  # though the seeds differ by more
+        assert difference(over_seeds({"7": 0.0}), plain) is None
+
+
+class TestSummary:
+    def test_figures_of_a_method(self):
+        cells = make_cells("nlac", [[0.0, 0.4, 0.8], [0.0, 0.6, 1.0]]) + make_cells("grpo", [[0.0, 0.2, 0.7]], 400)
+        task = summarize(cells, tasks=[TOLD])["tasks"][TOLD]
+        assert task["common_budget"] == 200
+        nlac, grpo = task["methods"]["nlac"], task["methods"]["grpo"]
+        assert (nlac["num_seeds"], nlac["final"]["mean"], nlac["final"]["worst"]) == (2, 0.9, 0.8)
+        assert nlac["final"]["seeds"] == {"0": 0.8, "1": 1.0}
+        assert nlac["spent"] == {"environment_steps": 200, "generated_tokens": 6000, "seconds": 20.0}
+        assert grpo["at_common_budget"]["mean"] == 0.0  # its first evaluation after the start is at 400
+        assert grpo["area"]["mean"] == 0.05
+        assert [stage["mean"] for stage in nlac["critic"]["future_accuracy"].values()] == [0.2, 0.3, 0.4]
+        assert nlac["critic"]["refined_better_rate"]["end"] is None
+        assert nlac["unseen_domain"]["after"]["mean"] == 0.3
+        assert nlac["train"] is None
+
+    def test_overshoot_of_a_budget_does_not_hide_the_last_evaluation(self):
+        cells = [make_cell("nlac", seed, [0.0, 0.5], steps) for seed, steps in enumerate((801, 808))]
+        for cell in cells:
+            cell["budget"] = 800
+        nlac = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["methods"]["nlac"]
+        assert nlac["at_common_budget"] == nlac["final"]
+
+    def test_settings_are_no_ablations(self):
+        curves = [[0.0, 0.5], [0.0, 0.7]]
+        cells = [
+            cell for name in ("nlac", "nlac_long", "nlac_plain", "nlac_blind") for cell in make_cells(name, curves)
+        ]
+        summary = summarize(cells, tasks=[TOLD], settings=["nlac_long"])
+        ablations = summary["tasks"][TOLD]["ablations"]
+        assert list(ablations) == ["nlac_blind"]
+        assert ablations["nlac_blind"]["success"]["mean"] == 0.0
+        assert summary["methods"][:2] == ["nlac", "nlac_long"]
+
+    @pytest.mark.parametrize("steps, at", [(100, 200), (200, 400), (400, 400)])
+    def test_ablations_are_compared_after_the_same_steps(self, steps, at):
+        cells = make_cells(
+            "nlac", [[0.0, 0.9, 1.0]] * 2, 400
+        )  # has a budget of its own: not what they are compared to
+        cells += make_cells("nlac_plain", [[0.0, 0.4, 0.8]] * 2, 200)
+        cells += make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2, steps)
+        effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]
+        ablated = {100: 0.2, 200: 0.2, 400: 0.1}[steps]
+        assert (effect["steps"], effect["success"]["mean"]) == (at, pytest.approx(ablated - {200: 0.4, 400: 0.8}[at]))
+
+    def test_ablations_with_the_budget_of_the_table_are_compared_to_it(self):
+        cells = make_cells("nlac", [[0.0, 0.9, 1.0]] * 2) + make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2)
+        effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]
+        assert (effect["steps"], effect["success"]["mean"]) == (200, pytest.approx(-0.8))
+
+    def test_expected_seeds_are_missed_even_where_no_method_has_them(self):
+        cells = make_cells("nlac", [[0, 1]] * 2) + make_cells("grpo", [[0, 1]] * 3)
+        missing = summarize(cells, tasks=[TOLD], methods=["nlac", "grpo"], seeds=range(4))["missing"]
+        assert missing == [
+            {"task": TOLD, "method": "nlac", "seeds": [2, 3]},
+            {"task": TOLD, "method": "grpo", "seeds": [3]},
+        ]
+
+    def test_missing_cells(self):
+        cells = make_cells("nlac", [[0.0, 0.5]] * 3) + make_cells("nlac_blind", [[0.0, 0.5]] * 2)
+        missing = summarize(cells, tasks=[TOLD, HINTED], methods=["nlac", "grpo"])["missing"]
+        assert missing == [
+            {"task": TOLD, "method": "grpo", "seeds": [0, 1, 2]},
+            {"task": TOLD, "method": "nlac_blind", "seeds": [2]},
+            {"task": HINTED, "method": "nlac", "seeds": [0, 1, 2]},
+            {"task": HINTED, "method": "grpo", "seeds": [0, 1, 2]},
+        ]
+
+    def test_ablations_of_a_task_are_expected(self):
+        cells = make_cells("nlac", [[0.0, 0.5]] * 2)
+        missing = summarize(cells, tasks=[TOLD, HINTED], methods=["nlac"], ablations={TOLD: ["nlac_blind"]})["missing"]
+        assert {"task": TOLD, "method": "nlac_blind", "seeds": [0, 1]} in missing
+        assert {"task": HINTED, "method": "nlac_blind", "seeds": [0, 1]} not in missing
+
+    def test_seeds_with_different_budgets_are_refused(self):
+        cells = [make_cell("nlac", 0, [0.0, 0.5]), make_cell("nlac", 1, [0.0, 0.5], steps=200)]
+        with pytest.raises(ValueError, match=r"different budgets: 100 \(seed 0\), 200 \(seed 1\)"):
+            summarize(cells, tasks=[TOLD])
+
+    def test_seeds_with_different_settings_are_refused(self):
+        cells = [make_cell("nlac", seed, [0.0, 0.5], settings={"num_futures": seed}) for seed in (1, 4)]
+        with pytest.raises(ValueError, match=r"different settings: the second has {'num_futures': 4}"):
+            summarize(cells, tasks=[TOLD])
+
+
+class TestClaims:
+    def verdicts(self, cells: list[dict]) -> dict[str, dict]:
+        checked = claims(summarize(cells, tasks=[TOLD, HINTED, DELAYED]))
+        about_critic = {f"critic on {claim['task']}": claim for claim in checked if claim["claim"] == "critic_adds"}
+        others = [claim for claim in checked if claim["claim"] != "critic_adds"]
+        return about_critic | {claim.get("task", claim["claim"]): claim for claim in others}
+
+    @pytest.mark.parametrize(
+        "success, verdict",
+        [(0.61, HOLDS_IN_THE_MEAN), (0.6, HOLDS_IN_THE_MEAN), (0.59, FAILS)],  # a single seed has no interval
+    )
+    def test_fewer_steps(self, success, verdict):
+        # a fifth of 1,000 steps is 200; what comes later does not count, nor does the worse baseline
+        cells = make_cells("nlac", [[0.0, 0.1, success, 0.9]]) + make_cells("grpo", [[0.0, 0.6, 0.6]], 500)
+        claim = self.verdicts(cells + make_cells("rft", [[0.0, 0.5]], 100))[TOLD]
+        assert claim["verdict"] == verdict
+        the_same = {"mean": 0.6, "low": None, "high": None}
+        assert claim["baseline"] == {"method": "grpo", "success": the_same, "steps": 1000, "steps_to_it": 500}
+        assert claim["nlac"] == {
+            "method": "nlac",
+            "success": {**the_same, "mean": success},
+            "steps": 200,
+            "steps_to_it": 200 if success >= 0.6 else 300,
+        }
+        assert "GRPO, the better of GRPO and RFT, ends at 0.60 after 1,000 environment steps" in claim_sentence(claim)
+
+    @pytest.mark.parametrize(
+        "nlac, verdict, words",
+        [
+            ([0.8, 0.9], HOLDS_IN_THE_MEAN, "NLAC has 0.85 (0.21 to 1.00), after 100."),
+            ([0.6, 0.6], HOLDS_IN_THE_MEAN, "NLAC has 0.60 (0.60 to 0.60), after 100."),
+            ([0.9, 0.9], HOLDS, "NLAC has 0.90 (0.90 to 0.90), after 100."),
+            ([0.4, 0.4], FAILS, "NLAC has 0.40 (0.40 to 0.40), after 100."),
+        ],
+    )
+    def test_fewer_steps_asks_for_intervals_apart(self, nlac, verdict, words):
+        cells = make_cells("nlac", [[0.0, success] for success in nlac]) + make_cells("rft", [[0.0, 0.1]] * 2)
+        claim = self.verdicts(cells + make_cells("grpo", [[0.0, 0.6]] * 2, 1000))[TOLD]
+        assert claim["verdict"] == verdict
+        assert words in claim_sentence(claim)
+
+    def test_of_equal_baselines_the_faster_is_the_rival(self):
+        cells = make_cells("nlac", [[0.0, 0.9]]) + make_cells("grpo", [[0.0, 0.6]], 5000)
+        claim = self.verdicts(cells + make_cells("rft", [[0.0, 0.6]], 200))[TOLD]
+        assert (claim["baseline"]["method"], claim["verdict"]) == ("rft", FAILS)
+
+    def test_baselines_that_learn_nothing_prove_nothing(self):
+        cells = [cell for name in ("nlac", "grpo", "rft") for cell in make_cells(name, [[0.0, 0.0]])]
+        assert self.verdicts(cells)[TOLD]["verdict"] == FAILS
+
+    def test_fewer_steps_needs_both_baselines(self):
+        cells = make_cells("nlac", [[0.0, 1.0]]) + make_cells("grpo", [[0.0, 0.1]], 1000)
+        assert self.verdicts(cells)[TOLD]["verdict"] == UNKNOWN
+        assert self.verdicts(cells)[HINTED]["verdict"] == UNKNOWN
+
+    @pytest.mark.parametrize(
+        "nlac, verdict",
+        [
+            ([0.8, 0.8, 0.8], HOLDS),  # hindsight has 0.6, from 0.6 to 0.6
+            ([0.77, 0.77, 0.77], FAILS),  # intervals apart, but not 1.3 times as much
+            ([0.6, 0.9, 1.0], FAILS),  # 1.39 times as much, but the intervals touch
+        ],
+    )
+    def test_higher_success(self, nlac, verdict):
+        cells = make_cells("nlac", [[0.0, success] for success in nlac], task=DELAYED)
+        for name, success in {"grpo": 0.3, "rft": 0.4, "hindsight": 0.6}.items():
+            cells += make_cells(name, [[0.0, success]] * 3, 500, task=DELAYED)
+        claim = self.verdicts(cells)[DELAYED]
+        assert (claim["verdict"], claim["baseline"]["method"], claim["baseline"]["steps"]) == (
+            verdict,
+            "hindsight",
+            500,
+        )
+        assert claim["ratio"] == pytest.approx(sum(nlac) / 3 / 0.6, abs=1e-3)
+        assert f"{claim['ratio']:.2f} times as much" in claim_sentence(claim)
+
+    @pytest.mark.parametrize(
+        "nlac, verdict",
+        [([0.7, 0.7], HOLDS), ([0.6, 0.6], FAILS), ([0.6, 0.8], FAILS), ([0.5, 0.5], FAILS)],
+    )
+    def test_critic_adds(self, nlac, verdict):
+        cells = make_cells("nlac", [[0.0, success] for success in nlac]) + make_cells("hindsight", [[0.0, 0.6]] * 2)
+        verdicts = self.verdicts(cells)
+        claim = verdicts[f"critic on {TOLD}"]
+        assert (claim["verdict"], claim["num_seeds"]) == (verdict, 2)
+        assert claim_sentence(claim).endswith("; Hindsight at 0.60 (0.60 to 0.60) after 100.")
+        assert verdicts[f"critic on {HINTED}"]["verdict"] == UNKNOWN
+
+    def test_one_seed_shows_no_interval(self):
+        cells = [make_cell(name, 0, [0.0, 0.5], task=DELAYED) for name in ("nlac", "grpo", "rft", "hindsight")]
+        assert self.verdicts(cells)[DELAYED]["verdict"] == UNKNOWN
+
+    def test_complete(self):
+        assert self.verdicts([])["complete"]["verdict"] == UNKNOWN
+        assert self.verdicts(make_cells("nlac", [[0.0, 0.5]]))["complete"]["verdict"] == FAILS
+        names = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined")
+        cells = [make_cell(name, 0, [0.0, 0.5], task=task) for name in names for task in (TOLD, HINTED, DELAYED)]
+        assert self.verdicts(cells)["complete"]["verdict"] == HOLDS
+
+
+class TestReport:
+    def task(self, **curves) -> tuple[dict, list[str]]:
+        cells = [cell for name, (values, steps) in curves.items() for cell in make_cells(name, values, steps)]
+        return summarize(cells, tasks=[TOLD])["tasks"][TOLD], list(curves)
+
+    def test_numbers(self):
+        assert rate({"mean": 0.9, "low": 0.7, "high": 1.1}) == "0.90 (0.70 to 1.00)"
+        assert gap({"mean": -0.1, "low": -0.25, "high": 0.05}) == "-0.10 (-0.25 to +0.05)"
+        assert rate(None) == gap(None) == "–"
+
+    def test_sentences_follow_from_the_figures(self):
+        task, names = self.task(nlac=([[0.0, 0.6, 0.7]] * 2, 100), grpo=([[0.0, 0.2, 0.9]] * 2, 1000))
+        assert winner_sentences(task, names) == [
+            "Highest final success: GRPO, 0.90 (0.90 to 0.90) after 2,000 environment steps.",
+            "Fewest environment steps to half of the oracle's success: NLAC, 100 (2 of 2 seeds).",
+            "Fewest generated tokens to half of the oracle's success: NLAC, 3,000 (2 of 2 seeds).",
+            "Fewest seconds to half of the oracle's success: NLAC, 10 (2 of 2 seeds).",
+        ]
+        assert choice(task, names) == (
+            "GRPO for the highest final success (0.90 after 2,000 environment steps); NLAC for few environment steps (100), few "
+            "generated tokens (3,000), few seconds (10)."
+        )
+        assert defeats(task, names, []) == [
+            "GRPO beats NLAC in final success: 0.90 (0.90 to 0.90) after 2,000 environment steps, 0.70 (0.70 to 0.70) after 200; "
+            "the intervals do not overlap."
+        ]
+
+    def test_equal_methods_are_named_together(self):
+        task, names = self.task(nlac=([[0.0, 0.4]] * 2, 100), rft=([[0.0, 0.4]] * 2, 100))
+        assert winner_sentences(task, names) == [
+            "Highest final success: NLAC, 0.40 (0.40 to 0.40) after 100 environment steps; RFT, 0.40 (0.40 to 0.40) after 100 "
+            "environment steps.",
+            "No method brings most of its seeds to half of the oracle's success.",
+        ]
+        assert choice(task, names) == "NLAC or RFT for the highest final success (0.40 after 100 environment steps)."
+        assert defeats(task, names, []) == []
+
+    def test_a_cheaper_baseline_is_named(self):
+        task, names = self.task(nlac=([[0.0, 0.6, 0.9]] * 2, 100), rft=([[0.0, 0.6, 0.8]] * 2, 100))
+        assert defeats(task, names, []) == [
+            "RFT needs as many environment steps as NLAC to half of the oracle's success: 100, 100.",
+            "RFT needs fewer generated tokens than NLAC to half of the oracle's success: 500, 3,000.",
+            "RFT needs as many seconds as NLAC to half of the oracle's success: 10, 10.",
+        ]
+
+    def test_overlapping_intervals_are_said_to_overlap(self):
+        task, names = self.task(nlac=([[0.0, 0.5], [0.0, 0.9]], 100), rft=([[0.0, 0.7], [0.0, 0.8]], 100))
+        ahead, *costs = defeats(task, names, [])
+        assert ahead == (
+            "RFT is ahead of NLAC in final success: 0.75 (0.11 to 1.00) after 100 environment steps, 0.70 (0.00 to 1.00) after "
+            "100; the intervals overlap."
+        )
+        assert ["fewer" in sentence for sentence in costs] == [False, True, False]
+
+    def test_the_unseen_domain_counts_where_intervals_are_apart(self):
+        task, names = self.task(nlac=([[0.0, 0.9]] * 2, 100), base=([[0.1]] * 2, 100))
+        assert defeats(task, names, []) == []
+        after = {"mean": 0.5, "low": 0.4, "high": 0.6}
+        task["methods"]["base"]["unseen_domain"]["after"] = after
+        assert [sentence.split(":")[0] for sentence in defeats(task, names, [])] == [
+            "Base model beats NLAC in the unseen domain"
+        ]
+        after["low"] = 0.3  # what NLAC has
+        assert defeats(task, names, []) == []
+        task["methods"]["nlac"]["unseen_domain"]["after"] = {"mean": 0.0, "low": 0.0, "high": 0.0}
+        task["methods"]["base"]["unseen_domain"]["after"] = {"mean": 0.004, "low": 0.001, "high": 0.007}
+        assert defeats(task, names, []) == []  # the same in the tables
+
+    def test_success_on_the_way_is_compared_where_budgets_differ(self):
+        task, names = self.task(nlac=([[0.0, 0.6]] * 2, 100), grpo=([[0.0, 0.7, 0.5]] * 2, 100))
+        assert task["common_budget"] == 100
+        on_the_way = [sentence for sentence in defeats(task, names, []) if "on the way" in sentence]
+        assert [sentence.split(":")[0] for sentence in on_the_way] == ["GRPO beats NLAC in success on the way"]
+
+    def test_ablations_are_judged_by_their_interval(self):
+        ends = [(-0.2, -0.1), (-0.2, 0.1), (0.1, 0.2), (None, None)]
+        verdicts = [ablation_verdict({"mean": 0.0, "low": low, "high": high}) for low, high in ends]
+        assert verdicts == ["worse", "not clear", "better", "not clear"]
+
+    def test_comparison_of_methods(self):
+        cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]])
+        summary = summarize(cells, tasks=[TOLD], methods=["nlac", "grpo"])
+        assert comparison(summary).splitlines() == [
+            "| task | NLAC | GRPO |",
+            "|---|---|---|",
+            "| Service desk (told) | 0.80 (0.00 to 1.00) after 200 | – |",
+        ]
+        assert task_label("twenty_questions") == "Twenty questions"
+
+    def test_committed_pages_are_those_of_the_committed_cells(self):
+        results = ROOT / "benchmarks" / "results"
+        page = (ROOT / "docs" / "source" / "results.md").read_text()
+        assert render(json.loads((results / "learning.json").read_text())) == page
+        summary = summarize_folders(results / "learning", results / "learning_search")
+        assert render(summary) == page
+        assert comparison(summary) in (ROOT / "README.md").read_text()
+
+    def test_page(self, tmp_path):
+        cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]]) + make_cells(
+            "nlac_blind", [[0.0, 0.1, 0.2]] * 2
+        )
+        cells += make_cells("nlac_plain", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]])
+        cells += make_cells("base", [[0.1]] * 2) + make_cells("grpo", [[0.0, 0.2, 0.4]] * 2, 1000)
+        summary = summarize(cells, tasks=[TOLD, HINTED], methods=["nlac", "grpo", "rft", "base"])
+        tried = make_cell("grpo", 100, [0.0, 0.3], settings={"beta": 0.1})
+        summary["searches"] = searches([tried], cells)
+        summary["claims"] = claims(summary)
+        write_page(json.loads(json.dumps(summary)), tmp_path)
+        page = (tmp_path / "results.md").read_text()
+        assert "| NLAC | 200 | 0.01 | 0.80 (0.00 to 1.00) | 0.70 | 0.70, 0.90 | 0.80 (0.00 to 1.00) |" in page
+        assert "| GRPO | not reached (0 of 2) | – | – |" in page
+        assert "| Service desk (told) | GRPO | beta = 0.1 | 100 | 0.30 (100) |" in page
+        assert (
+            "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 | -0.60 (-1.87 to +0.67) | not clear |"
+            in page
+        )
+        assert "- Service desk (told): NLAC itself has 0.80 (0.00 to 1.00) after 200 environment steps.\n" in page
+        assert "- Service desk (told), RFT: seeds 0, 1\n" in page
+        assert page.count(f"**{UNKNOWN}**") == 7
+        for name in (TOLD, "critic", "ablations"):
+            assert f"](images/learning_{name}.png)" in page
+            assert {path.suffix for path in (tmp_path / "images").glob(f"learning_{name}.*")} == {".png", ".svg"}

@@ -1,0 +1,278 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""The methods of the learning benchmark, each for a few environment steps."""
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import fields, replace
+
+import learning
+import learning_real_models
+import pytest
+from helpers.testing_utils import make_roles
+from learning_grpo import as_completion
+from learning_playing import Player
+from learning_roles import BlindRoles
+from learning_tasks import TASKS, Instances, make_task
+
+from trl_nlac import NLACConfig
+from trl_nlac.environments import ServiceDesk, twenty_questions
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment
+from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.types import Prompt
+
+
+def small_task(name: str, seed: int):
+    """With few episodes in an evaluation."""
+    task = make_task(name, seed)
+    instances = {
+        name: Instances(chosen.environment_factory, chosen.rows.select(range(0, len(chosen.rows), 16)))
+        for name, chosen in task.instances.items()
+    }
+    return replace(task, instances=instances, final_episodes=1)
+
+
+def make_args(tmp_path, **changes):
+    """Arguments of the command line for a cell of ten environment steps."""
+    args = dict(model=None, use_peft=False, user_model="", user_base_url=None, budget=10, runs=tmp_path)
+    return argparse.Namespace(**{**args, **changes})
+
+
+class TestTasks:
+    @pytest.mark.parametrize("name", TASKS)
+    def test_instances(self, name):
+        task, again, other = make_task(name, 3), make_task(name, 3), make_task(name, 4)
+        assert list(task.rows) == list(again.rows) and list(task.rows) != list(other.rows)
+        held_out, unseen = (list(task.instances[key].rows) for key in ("held_out", "unseen_domain"))
+        assert {row[task.group] for row in held_out} == {row[task.group] for row in task.rows}
+        assert task.environment_factory().world == task.instances["held_out"].environment_factory().world
+        assert task.environment_factory().world != task.instances["unseen_domain"].environment_factory().world
+        if "service_desk" in name:
+            assert not {row["customer"] for row in held_out} & {row["customer"] for row in task.rows}
+            assert unseen != held_out
+
+
+class TestCells:
+    @pytest.mark.parametrize("method", [*learning.METHODS, "nlac_blind", "nlac_monte_carlo"])
+    def test_cell(self, method, tmp_path, monkeypatch):
+        monkeypatch.setattr(learning, "make_task", small_task)
+        cell = learning.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
+        steps = [point["environment_steps"] for point in cell["points"]]
+        if method.startswith("base"):
+            assert steps == [0] and cell["settings"] == {}
+        else:
+            assert steps[0] == 0 and steps == sorted(set(steps)) and steps[-1] >= 10
+            assert cell["settings"]["learning_rate"] > 0
+            spent = [point["generated_tokens"] for point in cell["points"]]
+            assert spent == sorted(spent) and spent[-1] > spent[0] == 0
+        assert set(cell["final"]) == {"held_out", "train", "unseen_domain"}
+        for point in (*cell["points"], *cell["final"].values(), *cell["before"].values()):
+            assert 0 <= point["episode/success_rate"] <= 1
+            assert 0 <= point["oracle/future_accuracy"] <= 1
+        assert cell["command"].startswith(
+            f"python benchmarks/learning.py --tasks service_desk_delayed --methods {method}"
+        )
+
+    def test_settings_of_the_command_line(self):
+        words = ["--learning_rate", "1e-3", "--use_vllm", "--beta", "-1", "--bootstrap", "explicit", "--bf16", "false"]
+        expected = {"learning_rate": 0.001, "use_vllm": True, "beta": -1, "bootstrap": "explicit", "bf16": False}
+        assert learning.read_settings(words) == expected
+        with pytest.raises(ValueError, match="What is '4'"):
+            learning.read_settings(["--num_refinements", "2", "4"])
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch):
+        def run(main, *words):
+            monkeypatch.setattr(sys, "argv", ["learning.py", *words])
+            main()
+
+        return run
+
+    def test_cells_that_are_there_make_the_table(self, run, tmp_path, capsys):
+        learning_report = pytest.importorskip("learning_report")
+        for method in ("grpo", "base"):
+            shutil.copytree(learning.CELLS / "rooms" / method, tmp_path / "cells" / "rooms" / method)
+        words = ["--tasks", "rooms", "--methods", "grpo", "base", "--cells", str(tmp_path / "cells")]
+        run(learning.main, *words, "--json", str(tmp_path / "json" / "rooms.json"))
+        summary = json.loads((tmp_path / "json" / "rooms.json").read_text())
+        final = summary["tasks"]["rooms"]["methods"]["grpo"]["final"]["mean"]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1:3] == ["| task | GRPO | Base model |", "|---|---|---|"]
+        assert lines[3].startswith(f"| Rooms | {final:.2f} (") and len(lines) == 4
+        run(learning_report.main, "--json", str(tmp_path / "json" / "rooms.json"), "--plots", str(tmp_path / "plots"))
+        assert {path.name for path in (tmp_path / "plots").iterdir()} == {"learning_rooms.png", "learning_rooms.svg"}
+
+    def test_failed_cells_are_told(self, run, tmp_path, capsys):
+        words = ["--tasks", "rooms", "--methods", "nlac", "--seeds", "0", "--cells", str(tmp_path / "cells")]
+        with pytest.raises(SystemExit, match="1 of 1 cells failed"):
+            run(learning.main, *words, "--runs", str(tmp_path), "--num_dreams", "2")
+        log = tmp_path / "rooms" / "nlac" / "0" / "log.txt"
+        out = capsys.readouterr().out
+        assert f"rooms nlac 0: failed, see {log}\n" in out and "| Rooms | – |" in out
+        assert "num_dreams" in log.read_text()
+        assert not (tmp_path / "cells").exists()
+
+    @pytest.mark.parametrize("words", [["--num_refinements", "2"], ["--budget", "100"]])
+    def test_the_table_keeps_the_settings_of_the_code(self, run, words, capsys):
+        with pytest.raises(SystemExit):
+            run(learning.main, "--tasks", "rooms", *words)
+        assert f"add --cells, a folder for --tasks rooms {' '.join(words)}" in capsys.readouterr().err
+
+    def test_other_models_have_their_own_folder(self):
+        assert learning.default_cells(None, quick=False) == learning.CELLS
+        assert (
+            str(learning.default_cells("Qwen/Qwen2.5-7B-Instruct", quick=False)) == "runs/learning_Qwen2.5-7B-Instruct"
+        )
+
+
+class TestCommittedCells:
+    """`make bench-learning` from scratch would do again what the table was filled with."""
+
+    @pytest.mark.parametrize("name", TASKS)
+    def test_settings_are_those_of_the_code(self, name):
+        defaults = {field.name: field.default for field in fields(NLACConfig)}
+
+        def changed(settings):
+            return {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+
+        task = make_task(name, 0)
+        paths = sorted((learning.CELLS / name).glob("*/*.json"))
+        assert len(paths) >= len(learning.METHODS) * len(learning.SEEDS)
+        for path in paths:
+            cell, method = json.loads(path.read_text()), path.parent.name
+            trains = method not in ("base", "base_refined")
+            expected = learning.default_settings(task, method) if trains else {}
+            # Cells that are older than `min_p` say nothing of it.
+            min_p = cell.get("sampling", {}).get("min_p")
+            assert changed({**cell["settings"], "min_p": min_p}) == changed({"min_p": None, **expected}), path
+            assert cell["budget"] == learning.budget_of(name, method), path
+            command = f"python benchmarks/learning.py --tasks {name} --methods {method} --seeds {cell['seed']}"
+            assert cell["command"].startswith(command), path
+            named = learning.read_settings(cell["command"].removeprefix(command).split())
+            assert named.items() <= expected.items(), path
+
+
+class TestRealModels:
+    """With the tiny model in the place of a real one: tasks, prompts and settings are those of a real one."""
+
+    CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "max_completion_length": 8}
+
+    SMALL = {
+        "nlac": {"samples_per_iteration": 4, "gradient_accumulation_steps": 2},
+        "hindsight": {"samples_per_iteration": 4, "gradient_accumulation_steps": 2},
+        "grpo": {"updates_per_iteration": 1},
+        "rft": {"batch_size": 2, "updates_per_iteration": 1},
+        "scalar": {"samples_per_iteration": 4, "batch_size": 2},
+    }
+
+    @pytest.fixture
+    def short_games(self, monkeypatch):
+        """Few objects, two questions."""
+        make_real_task, make_rows = learning_real_models.make_task, twenty_questions.make_tasks
+        monkeypatch.setattr(twenty_questions, "make_tasks", lambda split: make_rows(split).select(range(4)))
+        monkeypatch.setattr(
+            learning_real_models,
+            "make_task",
+            lambda *args, **kwargs: replace(make_real_task(*args, **kwargs), max_turns=2),
+        )
+
+    @pytest.mark.parametrize("use_peft", [False, True])
+    @pytest.mark.parametrize("method", ["nlac", "hindsight", "grpo", "rft", "scalar", "base"])
+    def test_cell(self, method, use_peft, tmp_path, short_games):
+        changes = {**self.CPU} if method == "base" else {**self.CPU, "episodes_per_iteration": 4, **self.SMALL[method]}
+        args = make_args(tmp_path, model=TINY_MODEL, use_peft=use_peft)
+        cell = learning.run_cell("twenty_questions", method, 0, args, changes)
+        assert set(cell["final"]) == {"held_out"} and not cell["before"]
+        assert cell["points"][-1]["environment_steps"] >= (10 if method != "base" else 0)
+        assert cell["model"] == TINY_MODEL
+        if method != "base":
+            assert cell["settings"]["learning_rate"] == 5e-6
+            assert cell["settings"].get("rehearsal_ratio", 0) == 0
+
+    def test_desks_are_shown_as_tools(self, tmp_path):
+        task = learning_real_models.make_task("service_desk_told", 0, TINY_MODEL)
+        assert not task.is_tiny and make_task("service_desk_told", 0).is_tiny
+        assert task.environment_factory().tool_schemas
+        acting = learning.acting_config(task, str(tmp_path), 0, use_cpu=True, bf16=False)
+        assert (acting.action_format, acting.max_prompt_length) == ("tool_call", 8192)
+        with pytest.raises(ValueError, match="--tasks rooms"):
+            learning_real_models.make_task("rooms", 0, TINY_MODEL)
+
+
+class TestEvaluation:
+    def test_costs_nothing(self, tmp_path):
+        task = small_task("service_desk_told", 0)
+        player = learning.play_base(task, learning.acting_config(task, str(tmp_path), 0))
+        player.play(list(task.rows)[:2])
+        spent = player.num_environment_steps, player.roles.num_generated_tokens
+        metrics = {name: list(values) for name, values in player.roles.metrics.items()}
+        assert spent[0] in (2, 3, 4) and spent[1] > 0 and metrics["policy/format_rate"]
+        first, second = player.evaluate(), player.evaluate()
+        assert first == second
+        assert (player.num_environment_steps, player.roles.num_generated_tokens) == spent
+        assert player.roles.metrics == metrics
+
+
+DESK = ServiceDesk({"baku": ("billing", "amber", "photo", "noon"), "dela": ("legal", "ruby", "badge", "dusk")})
+
+
+class TestGRPO:
+    def test_only_actions_are_trained_on(self):
+        roles = make_roles([])
+        actions = ["route billing ruby photo noon", "route billing amber badge noon"]
+        episode = replay_actions(make_environment(DESK), {"request": "baku"}, actions, roles)
+        prompt_ids, completion_ids, mask = as_completion(episode)
+        decode = roles.chat.tokenizer.decode
+        assert decode(prompt_ids) == "<|user|> baku 2<|end|><|assistant|>"
+        trained = [token_id for token_id, trained in zip(completion_ids, mask, strict=True) if trained]
+        assert decode(trained) == "".join(f" {action}<|end|>" for action in actions)
+        rest = [token_id for token_id, trained in zip(completion_ids, mask, strict=True) if not trained]
+        assert decode(rest) == "<|user|> refused needs amber 1<|end|><|assistant|>"
+
+
+class TestBlindRefinement:
+    def test_critiques_are_about_other_requests(self):
+        critiques = [f"Future: {word} win\nOptimality: Yes" for word in ("treasure", "closed", "late")]
+        scripted = make_roles(critiques)
+        roles = BlindRoles(
+            scripted.generator, scripted.chat, scripted.prompts, scripted.samplings, action_format="text"
+        )
+        topics = ["baku", "dela", "baku"]
+        prompts = [Prompt.of(roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None)) for topic in topics]
+        answers = roles.ask("critique", prompts, lambda text: text)
+        assert [answer.text for answer in answers] == [critiques[1], critiques[2], critiques[1]]
+        assert [answer.prompt for answer in answers] == prompts
+
+
+class TestPlayer:
+    def test_self_refinement_changes_what_is_played(self, tmp_path):
+        """A critic that names the right value, followed by refinement, mends every first call of the base model."""
+        task = small_task("service_desk_told", 0)
+        acting: NLACConfig = learning.acting_config(task, str(tmp_path), 0)
+        plain: Player = learning.play_base(task, acting)
+        refined: Player = learning.play_base(task, acting, refines=True)
+        rows = [task.rows[0]]
+        for player in (plain, refined):
+            player.roles.samplings = {
+                name: replace(sampling, temperature=0.0) for name, sampling in player.roles.samplings.items()
+            }
+        own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
+        assert own != mended and mended.startswith("route ")
+        assert refined.roles.num_generated_tokens > plain.roles.num_generated_tokens

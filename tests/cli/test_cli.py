@@ -1,0 +1,303 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import load_dataset
+from helpers.testing_utils import make_trainer
+
+from trl_nlac import PrioritizedReplay
+from trl_nlac.cli.main import COMMANDS, main
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = """
+from trl_nlac.environments import StepResult
+
+
+class GuessTheNumber:
+    def __init__(self, limit=100):
+        self.limit = limit
+
+    def reset(self, number):
+        self.number = number
+        return f"Guess a number from 1 to {self.limit}. Your action is the number alone."
+
+    def step(self, action):
+        if not action.isdecimal():
+            return StepResult("[bold]That is no number.[/bold]")
+        return StepResult("Right!", reward=1.0, terminated=True)
+
+
+def pay(completions, log_extra, **kwargs):
+    log_extra("length", [len(completion) for completion in completions])
+    return [0.25] * len(completions)
+
+
+broken = 3
+"""
+CONFIG = f"""
+model_name_or_path: {TINY_MODEL}
+environment_factory: guess.py:GuessTheNumber
+environment_kwargs: {{limit: 7}}
+reward_funcs: [guess.py:pay]
+dataset_name: tasks.jsonl
+eval_dataset_name: held_out.csv
+eval_strategy: steps
+eval_steps: 2
+output_dir: run
+use_cpu: true
+bf16: false
+max_steps: 2
+max_turns: 2
+success_threshold: 0.25
+logging_steps: 2
+action_format: text
+max_completion_length: 32
+report_to: none
+log_completions: true
+num_completions_to_print: 1
+audit_samples: 4
+save_strategy: steps
+save_steps: 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A user's folder: an environment, tasks and a configuration."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guess.py").write_text(ENVIRONMENT)
+    (tmp_path / "tasks.jsonl").write_text('{"number": 3}\n{"number": 5}\n')
+    (tmp_path / "held_out.csv").write_text("number\n1\n2\n6\n")
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+class TestTrain:
+    def test_from_a_file_to_playing(self, folder, capsys):
+        assert main(["train", "--config", "run.yaml", "--learning_rate", "1e-4"]) == 0
+        told = capsys.readouterr().out
+        assert "What was learned" in told and "trl-nlac report run" in told and "last evaluation" in told
+        noted = json.loads((folder / "run" / "_nlac_run.json").read_text())
+        assert noted["dataset_name"] == "held_out.csv" and noted["environment_kwargs"] == {"limit": 7}
+        assert json.loads((folder / "run" / "nlac_roles.json").read_text())["max_turns"] == 2
+        lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
+        assert lines[0]["episode/return"] >= 0.25 and lines[0]["learning_rate"] < 1e-4
+
+        assert main(["evaluate", "run", "--num_episodes", "2", "--json", "metrics.json"]) == 0
+        assert "3 tasks, 2 episodes each" in capsys.readouterr().out
+        metrics = json.loads((folder / "metrics.json").read_text())
+        # As in training: the reward function pays, and that is enough.
+        assert metrics["episode/return"] >= 0.25 and metrics["episode/pass^2"] == 1.0
+
+        assert main(["play", "run", "--row", "1", "--refine", "1", "--auto"]) == 0
+        told = capsys.readouterr().out
+        assert '{"number": 2}' in told and "from 1 to 7" in told and "turn 2" in told
+        assert "[bold]That is no number.[/bold]" in told and "truncated after 2 turns, return 0.25" in told
+
+        assert main(["train", "--config", "run.yaml", "--max_steps", "4", "--resume_from_checkpoint", "last"]) == 0
+        lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if "loss" in line] == [2, 4]
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--learning_rat", "1"], "there is no option '--learning_rat', did you mean '--learning_rate'?"),
+            (["--config", "nothing.yaml"], "No such file or directory: 'nothing.yaml'"),
+            (["--dataset_name", "nothing.jsonl"], "there is no file nothing.jsonl."),
+            (
+                ["--environment_factory", "guess.py:GuessTheNumbr"],
+                "has no 'GuessTheNumbr', did you mean 'GuessTheNumber'?",
+            ),
+            (["--environment_factory", "nothing.py:Guess"], "No such file or directory"),
+            (["--environment_factory", "no_module:Guess"], "No module named 'no_module'"),
+            (["--environment_factory", "guess"], "must be written `module:Name`"),
+            (["--environment_factory", "guess.py:broken"], "is 3, which is no class or function."),
+            (["--environment_factory", "guess.py:pay", "guess.py:GuessTheNumber"], "need names of their own"),
+            (["--environment_kwargs", "{limit}"], "is no JSON"),
+            (["--environment_kwargs", '{"size": 3}'], "unexpected keyword argument 'size'"),
+            (["--max_turns", "many"], "invalid int value: 'many'"),
+            (["--max_turns", "0"], "`max_turns` must be at least 1, got 0."),
+            (["--model_name_or_path", "no/such-model"], "--model_name_or_path no/such-model: "),
+            (["--prompts", "guess.py"], "guess.py"),
+            (
+                ["--resume_from_checkpoint", "run/checkpoint-7"],
+                "run/checkpoint-7 is no folder: name a checkpoint, or `last`",
+            ),
+            (["--eval_dataset_name", ""], "needs tasks: add --eval_dataset_name or --dataset_test_split."),
+        ],
+    )
+    def test_wrong_words_take_one_line(self, folder, capsys, words, message):
+        config = [] if "--config" in words else ["--config", "run.yaml"]
+        assert main(["train", *config, *words]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("trl-nlac train: error: ") and message in error
+        assert not (folder / "run").exists()
+
+    def test_missing_options(self, folder, capsys):
+        (folder / "run.yaml").write_text("output_dir: run\nuse_cpu: true\nbf16: false\n")
+        for words, missing in [
+            ([], "--environment_factory"),
+            (["--environment_factory", "guess.py:pay"], "--model_name_or_path"),
+        ]:
+            assert main(["train", "--config", "run.yaml", *words]) == 2
+            assert f"error: {missing} is missing" in capsys.readouterr().err
+
+    def test_unknown_option_in_the_file(self, folder, capsys):
+        (folder / "run.yaml").write_text(CONFIG + "max_turn: 3\n")
+        assert main(["train", "--config", "run.yaml"]) == 2
+        assert "there is no option '--max_turn', did you mean '--max_turns'?" in capsys.readouterr().err
+
+    def test_several_environments_and_a_crash(self, folder, capsys):
+        """The column `environment` chooses; an error in the middle of training keeps its traceback."""
+        (folder / "tasks.jsonl").write_text(
+            '{"number": 3, "environment": "small"}\n{"number": 5, "environment": "none"}\n'
+        )
+        words = ["--environment_factory", "small=guess.py:GuessTheNumber", "large=guess.py:GuessTheNumber"]
+        with pytest.raises(ValueError, match="The column `environment` of a task is 'none'"):
+            main(["train", "--config", "run.yaml", *words, "--eval_strategy", "no", "--shuffle_dataset", "False"])
+
+    @pytest.mark.parametrize(
+        ("launcher", "num_processes"),
+        [
+            (["accelerate.commands.launch", "--config_file", str(ROOT / "examples/accelerate_configs/cpu.yaml")], 1),
+            (["torch.distributed.run", "--standalone", "--nproc_per_node", "2"], 2),
+        ],
+    )
+    def test_launchers(self, folder, launcher, num_processes):
+        command = [sys.executable, "-m", *launcher, "-m", "trl_nlac", "train", "--config", "run.yaml"]
+        command += ["--episodes_per_iteration", "4"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("What was learned") == 1
+        assert len(list((folder / "run" / "_audit").iterdir())) == num_processes
+
+
+def test_from_logs_alone(folder, run, capsys):
+    """A buffer that was exported trains an agent without an environment."""
+    assert main(["buffer", "export", str(run[0] / "checkpoint-2"), "logs.jsonl"]) == 0
+    words = ["train", "--model_name_or_path", TINY_MODEL, "--replay_dataset", "logs.jsonl", "--output_dir", "offline"]
+    words += ["--use_cpu", "--bf16", "False", "--action_format", "text", "--report_to", "none", "--max_steps", "1"]
+    assert main([*words, "--max_completion_length", "32", "--logging_steps", "1"]) == 0
+    assert "1 optimizer steps" in capsys.readouterr().out and (folder / "offline" / "nlac_roles.json").exists()
+
+
+class TestHelp:
+    def test_all_commands_have_help(self, capsys):
+        assert main([]) == main(["--help"]) == 0
+        told = capsys.readouterr().out
+        assert all(f"{name} " in told and description in told for name, description in COMMANDS.items())
+        for name in COMMANDS:
+            with pytest.raises(SystemExit) as end:
+                main([name, "--help"])
+            assert end.value.code == 0
+            told = capsys.readouterr().out
+            assert told.startswith(f"usage: trl-nlac {name}")
+            if name == "train":
+                assert "--environment_factory" in told and "--audit_samples" in told and "--adam_beta1" not in told
+                special = told
+        with pytest.raises(SystemExit):
+            main(["train", "--help_all"])
+        everything = capsys.readouterr().out
+        assert "--adam_beta1" in everything and len(everything) > 1.5 * len(special)
+
+    def test_no_such_command(self, capsys):
+        assert main(["trian"]) == 2
+        assert "there is no command 'trian'" in capsys.readouterr().err
+
+    def test_as_a_module(self):
+        done = subprocess.run([sys.executable, "-m", "trl_nlac", "env"], capture_output=True, text=True, cwd=ROOT)
+        assert "- trl-nlac version: " in done.stdout and "- TRL version: " in done.stdout
+
+
+class TestPlay:
+    def test_a_plain_model_with_its_own_words(self, folder, capsys):
+        words = ["play", TINY_MODEL, "--environment_factory", "guess.py:GuessTheNumber", "--task", '{"number": 4}']
+        words += ["--option", "action_format=text", "max_turns=1", "max_completion_length=32"]
+        assert main([*words, "--auto", "--num_candidates", "2"]) == 0
+        told = capsys.readouterr().out
+        assert "candidate 2" in told and "from 1 to 100" in told and "truncated after 1 turns" in told
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ([], "does not say where it was trained: add --environment_factory"),
+            (
+                ["--environment_factory", "guess.py:GuessTheNumber", "--option", "learning_rate=1"],
+                "`learning_rate` is no option",
+            ),
+            (["--environment_factory", "guess.py:GuessTheNumber", "--option", "top_k"], "must be written name=value"),
+            (
+                ["--environment_factory", "guess.py:GuessTheNumber", "--dataset_name", "tasks.jsonl", "--row", "2"],
+                "has 2 rows",
+            ),
+            (["--refin", "1"], "there is no option '--refin', did you mean '--refine'?"),
+        ],
+    )
+    def test_wrong_words(self, folder, capsys, words, message):
+        assert main(["play", TINY_MODEL, *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with a checkpoint."""
+    path = tmp_path_factory.mktemp("run")
+    trainer = make_trainer(path, {"save_strategy": "steps", "save_steps": 2, "max_turns": 2})
+    trainer.train()
+    return path, trainer
+
+
+class TestBuffer:
+    def test_stats(self, run, capsys):
+        assert main(["buffer", "stats", str(run[0] / "checkpoint-2")]) == 0
+        told = capsys.readouterr().out
+        assert "transitions" in told and str(len(run[1].replay)) in told and "priorities: mean" in told
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+    def test_out_and_in_again(self, run, tmp_path, capsys, suffix):
+        path, trainer = run
+        logs = tmp_path / f"logs.{suffix}"
+        assert main(["buffer", "export", str(path / "checkpoint-2"), str(logs)]) == 0
+        rows = load_dataset("json" if suffix == "jsonl" else suffix, data_files=str(logs), split="train")
+        assert [json.loads(task) for task in rows["task"]] == [episode.task for episode in trainer.replay.episodes]
+        assert rows[0]["messages"][1] == {"role": "assistant", "content": trainer.replay.episodes[0].turns[0].action}
+        model = ["--model", str(path / "checkpoint-2")]
+        assert main(["buffer", "import", str(logs), *model, "--check"]) == 0
+        assert "transitions" in capsys.readouterr().out and list(tmp_path.iterdir()) == [logs]
+        assert main(["buffer", "import", str(logs), *model, "--output", str(tmp_path / "buffer")]) == 0
+        again = PrioritizedReplay(100)
+        again.load(tmp_path / "buffer")
+        for first, second in zip(trainer.replay.episodes, again.episodes, strict=True):
+            assert (first.token_ids == second.token_ids).all() and second.is_log
+            assert [vars(turn) for turn in first.turns] == [vars(turn) for turn in second.turns]
+
+    def test_malformed_conversations(self, run, tmp_path, capsys):
+        logs = tmp_path / "logs.jsonl"
+        logs.write_text('{"messages": [{"role": "user", "content": "situ"}], "reward": 1}\n')
+        assert main(["buffer", "import", str(logs), "--model", TINY_MODEL, "--check"]) == 2
+        assert "1 of 1 rows" in capsys.readouterr().err
+        assert main(["buffer", "import", str(logs), "--model", TINY_MODEL]) == 2
+        assert "Add --output FOLDER, or --check" in capsys.readouterr().err
+        assert main(["buffer", "stats", str(tmp_path)]) == 2
+        assert "holds no replay buffer" in capsys.readouterr().err
+        assert main(["buffer", "export", str(run[0] / "checkpoint-2"), "logs.txt"]) == 2
+        assert "must end with .jsonl or .parquet" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import trl_nlac.environments.math
+from trl_nlac.environments.math import AnswerVerifier, MathEnvironment, boxed_answer
+
+
+pytest.importorskip("math_verify")
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = AnswerVerifier(timeout=5, num_processes=2)
+    yield verifier
+    verifier.close()
+
+
+def solve(verifier: AnswerVerifier, answer: str, action: str) -> float:
+    environment = MathEnvironment(verifier)
+    observation = environment.reset(problem="What is it?", answer=answer, level="Level 5")
+    assert observation == "What is it?\n\nPut the final answer in \\boxed{}."
+    result = environment.step(action)
+    assert result.terminated and not result.truncated
+    return result.reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "boxed"),
+    [
+        ("5", "5"),
+        (r"\frac{1}{2}", "0.5"),
+        (r"\frac12", r"\dfrac{2}{4}"),
+        ("1,000", "1000"),
+        ("10", "4 + 6"),
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+        ("x^2 + 2x + 1", "(x+1)^2"),
+        ("x = 5", "5"),
+        (r"90^\circ", "90"),
+        (r"\$12", "12"),
+        (r"(3, \infty)", r"\left(3, \infty\right)"),
+        (r"\{1, 2\}", r"\{2, 1\}"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        (r"\text{Evelyn}", "Evelyn"),
+        (r"\text{(C)}", "C"),
+    ],
+)
+def test_equivalent_forms(verifier, answer, boxed):
+    assert solve(verifier, answer, rf"Some thoughts.\n\nSo it is $\boxed{{{boxed}}}$.") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "action"),
+    [
+        ("5", r"\boxed{6}"),
+        ("5", "The answer is 5."),
+        ("5", r"$\boxed{5"),
+        ("5", r"\boxed{}"),
+        ("5", r"\boxed{\frac{1}}"),
+        ("5", r"\boxed{}{}\frac}"),
+        ("5", r"\boxed{I do not know}"),
+        ("5", r"First \boxed{5}, no: \boxed{6}"),
+        ("5", r"\boxed{1, 2, 3, 4, 5}"),
+        (r"\text{Evelyn}", r"\boxed{Briana}"),
+        ("5", ""),
+    ],
+)
+def test_wrong_or_unreadable_answers(verifier, answer, action):
+    assert solve(verifier, answer, action) == 0
+
+
+@pytest.mark.parametrize("answer", ["", "}{"])
+def test_reference_that_cannot_be_read_is_a_failure(verifier, answer):
+    with pytest.raises(ValueError, match="cannot read the reference answer"):
+        MathEnvironment(verifier).reset(problem="What is it?", answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"$\boxed{1}$ or rather $\boxed{\frac{1}{2}}$, I think", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{ \text{a {b} c} } and {more}", r"\text{a {b} c}"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"so $\boxed 2$.", "2"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed{1", None),
+        (r"\boxed{}", None),
+        (r"\boxedtext{1}", None),
+        (r"\boxed", None),
+        ("1", None),
+    ],
+)
+def test_boxed_answer(text, answer):
+    assert boxed_answer(text) == answer
+
+
+def test_worker_threads(verifier):
+    def play(i: int) -> float:
+        assert threading.current_thread() is not threading.main_thread()
+        return solve(verifier, str(i), rf"\boxed{{{i // 2 * 2}}}")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(play, range(16))) == [1.0, 0.0] * 8
+
+
+def test_answer_that_is_computed_forever_is_wrong_and_stops_nobody():
+    verifier = AnswerVerifier(timeout=1, num_processes=1)
+    environment = MathEnvironment(verifier)
+    environment.reset(problem="What is it?", answer="5")
+    beats, done = [], threading.Event()
+
+    def beat():
+        while not done.wait(0.05):
+            beats.append(time.monotonic())
+
+    heart = threading.Thread(target=beat)
+    heart.start()
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(environment.step, r"\boxed{9^{9^{9^{9}}}}").result().reward == 0
+    done.set()
+    heart.join()
+    assert len(beats) > 5  # other threads went on
+    assert environment.step(r"\boxed{5}").reward == 1  # with a fresh process
+    verifier.close()
+
+
+def test_process_that_dies_is_a_failure():
+    verifier = AnswerVerifier(num_processes=1)
+    assert verifier("5", "5")
+    verifier._idle.queue[0].kill()
+    verifier._idle.queue[0].wait()
+    with pytest.raises((RuntimeError, OSError)):
+        verifier("5", "5")
+    assert verifier("5", "5")
+    verifier.close()
+
+
+def test_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ImportError, match=r"pip install trl-nlac\[math\]"):
+        AnswerVerifier()
+
+
+def test_module_named_math_shadows_nothing(verifier):
+    assert sys.modules["math"].pi > 3 and sys.modules["math"] is not trl_nlac.environments.math
+    folder = Path(trl_nlac.environments.math.__file__).parent  # not even if the trainer runs there
+    finished = subprocess.run(verifier._command, cwd=folder, input='["0.5", "1/2"]\n', capture_output=True, text=True)
+    assert finished.returncode == 0 and finished.stdout == "true\n", finished.stderr
+
+
+def test_example_script(tmp_path):
+    rows = [
+        {"problem": f"{i} + 1", "solution": rf"It is $\boxed{{{i + 1}}}$.", "level": f"Level {4 + i % 2}"}
+        for i in range(8)
+    ]
+    rows[0]["solution"] = "I do not know."  # is left out
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = f"""{sys.executable} examples/scripts/nlac_math.py --output_dir {tmp_path} --report_to none
+        --model_name_or_path trl_nlac/tiny_model --prompts trl_nlac/tiny_model/nlac_prompts.json --use_cpu --bf16 False
+        --dataset {tmp_path}/sums.jsonl --num_eval_problems 3 --max_completion_length 16
+        --per_device_train_batch_size 2 --max_steps 2 --save_strategy no"""
+    finished = subprocess.run(
+        command.split(),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "Trained on 4 problems. Of 3 others it solves" in finished.stdout

@@ -1,0 +1,321 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""OpenEnv's own servers, clients and base classes; the servers listen on this machine for the length of a test."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+pytest.importorskip("openenv.core")
+
+import uvicorn  # noqa: E402
+from fastmcp import FastMCP  # noqa: E402
+from openenv.core import EnvClient, GenericEnvClient, MCPToolClient  # noqa: E402
+from openenv.core.client_types import StepResult as ClientResult  # noqa: E402
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app  # noqa: E402
+from openenv.core.env_server.mcp_environment import MCPEnvironment  # noqa: E402
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation  # noqa: E402
+from pydantic import Field  # noqa: E402
+
+from trl_nlac.chat.tool_calls import format_tool_call, parse_tool_call  # noqa: E402
+from trl_nlac.environments.embedded import TINY_MODEL  # noqa: E402
+from trl_nlac.environments.openenv import OpenEnvEnvironment  # noqa: E402
+
+
+class Guess(Action):
+    number: int = Field(ge=1, le=100)
+
+
+class Hint(Observation):
+    text: str
+
+
+class GuessingGame(Environment[Guess, Hint, State]):
+    """Pays 1 for the right number and nothing, not even 0, before it. 13 breaks it."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    number_of_steps = 0
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, number: int = 42, **kwargs) -> Hint:
+        self.number = number
+        return Hint(text="Guess a number.")
+
+    def step(self, action: Guess, timeout_s: float | None = None, **kwargs) -> Hint:
+        GuessingGame.number_of_steps += 1
+        if action.number == 13:
+            raise RuntimeError("the game broke")
+        if action.number == self.number:
+            return Hint(text="Right!", reward=1.0, done=True)
+        return Hint(text="Higher." if action.number < self.number else "Lower.")
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class GuessingClient(EnvClient[Guess, Hint, State]):
+    def _step_payload(self, action: Guess) -> dict:
+        return {"number": action.number}
+
+    def _parse_result(self, payload: dict) -> ClientResult[Hint]:
+        observation = Hint(text=payload["observation"]["text"])
+        return ClientResult(observation, reward=payload.get("reward"), done=payload["done"])
+
+    def _parse_state(self, payload: dict) -> State:
+        return State(**payload)
+
+
+class Echo(MCPEnvironment):
+    """An environment whose actions are tool calls."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        tools = FastMCP("echo")
+
+        @tools.tool
+        def echo(message: str) -> str:
+            """Say it again."""
+            return message
+
+        super().__init__(tools)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs) -> Observation:
+        return Observation(metadata={"message": "ready"})
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs) -> Observation:
+        raise NotImplementedError
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+@contextmanager
+def serving(*app_args, port: int = 0, **app_kwargs):
+    """Serve an environment, give its address."""
+    config = uvicorn.Config(create_fastapi_app(*app_args, **app_kwargs), "127.0.0.1", port, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def url():
+    with serving(GuessingGame, Guess, Hint, max_concurrent_envs=2) as url:
+        yield url
+
+
+def to_guess(text: str) -> Guess:
+    return Guess(number=text)
+
+
+def guessing(make_client, **kwargs) -> OpenEnvEnvironment[Guess, Hint]:
+    return OpenEnvEnvironment(make_client, to_guess, lambda hint: hint.text, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["synchronous client", "client", "generic client", "in this process"])
+def test_an_episode(url, kind):
+    environment = {
+        "synchronous client": guessing(lambda: GuessingClient(base_url=url).sync()),
+        "client": guessing(lambda: GuessingClient(base_url=url)),
+        "generic client": OpenEnvEnvironment(
+            lambda: GenericEnvClient(base_url=url).sync(),
+            to_action=lambda text: to_guess(text).model_dump(),
+            to_text=lambda observation: observation["text"],
+        ),
+        "in this process": guessing(GuessingGame),
+    }[kind]
+    for number in (7, 70):  # an instance is used again
+        assert environment.reset(number=number, difficulty="hard", seed=1) == "Guess a number."
+        step = environment.step(str(number - 1))
+        assert (step.observation, step.reward, step.terminated) == ("Higher.", 0.0, False)
+        step = environment.step(str(number))
+        assert (step.observation, step.reward, step.terminated) == ("Right!", 1.0, True)
+        assert isinstance(step.reward, float) and not step.truncated
+    environment.close()
+
+
+def test_mistakes_are_answered_and_never_sent(url):
+    environment = guessing(lambda: GuessingClient(base_url=url).sync())
+    environment.reset()
+    number_of_steps = GuessingGame.number_of_steps
+    assert "should be a valid integer" in environment.step("a hundred").observation
+    step = environment.step("1000")
+    assert step.observation.startswith("Error: ") and "less than or equal to 100" in step.observation
+    assert not step.terminated and step.reward == 0.0 and GuessingGame.number_of_steps == number_of_steps
+    environment.close()
+
+
+def test_instructions_and_tools_are_shown():
+    schema = {"type": "function", "function": {"name": "guess", "parameters": {}}}
+    environment = guessing(GuessingGame, instructions="Guess the number.", tool_schemas=[schema])
+    assert environment.reset() == [
+        {"role": "system", "content": "Guess the number."},
+        {"role": "user", "content": "Guess a number."},
+    ]
+    assert environment.tool_schemas == [schema] and guessing(GuessingGame).tool_schemas == []
+
+
+@pytest.mark.parametrize("kind", ["synchronous client", "in this process"])
+def test_a_failing_game_is_raised(url, kind):
+    environment = guessing(GuessingGame if kind == "in this process" else lambda: GuessingClient(base_url=url).sync())
+    environment.reset(number=13)
+    with pytest.raises(RuntimeError, match="the game broke"):
+        environment.step("13")
+    environment.reset(number=14)  # and then plays on
+    assert environment.step("14").reward == 1.0
+    environment.close()
+
+
+def test_a_lost_server_is_raised_and_found_again():
+    environment = guessing(lambda: GuessingClient(base_url=url).sync())
+    with serving(GuessingGame, Guess, Hint) as url:
+        environment.reset()
+        assert environment.step("1").observation == "Higher."
+    with pytest.raises(Exception, match="[Cc]onnect"):
+        environment.step("2")
+    with pytest.raises(ConnectionError):
+        environment.reset()
+    with serving(GuessingGame, Guess, Hint, port=int(url.rsplit(":", 1)[1])):
+        assert environment.reset(number=5) == "Guess a number."
+        assert environment.step("5").terminated
+        environment.close()
+
+
+def test_closing_frees_the_session(url):
+    environments = [guessing(lambda: GuessingClient(base_url=url).sync()) for _ in range(3)]
+    environments[0].close()  # never used, nothing to close
+    for environment in environments[:2]:
+        environment.reset()
+    with pytest.raises(RuntimeError, match="capacity"):  # the server allows two sessions
+        environments[2].reset()
+    environments[0].close()
+    assert environments[2].reset() == "Guess a number."
+    for environment in environments:
+        environment.close()
+
+
+def to_tool_call(text: str) -> CallToolAction:
+    call = parse_tool_call(text)
+    if call is None:
+        raise ValueError('write {"name": <tool>, "arguments": <JSON object>}')
+    return CallToolAction(tool_name=call[0], arguments=call[1])
+
+
+def read_tool(observation) -> str:
+    """What a tool said. The server gives a plain observation at the start."""
+    if not isinstance(observation, CallToolObservation):
+        return observation.metadata.get("message", "ready")
+    return observation.error.message if observation.error else str(observation.result["content"][0]["text"])
+
+
+def test_tools_of_a_server():
+    with serving(Echo, CallToolAction, CallToolObservation) as url:
+        with MCPToolClient(base_url=url).sync() as client:
+            functions = [
+                {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+                for tool in client.list_tools()
+            ]
+        environment = OpenEnvEnvironment(
+            lambda: MCPToolClient(base_url=url).sync(),
+            to_tool_call,
+            read_tool,
+            tool_schemas=[{"type": "function", "function": function} for function in functions],
+        )
+        (schema,) = environment.tool_schemas
+        assert schema["function"]["name"] == "echo" and "message" in schema["function"]["parameters"]["properties"]
+        assert environment.reset() == "ready"
+        assert environment.step(format_tool_call("echo", {"message": "hello"})).observation == "hello"
+        assert "shout" in environment.step(format_tool_call("shout", {})).observation
+        assert environment.step("hello").observation.startswith("Error: write")
+        environment.close()
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openenv.core.env_server.interfaces", None)
+    with pytest.raises(ImportError, match="pip install openenv"):
+        guessing(GuessingGame)
+
+
+class Say(Action):
+    message: str
+
+
+class Conversation(Observation):
+    messages: list[dict[str, str]]
+
+
+class TalkingGame(Environment[Say, Conversation, State]):
+    """As OpenEnv's TextArena environment: an observation holds all that was said so far. The second word wins."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs) -> Conversation:
+        self.said = ["Say something."]
+        return self.observe()
+
+    def step(self, action: Say, timeout_s: float | None = None, **kwargs) -> Conversation:
+        self.said += [f"[Player] {action.message}", "[Game] Go on."]
+        return self.observe(reward=1.0, done=True) if len(self.said) > 3 else self.observe()
+
+    def observe(self, **kwargs) -> Conversation:
+        return Conversation(messages=[{"content": "\n".join(self.said)}], **kwargs)
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+def test_example_script(tmp_path):
+    root = Path(__file__).parents[2]
+    settings = {
+        "model_name_or_path": TINY_MODEL,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "output_dir": tmp_path,
+        "action_format": "text",
+        "per_device_train_batch_size": 2,
+        "num_tasks": 4,
+        "num_eval_tasks": 2,
+        "max_steps": 2,
+        "max_turns": 3,
+        "max_completion_length": 16,
+    }
+    command = [sys.executable, str(root / "examples/scripts/nlac_openenv.py")]
+    command += [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    with serving(TalkingGame, Say, Conversation, max_concurrent_envs=2) as url:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        finished = subprocess.run(
+            [*command, "--env_url", url], capture_output=True, text=True, env=environment, cwd=root
+        )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "Of 2 games on http://127.0.0.1" in finished.stdout and (tmp_path / "model.safetensors").exists()

@@ -1,0 +1,287 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""τ-bench itself, with a user who is played by a script behind a local OpenAI-compatible server."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise litellm asks the network for prices
+pytest.importorskip("tau_bench")
+
+from helpers.http_utils import JSONHandler  # noqa: E402
+from helpers.testing_utils import make_tokenizer  # noqa: E402
+from tau_bench.envs.airline.tasks_test import TASKS as AIRLINE_TASKS  # noqa: E402
+from tau_bench.envs.retail.tasks_test import TASKS_TEST  # noqa: E402
+from tau_bench.envs.retail.tasks_train import TASKS_TRAIN  # noqa: E402
+from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+
+from trl_nlac.chat.tool_calls import format_tool_call  # noqa: E402
+from trl_nlac.environments.tau_bench import TauBenchEnvironment, make_tasks  # noqa: E402
+
+
+class UserServer(ThreadingHTTPServer):
+    """Plays the user: greets, and says goodbye once the agent does. `failures` requests are refused first."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), UserHandler)
+        self.requests: list[dict] = []
+        self.failures = 0
+        self.silent = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def answer(self, messages: list[dict]) -> str:
+        if self.silent:
+            return ""
+        if len(messages) == 2:
+            return "Hello, I have a request."
+        return "###STOP###" if "goodbye" in messages[-1]["content"].lower() else "Please go on."
+
+
+class UserHandler(JSONHandler):
+    server: UserServer
+
+    def do_POST(self):
+        request = self.read()
+        self.server.requests.append({**request, "path": self.path})
+        if self.server.failures:
+            self.server.failures -= 1
+            self.send_error(500)
+            return
+        message = {"role": "assistant", "content": self.server.answer(request["messages"])}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        self.answer(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
+        )
+
+
+@pytest.fixture
+def server():
+    with UserServer() as server:
+        yield server
+        server.shutdown()
+
+
+def make_environment(server, env_name="retail", task_split="test", **kwargs) -> TauBenchEnvironment:
+    return TauBenchEnvironment(env_name, task_split, user_model="customer", user_base_url=server.url, **kwargs)
+
+
+def right_actions(task) -> list[str]:
+    """Actions that solve a task: its calls, what the user wants to hear, and goodbye."""
+    calls = [format_tool_call(action.name, action.kwargs) for action in task.actions]
+    return [*calls, f"All done. {' '.join(task.outputs)} Goodbye!"]
+
+
+def play(environment, task_index: int, actions: list[str]) -> list:
+    environment.reset(task_index=task_index)
+    return [environment.step(action) for action in actions]
+
+
+@pytest.mark.parametrize(
+    ("env_name", "task_split", "tasks"),
+    [("retail", "test", TASKS_TEST), ("retail", "train", TASKS_TRAIN), ("airline", "test", AIRLINE_TASKS)],
+)
+def test_right_and_wrong_play(server, env_name, task_split, tasks):
+    environment = make_environment(server, env_name, task_split)
+    actions = right_actions(tasks[0])
+    steps = play(environment, 0, actions)
+    assert [step.terminated for step in steps] == [False] * (len(actions) - 1) + [True]
+    assert [step.reward for step in steps] == [0.0] * (len(actions) - 1) + [1.0]
+    assert not any(step.truncated for step in steps)
+    assert steps[-1].observation == "###STOP###" and steps[-1].info["reward_info"]["reward"] == 1.0
+
+    steps = play(environment, 0, actions[-1:])  # promises, and does nothing
+    assert steps[-1].terminated and steps[-1].reward == 0.0
+
+
+def test_what_has_to_be_said(server):
+    index = next(i for i, task in enumerate(TASKS_TEST) if task.outputs)
+    actions = right_actions(TASKS_TEST[index])
+    environment = make_environment(server)
+    assert play(environment, index, actions)[-1].reward == 1.0
+    assert play(environment, index, [*actions[:-1], "Goodbye!"])[-1].reward == 0.0
+
+
+def test_a_transfer_ends_the_task(server):
+    (step,) = play(make_environment(server), 0, [format_tool_call("transfer_to_human_agents", {"summary": "stuck"})])
+    assert step.terminated and step.reward == 0.0 and step.observation == "Transfer successful"
+
+
+def test_the_conversation(server):
+    environment = make_environment(server, user_kwargs={"temperature": 0.5})
+    assert not server.requests  # nobody is called before the first task
+    messages = environment.reset(task_index=3, environment="retail_test")
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert messages[0]["content"].startswith("# Retail agent policy")
+    assert messages[1]["content"] == "Hello, I have a request."
+    (request,) = server.requests
+    assert request["path"] == "/v1/chat/completions" and request["model"] == "customer"
+    assert request["temperature"] == 0.5
+    assert TASKS_TEST[3].instruction in request["messages"][0]["content"]
+
+    for action in ("What is your name?", format_tool_call("respond", {"content": "What is your name?"})):
+        step = environment.step(action)
+        assert step.observation == "Please go on." and not step.terminated
+        assert server.requests[-1]["messages"][-1] == {"role": "user", "content": "What is your name?"}
+    result = environment.step(format_tool_call("list_all_product_types", {}))
+    assert "T-Shirt" in json.loads(result.observation) and len(server.requests) == 3
+
+
+def test_tools_are_listed(server):
+    environment = make_environment(server)
+    names = [schema["function"]["name"] for schema in environment.tool_schemas]
+    assert names[-1] == "respond" and "get_order_details" in names and len(set(names)) == len(names)
+    silent = make_environment(server, "airline", respond_tool=False)
+    names = [schema["function"]["name"] for schema in silent.tool_schemas]
+    assert "respond" not in names and "book_reservation" in names
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (format_tool_call("open_door", {}), "Unknown action open_door"),
+        (format_tool_call("get_order_details", {}), "missing 1 required positional argument: 'order_id'"),
+        (format_tool_call("get_order_details", {"order_id": "#W1", "data": {}}), "multiple values"),
+        (format_tool_call("get_order_details", {"order_id": "#W1"}), "order not found"),
+        (format_tool_call("respond", {"text": "hello"}), "respond takes the argument `content`"),
+        (format_tool_call("respond", {"content": 3}), "respond takes the argument `content`"),
+        (format_tool_call("calculate", {"expression": "9**9**9"}), "powers are not allowed"),
+        ('{"name": "get_order_details", "arguments": {"order_id": ', "a tool call is written"),
+        ('{"name": "get_order_details", "arguments": "#W1"}', "a tool call is written"),
+    ],
+)
+def test_mistakes_are_answered(server, action, words):
+    (step,) = play(make_environment(server), 0, [action])
+    assert words in step.observation and step.observation.startswith(("Error: ", "Unknown action "))
+    assert not step.terminated and step.reward == 0.0
+    assert len(server.requests) == 1  # the user heard nothing of it
+
+
+def test_a_tool_without_an_answer(server):
+    environment = make_environment(server, "airline")
+    certificate = format_tool_call("send_certificate", {"user_id": AIRLINE_TASKS[0].user_id, "amount": 50})
+    steps = play(environment, 0, [certificate] * 4)
+    assert "added to user" in steps[2].observation
+    assert steps[3].observation == "Error: send_certificate could not do this"
+
+
+def test_a_failing_user_is_raised(server):
+    environment = make_environment(server, user_kwargs={"num_retries": 0, "max_retries": 0})
+    environment.reset(task_index=0)
+    server.failures = 1
+    with pytest.raises(Exception, match="Internal Server Error"):
+        environment.step("Hello?")
+    server.silent = True
+    with pytest.raises(RuntimeError, match="The user's model 'customer' said nothing"):
+        environment.step("Hello?")
+    server.silent = False
+    assert play(environment, 0, right_actions(TASKS_TEST[0]))[-1].reward == 1.0  # and then plays on
+
+
+def test_a_failing_user_is_asked_again(server):
+    environment = make_environment(server)
+    server.failures = 1
+    assert environment.reset(task_index=0)[-1]["content"] == "Hello, I have a request."
+    assert len(server.requests) == 2
+
+
+def test_instances_share_nothing(server):
+    before = [task.model_dump() for task in TASKS_TEST[:4]]
+    fresh = make_environment(server)
+    fresh.reset(task_index=0)
+    untouched = json.dumps(fresh._env.data)
+    environments = [make_environment(server) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(2):
+            futures = [
+                pool.submit(play, environment, i, right_actions(TASKS_TEST[i]))
+                for i, environment in enumerate(environments)
+            ]
+            assert [future.result()[-1].reward for future in futures] == [1.0] * 4
+    assert json.dumps(fresh._env.data) == untouched
+    assert [task.model_dump() for task in TASKS_TEST[:4]] == before
+
+    play(fresh, 0, right_actions(TASKS_TEST[0])[:-1])
+    assert json.dumps(fresh._env.data) != untouched
+    fresh.reset(task_index=0)
+    assert json.dumps(fresh._env.data) == untouched
+
+
+def test_tasks_come_from_the_package():
+    tasks = make_tasks("retail", "train")
+    assert len(tasks) == len(TASKS_TRAIN) and tasks[7] == {"environment": "retail_train", "task_index": 7}
+    assert len(make_tasks("airline", "test")) == len(AIRLINE_TASKS)
+    with pytest.raises(ValueError, match="no tasks for `env_name='airline'` and `task_split='train'`"):
+        make_tasks("airline", "train")
+    with pytest.raises(ValueError, match="`env_name='telecom'`"):
+        make_tasks("telecom")
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tau_bench.envs", None)
+    with pytest.raises(ImportError, match="pip install git"):
+        TauBenchEnvironment()
+
+
+@pytest.mark.slow
+def test_example_script(server, tmp_path):
+    tokenizer = make_tokenizer("qwen2_5")
+    tokenizer.save_pretrained(tmp_path / "model")
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    settings = {
+        "model_name_or_path": tmp_path / "model",
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "output_dir": tmp_path / "run",
+        "action_format": "tool_call",
+        "per_device_train_batch_size": 1,
+        "num_eval_tasks": 1,
+        "max_steps": 2,
+        "max_turns": 2,
+        "max_completion_length": 4,
+        "max_prompt_length": 20000,
+        "user_model": "customer",
+        "user_base_url": server.url,
+    }
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "examples/scripts/nlac_tau_bench.py")]
+    command += [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "retail: solves" in finished.stdout and "airline: solves" in finished.stdout
+    assert len(server.requests) >= 4  # two tasks of training, and one of each company

@@ -1,0 +1,293 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+import itertools
+import random
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import make_config
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.environments.textarena import TextArenaEnvironment
+from trl_nlac.generation.base import Completion
+
+
+pytest.importorskip("textarena")
+
+ROOT = Path(__file__).parents[2]
+
+# Some moves, and whether the seed changes what they show.
+GAMES = {
+    "2048-v0": (["[Up]", "[Left]", "[Down]", "[Right]", "[Up]", "[Left]"], True),
+    "Bandit-v0": (["[red]", "[blue]", "[green]", "[red]", "[blue]", "[green]", "[red]", "[blue]"], True),
+    "Blackjack-v0": (["[hit]", "[stand]", "[hit]", "[stand]"], True),
+    "Countdown-v0": (["[0 1 +]", "[0 1 -]"], False),
+    "Crosswords-v0": (["[0 0 a]"], True),
+    "Cryptarithm-v0": (["[S 9]", "[E 5]"], False),
+    "FifteenPuzzle-v0": (["up", "left", "down", "right"], True),
+    "FrozenLake-v0": (["[down]", "[right]"], True),
+    "GuessTheNumber-v0": (["[10]", "[5]", "[15]"], True),
+    "LightsOut-v0": (["[0 0]", "[1 1]"], True),
+    "LogicPuzzle-v0": (["[a b X]"], True),
+    "Mastermind-v0": (["1 2 3 4", "[4 3 2 1]"], True),
+    "Minesweeper-v0": (["[0 0]", "[7 7]"], True),
+    "PegJump-v0": (["[12 5]", "[14 12]"], False),
+    "RushHour-v0": (["[X+]", "[A-]"], True),
+    "Secretary-v0": (["[continue]", "[accept]"], True),
+    "Slitherlink-v0": (["[h 0 0]", "[v 1 1]"], True),
+    "Sokoban-v0": (["[up]", "[left]"], True),
+    "Sudoku-v0": (["[1 1 1]"], True),
+    "ThreeCardMonte-v0": (["[0]"], True),
+    "TowerOfHanoi-v0": (["[A C]", "[A B]"], False),
+}
+
+
+def play(environment: TextArenaEnvironment, seed: int, actions: list[str]) -> list:
+    """What was seen and paid."""
+    seen = [environment.reset(seed=seed)]
+    for action in actions:
+        result = environment.step(action)
+        seen.append((result.observation, result.reward, result.terminated))
+        assert result.observation and not result.truncated
+        if result.terminated:
+            break
+    return seen
+
+
+def pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
+    """Black and white pegs, without duplicates."""
+    black = sum(a == b for a, b in zip(code, guess, strict=True))
+    return black, len(set(code) & set(guess)) - black
+
+
+def hanoi(disks: int, source: str, target: str, other: str) -> list[str]:
+    """The shortest solution."""
+    if not disks:
+        return []
+    first, last = hanoi(disks - 1, source, other, target), hanoi(disks - 1, other, target, source)
+    return [*first, f"[{source} {target}]", *last]
+
+
+class TestGames:
+    @pytest.mark.parametrize("env_id", GAMES)
+    def test_same_seed_is_same_game(self, env_id):
+        actions, seed_matters = GAMES[env_id]
+        environment = TextArenaEnvironment(env_id)
+        seen = [play(environment, seed, actions) for seed in range(4)]
+        random.seed(0)
+        assert [play(environment, seed, actions) for seed in range(4)] == seen
+        assert play(TextArenaEnvironment(env_id), 3, actions) == seen[3]
+        assert (len({str(game) for game in seen}) > 1) == seed_matters
+
+    def test_global_random_is_left_alone(self):
+        random.seed(5)
+        expected = random.random()
+        random.seed(5)
+        play(TextArenaEnvironment("Bandit-v0"), 0, ["[red]", "[blue]"])
+        assert random.random() == expected
+
+    def test_games_in_threads(self):
+        def play_all(seed: int) -> list:
+            environments = [TextArenaEnvironment(env_id) for env_id in ("Bandit-v0", "2048-v0", "Secretary-v0")]
+            return [play(environment, seed, GAMES[environment.env_id][0]) for environment in environments]
+
+        alone = [play_all(seed) for seed in range(16)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                assert list(threads.map(play_all, range(16))) == alone
+        finally:
+            sys.setswitchinterval(interval)
+
+    def test_settings(self):
+        environment = TextArenaEnvironment("GuessTheNumber-v0", max_number=3, max_turns=1)
+        assert "between 1 and 3 within 1 turns" in environment.reset(seed=1, split="train")
+
+
+class TestEpisodes:
+    def test_observations_are_what_is_new(self):
+        environment = TextArenaEnvironment("TowerOfHanoi-v0")
+        opening = environment.reset()
+        assert opening.startswith("You are playing Tower of Hanoi") and "A: [3, 2, 1]" in opening
+        for action, expected in [("[A C]", "C: [1]"), ("[A B]", "B: [2]")]:
+            observation = environment.step(action).observation
+            assert expected in observation and "You are playing" not in observation and action not in observation
+            assert observation.count("Current Board") == 1
+        assert "You are playing" in environment.reset()
+
+    def test_invalid_moves(self):
+        environment = TextArenaEnvironment("Mastermind-v0")
+        environment.reset(seed=3)
+        result = environment.step("I do not know")
+        assert "space-separated list of numbers" in result.observation
+        assert (result.reward, result.terminated) == (0.0, False)
+        assert "Feedback" in environment.step("[1 2 3 4]").observation
+        assert "Duplicate numbers" in environment.step("[1 1 1 1]").observation
+        result = environment.step("[9 9 9 9]")  # the second in a row
+        assert result.terminated and not result.truncated and 0 <= result.reward < 1
+        assert result.info["invalid_move"] and "between 1 and 6" in result.observation
+
+    @pytest.mark.parametrize("env_id", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0"])
+    def test_reason_and_reward_in_the_wrong_order(self, env_id):
+        environment = TextArenaEnvironment(env_id)
+        environment.reset()
+        assert "invalid move" in environment.step("?").observation
+        result = environment.step("?")
+        assert result.terminated and 0 <= result.reward < 1
+        assert "format" in result.observation and "format" in result.info["reason"]
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_mastermind_won(self, seed):
+        environment = TextArenaEnvironment("Mastermind-v0")
+        environment.reset(seed=seed)
+        codes = list(itertools.permutations(range(1, 7), 4))
+        for _ in range(20):
+            guess = codes[0]
+            result = environment.step(f"[{' '.join(map(str, guess))}]")
+            if result.terminated:
+                break
+            answer = tuple(map(int, re.search(r"(\d) black peg\(s\), (\d) white", result.observation).groups()))
+            codes = [code for code in codes[1:] if pegs(code, guess) == answer]
+        assert result.reward == 1.0 and "cracked the code" in result.observation
+
+    def test_tower_of_hanoi_won(self):
+        *actions, last = hanoi(3, "A", "C", "B")
+        environment = TextArenaEnvironment("TowerOfHanoi-v0")
+        assert all(not terminated for _, _, terminated in play(environment, 0, actions)[1:])
+        result = environment.step(last)
+        assert (result.reward, result.terminated) == (1.0, True)
+        assert result.info["turn_count"] == 7
+
+    def test_guess_the_number_won(self):
+        environment = TextArenaEnvironment("GuessTheNumber-v0")
+        environment.reset(seed=4)
+        low, high, terminated = 1, 20, False
+        while not terminated:
+            guess = (low + high) // 2
+            result = environment.step(f"I guess [{guess}]")
+            low, high = (guess + 1, high) if "higher" in result.observation else (low, guess - 1)
+            terminated = result.terminated
+        assert result.reward == 1.0 and "Congratulations" in result.observation
+
+    def test_lost_at_the_limit_of_turns(self):
+        environment = TextArenaEnvironment("GuessTheNumber-v0", max_turns=3)
+        environment.reset(seed=2)
+        number = environment.game.state.game_state["game_number"]
+        wrong = [guess for guess in range(1, 21) if guess != number]
+        *results, last = [environment.step(f"[{guess}]") for guess in wrong[:4]]
+        assert not any(result.terminated for result in results)
+        assert last.terminated and not last.truncated and 0 <= last.reward < 1
+        assert f"Target: {number}" in last.observation
+
+    def test_lost_by_a_choice(self):
+        environment = TextArenaEnvironment("Secretary-v0")
+        rewards = set()
+        for seed in range(5):
+            environment.reset(seed=seed)
+            draws = environment.game.state.game_state["draws"]
+            result = environment.step("accept")
+            assert result.terminated and result.reward == float(draws[0] == max(draws))
+            rewards.add(result.reward)
+        assert rewards == {0.0, 1.0}
+
+
+class TestErrors:
+    @pytest.mark.parametrize("env_id", ["TicTacToe-v0", "SpiteAndMalice-v0", "PublicGoodsGame-v0", "Snake-v0"])
+    def test_more_than_one_player(self, env_id):
+        with pytest.raises(ValueError, match=f"{env_id}.*single player"):
+            TextArenaEnvironment(env_id)
+
+    def test_unknown_game(self):
+        with pytest.raises(ValueError, match="no game `env_id='Master'`"):
+            TextArenaEnvironment("Master")
+
+    def test_game_that_raises(self):
+        environment = TextArenaEnvironment("TowerOfHanoi-v0")
+        environment.reset()
+        del environment.game.state.game_state["towers"]
+        with pytest.raises(KeyError):
+            environment.step("[A C]")
+
+    def test_quiet_and_offline(self):
+        code = """
+import socket, sys
+
+def refuse(*args, **kwargs):
+    raise OSError("offline")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+sys.modules["trl_nlac"] = package = type(sys)("trl_nlac")
+package.__path__ = ["trl_nlac"]  # this module alone, without what the trainer imports
+
+from trl_nlac.environments.textarena import TextArenaEnvironment
+
+assert "textarena" not in sys.modules
+TextArenaEnvironment("Mastermind-v0").reset(seed=1)
+"""
+        finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+
+
+def test_training(tmp_path):
+    """The trainer plays real games; what the roles say is given, in the form that the tiny model does not keep here."""
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(tmp_path, logging_steps=1),
+        train_dataset=Dataset.from_dict({"seed": range(8)}),
+        environment_factory=partial(TextArenaEnvironment, "Secretary-v0"),
+        prompts=COMPACT_PROMPTS,
+    )
+    chat, rng = trainer.roles.chat, random.Random(0)
+
+    def say(prompt: list[int]) -> str:
+        question = chat.tokenizer.decode(prompt[-12:])
+        if "Critique?" in question or "Summary?" in question:
+            return "Future:\na higher value\nOptimality:\nNo, wait"
+        if "Scenario?" in question:
+            return "a higher value"
+        return "[continue]" if "Revise?" in question else rng.choice(["[continue]", "[accept]"])
+
+    def generate(prompts, *args, **kwargs):
+        return [Completion(chat.completion(say(prompt)), True) for prompt in prompts]
+
+    trainer.roles.generator.generate = generate
+    trainer.train()
+    for log in trainer.state.log_history[:2]:
+        assert log["critic/loss"] > 0 and log["policy/loss"] > 0 and log["grad_norm"] > 0
+        assert log["environment/failure_rate"] == 0 and 0 <= log["episode/return"] <= 1
+
+
+def test_example(tmp_path):
+    command = f"""{sys.executable} examples/scripts/nlac_textarena.py --output_dir {tmp_path}
+        --model_name_or_path {TINY_MODEL} --prompts {TINY_MODEL}/nlac_prompts.json --use_cpu --bf16 False
+        --env_id Cryptarithm-v0 --num_tasks 8 --num_eval_tasks 2 --logging_steps 1 --max_format_retries 2
+        --max_steps 3 --max_turns 2 --max_completion_length 32 --action_format text --report_to none"""
+    finished = subprocess.run(command.split(), capture_output=True, text=True, cwd=ROOT)
+    assert finished.returncode == 0, finished.stderr
+    losses = [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", finished.stdout)]
+    assert (
+        len(losses) == 3 and max(losses) > 0
+    )  # the tiny model's critiques of a game it never saw are seldom readable
+    assert "On seeds that it was not trained on, the agent wins" in finished.stdout
+    assert (tmp_path / "model.safetensors").exists()

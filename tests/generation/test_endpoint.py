@@ -1,0 +1,122 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""An agent whose model is on a server. With real vLLM the same is in `test_vllm_agent.py`."""
+
+import pytest
+import torch
+from helpers.completions_server import CompletionsServer
+
+from trl_nlac import NLACAgent
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+STATES = [[{"role": "user", "content": f"{request} 2"}] for request in ("situ", "dufa", "pave", "runo")]
+PROPOSED = "route billing amber photo noon"
+OPTIONS = dict(action_format="text", max_completion_length=48)
+
+
+def load(backend: str, **kwargs) -> NLACAgent:
+    return NLACAgent.from_pretrained(TINY_MODEL, backend, **{**OPTIONS, **kwargs})
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def server(request):
+    """Of which one returns tokens and can be told which to sample, the other returns text and the likelihood of a prompt."""
+    return CompletionsServer("tiny", owner=request.param, returns_tokens=request.param == "vllm", max_model_length=256)
+
+
+def test_same_as_transformers(server):
+    """What is sampled, refined, judged and scored, by the same seeds."""
+    local = load("transformers", device="cpu")
+    with server.running() as url:
+        remote = load(url)
+        assert remote.model is None
+        for agent_of in (lambda a: a.act_all(STATES, refine=2), lambda a: a.act_all(STATES, num_candidates=3)):
+            said = []
+            for agent in (local, remote):
+                torch.manual_seed(0)
+                said.append(agent_of(agent))
+            for one, other in zip(*said, strict=True):
+                assert one.token_ids == other.token_ids and one.message == other.message
+                assert [action for action, _ in one.attempts] == [action for action, _ in other.attempts]
+                for mine, theirs in zip(one.candidates, other.candidates, strict=True):
+                    assert mine[0] == theirs[0]
+                    assert mine[1].verdict_score == pytest.approx(theirs[1].verdict_score, abs=1e-3)
+        checks = []
+        for agent in (local, remote):
+            torch.manual_seed(1)
+            checks.append(agent.check(STATES[0], PROPOSED))
+        assert checks[0].reason == checks[1].reason
+        assert checks[0].score == pytest.approx(checks[1].score, abs=1e-3)
+
+
+def test_what_is_sent():
+    """Only what OpenAI's interface knows, but for what differs from every server's own values, and never too much at once."""
+    server = CompletionsServer("tiny", "other")
+    with server.running() as url:
+        agent = load(url, backend_kwargs={"served_model_name": "tiny"})
+        agent.roles.generator.engine._slots._value = 2
+        agent.act_all([*STATES, *STATES])
+        load(url, backend_kwargs={"served_model_name": "other"}, top_k=5, min_p=0.1).act(STATES[0])
+    assert server.most_at_once <= 2 and len(server.requests) == 9
+    usual, special = server.requests[0], server.requests[-1]
+    sampling = {"max_tokens", "temperature", "top_p", "seed"}
+    assert set(usual) == {
+        *("model", "prompt", "stop_token_ids", "return_token_ids", "skip_special_tokens"),
+        *sampling,
+    }
+    assert usual["model"] == "tiny" and special["model"] == "other"
+    assert special["top_k"] == 5 and special["min_p"] == 0.1 and special["max_tokens"] == 48
+
+
+def test_context(caplog):
+    """What the server has no room for is not asked, and counts as cut off."""
+    server = CompletionsServer("tiny", max_model_length=24)
+    with server.running() as url:
+        agent = load(url)
+        long = [{"role": "user", "content": "situ " * 40}]
+        short, cut = agent.act_all([STATES[0], long])
+    assert short.text and cut.action is None and cut.text == ""
+    assert "1 of 2 prompts do not fit into vLLM's context of 24 tokens" in caplog.text
+    assert all(len(request["prompt"]) + request["max_tokens"] <= 24 for request in server.requests)
+
+
+def test_which_model():
+    """One that has another name on the server is found if it is the only one."""
+    server = CompletionsServer("one", "two")
+    with server.running() as url:
+        with pytest.raises(ValueError, match=r"serves one, two, but not .*tiny_model.*served_model_name"):
+            load(url)
+        with pytest.raises(ValueError, match="serves one, two, but not 'three'"):
+            load(url, backend_kwargs={"served_model_name": "three"})
+        assert load(url, backend_kwargs={"served_model_name": "two"}).act(STATES[0]).text
+    server = CompletionsServer(TINY_MODEL, "adapter")
+    with server.running() as url:
+        load(url).act(STATES[0])
+    assert server.requests[0]["model"] == TINY_MODEL
+
+
+def test_server_that_goes_away():
+    server = CompletionsServer("tiny")
+    with server.running() as url:
+        agent = load(url, backend_kwargs={"max_retries": 0, "timeout": 20.0})
+        agent.act(STATES[0])
+    with pytest.raises(ConnectionError, match=r"No server answers at .*'timeout': ...}`, which is 20.0"):
+        agent.act(STATES[0])
+
+
+def test_no_server():
+    with pytest.raises(ConnectionError, match=r"No server answers at `backend='http://127.0.0.1:9/v1'`"):
+        load("http://127.0.0.1:9/v1", backend_kwargs={"max_retries": 0})

@@ -1,0 +1,147 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Real vLLM in the trainer's process: `make test-vllm`. Each test is a process, because an engine is one, too."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.vllm_utils import run
+
+
+pytestmark = pytest.mark.vllm
+
+HEAD = """
+import json
+import sys
+
+import torch
+from helpers.vllm_utils import assert_own_answers, compare, greedy, logged, make_vllm_trainer, prompts_of
+
+from trl_nlac.generation.base import Sampling
+
+"""
+
+FULL = """
+trainer = make_vllm_trainer(sys.argv[1])
+generator = trainer.roles.generator
+start = greedy(trainer, generator)
+assert start == greedy(trainer, generator.scorer)
+trainer.train()
+assert compare(trainer) != start
+names = "generation/num_syncs", "generation/prefix_hit_rate", "loss", "time/sync"
+print(json.dumps({name: logged(trainer, name) for name in names}))
+generator.take_metrics()
+for _ in range(3):
+    greedy(trainer, generator)
+assert generator.take_metrics()["generation/num_syncs"] == 0  # nothing has changed
+
+prompts, sampling = prompts_of(trainer), Sampling(max_tokens=24, temperature=1.5)
+with generator.session(trainer.model):
+    together = generator.generate(prompts, sampling, list(range(len(prompts))))
+    alone = [generator.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
+    assert together == alone and generator.generate([], sampling, []) == []
+
+    # Prompts that do not fit are counted as cut off, completions that do not are cut.
+    long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
+    answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)
+    assert answers[0] == ([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
+
+    # Structured outputs.
+    regex = Sampling(max_tokens=24, temperature=1.5, regex="(ab|cd){3}")
+    said = [trainer.roles.chat.decode(a.token_ids) for a in generator.generate(prompts, regex, list(range(len(prompts))))]
+    assert all(len(text) == 6 and set(text.replace("ab", "").replace("cd", "")) == set() for text in said), said
+    assert len(set(said)) > 1
+
+# Asleep, an engine loses its weights: they are loaded again by the next session.
+generator.engine.sleep_level, generator.engine.forgets_weights = 2, True
+assert greedy(trainer, generator) == greedy(trainer, generator) == greedy(trainer, generator.scorer)
+assert generator.take_metrics()["generation/num_syncs"] == 1  # the weights were there when it first slept
+assert generator.engine.llm.llm_engine.is_sleeping()
+generator.engine.sleep_level, generator.engine.forgets_weights = 0, False
+generator.engine.llm.wake_up()
+"""
+
+PREFIXES = """
+
+def hit_rate(trainer):
+    '''Of ten questions after the same long conversation, asked one after the other.'''
+    generator = trainer.roles.generator
+    state = trainer.roles.chat.start([{"role": "user", "content": " ".join(["billing amber photo noon"] * 98)}])
+    generator.take_metrics()
+    with generator.session(trainer.model):
+        for number in range(10):
+            generator.generate([state + [number] * 9], Sampling(max_tokens=1, temperature=0.0), [0])
+    return generator.take_metrics()["generation/prefix_hit_rate"]
+
+
+first, second = hit_rate(trainer), hit_rate(trainer)
+with trainer.target_weights.swapped_into(trainer.model):
+    other = hit_rate(trainer)
+print(json.dumps({"prefix_hit_rates": [first, second, other]}))
+"""
+
+LORA = """
+from peft import LoraConfig
+
+trainer = make_vllm_trainer(sys.argv[1], peft_config=LoraConfig(r=4, lora_alpha=64, target_modules="all-linear"))
+before = {name: p.clone() for name, p in trainer.model.named_parameters() if not p.requires_grad}
+trainer.train()
+compare(trainer)
+for name, p in trainer.model.named_parameters():
+    assert p.requires_grad or torch.equal(p, before[name]), name
+names = "generation/num_syncs", "generation/prefix_hit_rate", "loss"
+print(json.dumps({name: logged(trainer, name) for name in names}))
+"""
+
+PROCESSES = """
+trainer = make_vllm_trainer(sys.argv[1], {"vllm_tensor_parallel_size": int(sys.argv[2])})
+trainer.train()
+generator = trainer.roles.generator
+assert_own_answers(trainer, generator.generator.scorer if sys.argv[2] == "2" else generator.scorer)
+"""
+
+
+def run_script(script: str, tmp_path: Path, *arguments: str, **kwargs) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + script)
+    return run(path, str(tmp_path), *arguments, **kwargs)
+
+
+def check(output: str, num_syncs: list[int]) -> None:
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith(('{"gen', '{"pre'))]
+    logs = {name: value for line in lines for name, value in line.items()}
+    assert logs["generation/num_syncs"] == num_syncs
+    assert all(loss > 0 for loss in logs["loss"])
+    first, second, other = logs["prefix_hit_rates"]
+    assert 0.8 < first < second  # the second time, nothing is new
+    assert other == first  # other weights know nothing of what these have read
+
+
+def test_full_weights(tmp_path):
+    """Greedy tokens equal those of transformers, for policy and target weights, before and after training."""
+    check(run_script(FULL + PREFIXES, tmp_path), [1, 2, 2])  # all weights are the same at first
+
+
+def test_adapters(tmp_path):
+    """The same with two adapters, without a single sync of the base weights, which stay as they are."""
+    check(run_script(LORA + PREFIXES, tmp_path), [0, 0, 0])
+
+
+@pytest.mark.parametrize("tensor_parallel_size", ["1", "2"])
+def test_two_processes(tmp_path, tensor_parallel_size):
+    """With an engine each, or with one that they share: each process gets its own answers."""
+    output = run_script(PROCESSES, tmp_path, tensor_parallel_size, processes=2)
+    assert "done 0 3" in output and "done 1 6" in output

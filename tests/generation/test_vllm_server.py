@@ -1,0 +1,182 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A real vLLM server and the trainer as its client: `make test-vllm`."""
+
+import signal
+import threading
+import time
+
+import pytest
+from helpers.testing_utils import make_config
+from helpers.vllm_utils import Server, compare, free_port, greedy, logged, make_vllm_trainer, prompts_of, run
+from peft import LoraConfig
+
+from trl_nlac.generation.base import Sampling
+
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def only_server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server") / "log.txt", free_port())
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(only_server):
+    only_server.start()
+    only_server.wait()
+    return only_server
+
+
+def make_client(server, tmp_path, timeout: float = 240.0, **kwargs):
+    """A trainer whose roles speak through the server."""
+    options = dict(
+        vllm_mode="server",
+        vllm_server_base_url=server.url,
+        vllm_server_weights_dir=str(tmp_path),
+        vllm_server_timeout=timeout,
+    )
+    return make_vllm_trainer(tmp_path / "run", options, **kwargs)
+
+
+# Those with adapters come first: full weights change what the server calls its base model.
+
+
+def test_adapters(server, tmp_path):
+    """Loaded by the server while it runs, told apart by name, and dropped."""
+    config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
+    trainer = make_client(server, tmp_path, peft_config=config)
+    trainer.train()
+    compare(trainer)
+    assert logged(trainer, "generation/num_syncs") == [0, 0, 0]
+    assert len(list(tmp_path.glob("nlac_*/*"))) == 2
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path, adapters, caplog):
+    """Killed while it generates; what comes back knows nothing but the base model."""
+    config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
+    trainer = make_client(server, tmp_path, peft_config=config)
+    trainer.train()
+    expected = compare(trainer)
+
+    def restart() -> None:
+        time.sleep(0.1)
+        server.kill()
+        server.start()
+
+    generator, prompts = trainer.roles.generator, prompts_of(trainer)
+    killer = threading.Thread(target=restart)
+    with generator.session(trainer.model):
+        killer.start()
+        busy = Sampling(max_tokens=400, temperature=2.0, generation_kwargs={"ignore_eos": True, "stop_token_ids": []})
+        lost = generator.generate(prompts * 8, busy, list(range(8 * len(prompts))))
+        assert len(lost) == 8 * len(prompts)
+        answers = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
+    killer.join()
+    assert [answer.token_ids for answer in answers] == expected
+    assert "was lost" in caplog.text
+    assert compare(trainer) == expected
+
+
+def test_full_weights(server, tmp_path):
+    """Weights go through a folder; tokens equal those of transformers, for both sets of weights."""
+    trainer = make_client(server, tmp_path)
+    generator = trainer.roles.generator
+    start = greedy(trainer, generator)
+    trainer.train()
+    assert compare(trainer) != start
+    assert logged(trainer, "generation/num_syncs") == [1, 2, 2]
+    assert all(0 <= rate <= 1 for rate in logged(trainer, "generation/prefix_hit_rate"))
+    assert len(list(tmp_path.glob("nlac_*/*"))) == 1  # weights that were replaced are not kept
+
+    prompts, sampling = prompts_of(trainer), Sampling(max_tokens=24, temperature=1.5)
+    with generator.session(trainer.model):
+        together = generator.generate(prompts, sampling, list(range(len(prompts))))
+        assert together == [generator.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
+        long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
+        answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)
+        assert answers[0] == ([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
+        regex = Sampling(max_tokens=24, regex="(ab|cd){3}")
+        assert len(trainer.roles.chat.decode(generator.generate(prompts[:1], regex, [0])[0].token_ids)) == 6
+        wrong = Sampling(max_tokens=24, generation_kwargs={"logprobs": -7})
+        with pytest.raises(RuntimeError, match="refused.*400.*logprobs"):
+            generator.generate(prompts[:1], wrong, [0])
+
+
+def test_prefixes_of_other_weights_are_not_reused(server, tmp_path):
+    trainer = make_client(server, tmp_path)
+    generator = trainer.roles.generator
+    state = trainer.roles.chat.start([{"role": "user", "content": " ".join(["billing amber photo noon"] * 98)}])
+
+    def hit_rate() -> float:
+        generator.take_metrics()
+        with generator.session(trainer.model):
+            for number in range(10):
+                generator.generate([state + [number] * 9], Sampling(max_tokens=1, temperature=0.0), [0])
+        return generator.take_metrics()["generation/prefix_hit_rate"]
+
+    first, second = hit_rate(), hit_rate()
+    trainer.model.get_input_embeddings().weight.data.mul_(1.01)
+    assert 0.8 < first < second and hit_rate() == first
+
+
+PROCESSES = """
+import sys
+from pathlib import Path
+
+from test_vllm_server import make_client
+from helpers.vllm_utils import Server, assert_own_answers
+
+trainer = make_client(Server(None, int(sys.argv[2])), Path(sys.argv[1]))
+trainer.train()
+assert_own_answers(trainer, trainer.roles.generator.scorer)
+"""
+
+
+def test_two_processes(server, tmp_path):
+    """Each process gets the answers to its own questions, with the weights that it has."""
+    script = tmp_path / "script.py"
+    script.write_text(PROCESSES)
+    output = run(script, str(tmp_path), str(server.port), processes=2)
+    assert "done 0 3" in output and "done 1 6" in output
+
+
+def test_no_answer(server, tmp_path):
+    """A server that hangs, or is gone, ends training with an error that says so."""
+    trainer = make_client(server, tmp_path, timeout=3.0)
+    trainer.train()
+    server.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ConnectionError, match="vllm_server_timeout=3.0.*resume_from_checkpoint"):
+            trainer.evaluate(trainer.train_dataset)
+    finally:
+        server.signal(signal.SIGCONT)
+    trainer.evaluate(trainer.train_dataset)
+    server.kill()
+    with pytest.raises(ConnectionError, match="is gone.*vllm_server_timeout=3.0"):
+        trainer.evaluate(trainer.train_dataset)
+    with pytest.raises(OSError, match="can't be reached"):
+        make_client(server, tmp_path, timeout=0.5)
+
+
+def test_weights_need_a_way(tmp_path):
+    with pytest.raises(ValueError, match="`vllm_server_weights_dir` is not set, but NCCL needs a GPU"):
+        make_vllm_trainer(tmp_path, {"vllm_mode": "server"})
+    with pytest.raises(ValueError, match="vllm_structured_outputs_regex"):
+        make_config(tmp_path, vllm_structured_outputs_regex="a+")

@@ -1,0 +1,130 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A stand-in for a server with OpenAI's interface of completions: the embedded model on transformers, over real HTTP."""
+
+import threading
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+
+from helpers.http_utils import JSONHandler
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.base import Sampling, TransformersGenerator
+
+
+class CompletionsServer:
+    """
+    Takes prompts in tokens, one by one.
+
+    Args:
+        models (`str`):
+            Names of what it serves.
+        owner (`str`):
+            Whose it is; `"vllm"` can be told which token to sample.
+        returns_tokens (`bool`):
+            Whether it answers with tokens, as vLLM does when asked to, or with text only.
+        max_model_length (`int`, *optional*):
+            What it says about its context.
+    """
+
+    def __init__(
+        self, *models: str, owner: str = "me", returns_tokens: bool = True, max_model_length: int | None = None
+    ):
+        self.models = models
+        self.owner = owner
+        self.returns_tokens = returns_tokens
+        self.max_model_length = max_model_length
+        self.requests: list[dict] = []
+        self.most_at_once = 0
+        self._at_once = 0
+        self._tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        self._model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def running(self):
+        """The URL, while it serves."""
+        handler = type("Handler", (_Handler,), {"server_of_tests": self})
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+            server.shutdown()
+
+    def list_models(self) -> dict:
+        described = {"object": "model", "created": 0, "owned_by": self.owner}
+        if self.max_model_length is not None:
+            described["max_model_len"] = self.max_model_length
+        return {"object": "list", "data": [{"id": model, **described} for model in self.models]}
+
+    def complete(self, request: dict) -> dict:
+        self._at_once += 1
+        with self._lock:
+            self.most_at_once = max(self.most_at_once, self._at_once)
+            self.requests.append(request)
+            if request.get("echo"):
+                assert self.owner != "vllm", "which breaks with adapters"
+                choice = self._echo(request)
+            elif "allowed_token_ids" in request:
+                choice = self._force(request)
+            else:
+                choice = self._sample(request)
+        self._at_once -= 1
+        return {"id": "1", "object": "text_completion", "created": 0, "model": request["model"], "choices": [choice]}
+
+    def _generator(self, eos_token_ids: list[int]) -> TransformersGenerator:
+        return TransformersGenerator(None, self._tokenizer, eos_token_ids, batch_size=1)
+
+    def _sample(self, request: dict) -> dict:
+        generator = self._generator([*request["stop_token_ids"], self._tokenizer.eos_token_id])
+        sampling = Sampling(request["max_tokens"], request["temperature"], request["top_p"], request.get("top_k", 0))
+        with generator.session(self._model):
+            (completion,) = generator.generate([request["prompt"]], sampling, [request["seed"]])
+        said = completion.token_ids[: -1 if completion.finished else None]
+        text = self._tokenizer.decode(said, skip_special_tokens=request["skip_special_tokens"])
+        choice = {"index": 0, "text": text, "finish_reason": "stop" if completion.finished else "length"}
+        return {**choice, "token_ids": completion.token_ids} if self.returns_tokens else choice
+
+    def _force(self, request: dict) -> dict:
+        return self._scored(self._score([request["prompt"]], [request["allowed_token_ids"]]))
+
+    def _echo(self, request: dict) -> dict:
+        prompt = request["prompt"]
+        starts = range(1, len(prompt))
+        logps = self._score([prompt[:i] for i in starts], [prompt[i : i + 1] for i in starts])
+        return self._scored([None, *logps, -1.0])
+
+    def _score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        generator = self._generator([])
+        with generator.session(self._model):
+            return generator.score(prompts, completions)
+
+    @staticmethod
+    def _scored(logps: list[float | None]) -> dict:
+        logprobs = {"token_logprobs": logps, "tokens": [], "text_offset": [], "top_logprobs": []}
+        return {"index": 0, "text": "", "finish_reason": "length", "logprobs": logprobs}
+
+
+class _Handler(JSONHandler):
+    server_of_tests: CompletionsServer
+
+    def do_GET(self):
+        self.answer(self.server_of_tests.list_models())
+
+    def do_POST(self):
+        request = self.read()
+        if request["model"] not in self.server_of_tests.models:
+            return self.answer({"error": {"message": f"no model {request['model']}"}}, status=404)
+        self.answer(self.server_of_tests.complete(request))

@@ -1,0 +1,32 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Start a script in two processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def launch(*arguments: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
+    tests = Path(__file__).parent.parent
+    path = os.pathsep.join([str(tests), str(tests.parent)])
+    # DeepSpeed builds an extension with ninja, which lies beside Python.
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PATH": tools}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout

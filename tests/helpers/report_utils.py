@@ -1,0 +1,106 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Folders of made-up runs, for tests of the run report."""
+
+import json
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trl_nlac.records.audit import SAMPLE
+from trl_nlac.records.folder import audit_file, completions_file
+from trl_nlac.records.tables import EPISODE
+
+
+def make_turn(number: int = 0, **kwargs) -> dict:
+    return {
+        "text": f"Thought: I try {number}.\nAction: act {number}",
+        "action": f"act {number}",
+        "next_observation": f"seen {number}",
+        "reward": 0.0,
+        **kwargs,
+    }
+
+
+def make_row(number: int = 0, step: int = 0, num_turns: int = 2, **kwargs) -> dict:
+    row = {
+        "step": step,
+        "environment_steps": 10 * step,
+        "process": 0,
+        "episode": number,
+        "task": json.dumps({"number": number}),
+        "prompt": f"begin {number}",
+        "turns": [make_turn(i) for i in range(num_turns)],
+        "return": 1.0,
+        "success": True,
+        "terminated": True,
+        "truncated": False,
+        "failure": None,
+    }
+    return {**row, **kwargs}
+
+
+def make_sample(number: int = 0, turn: int = 0, step: int = 4, **kwargs) -> dict:
+    row = {
+        "step": step,
+        "environment_steps": 10 * step,
+        "process": 0,
+        "episode": number,
+        "turn": turn,
+        "task": json.dumps({"number": number}),
+        "observation": f"before {turn}",
+        "action": f"act {turn}",
+        "next_observation": f"seen {turn}",
+        "reward": 0.0,
+        "return": 1.0,
+        "critique": "Future: all ends well. Optimality: Yes",
+        "verdict": True,
+        "verdict_score": 1.5,
+        "target": "Future: a door closes. Optimality: No",
+        "target_verdict": False,
+        "attempt": "first idea",
+        "attempt_critique": "No, knock before",
+        "attempt_verdict": False,
+        "refined_action": "better idea",
+        "critic_loss": 0.25,
+        "policy_loss": math.nan,
+        "priority": 0.75,
+    }
+    return {**row, **kwargs}
+
+
+def write_rows(path: Path, rows: list[dict], schema: pa.Schema) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def write_episodes(run: Path, rows: list[dict], step: int = 10, kind: str = "", **columns) -> None:
+    schema = pa.schema([*EPISODE, *(pa.field(name, kind_of) for name, kind_of in columns.items())])
+    write_rows(completions_file(run, step, kind), rows, schema)
+
+
+def write_audit(run: Path, rows: list[dict], step: int = 10) -> None:
+    write_rows(audit_file(run, step, process=0), rows, SAMPLE)
+
+
+def write_log(run: Path, rows: list[dict], end: str = "") -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "training_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+
+
+def training_row(step: int, **metrics) -> dict:
+    return {"step": step, "loss": 1.0, "environment/steps": 10 * step, **metrics}

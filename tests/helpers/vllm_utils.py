@@ -1,0 +1,170 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What the tests of the vLLM backends share; scripts import it, too, because an engine wants a process of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from helpers.testing_utils import DESK, make_trainer
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.base import Sampling, TransformersGenerator
+
+
+os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+
+MAX_MODEL_LENGTH = 512
+
+
+def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) -> NLACTrainer:
+    options = dict(
+        use_vllm=True,
+        max_steps=3,
+        learning_rate=1e-2 if kwargs.get("peft_config") else 5e-3,
+        target_update_rate=0.1,
+        vllm_max_model_length=MAX_MODEL_LENGTH,
+        max_generation_batch_size=32,
+        logging_steps=1,
+        episodes_per_iteration=8,
+        per_device_train_batch_size=8,
+    )
+    return make_trainer(output_dir, {**options, **(config or {})}, **kwargs)
+
+
+def greedy(trainer: NLACTrainer, generator) -> list[list[int]]:
+    with generator.session(trainer.model):
+        prompts = prompts_of(trainer)
+        completions = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
+    assert all(completion.finished for completion in completions)
+    return [completion.token_ids for completion in completions]
+
+
+def prompts_of(trainer: NLACTrainer) -> list[list[int]]:
+    """States, and as many questions about actions in them."""
+    chat = trainer.roles.chat
+    states = [chat.start([{"role": "user", "content": f"{request} 2"}]) for request in DESK.rules]
+    action = chat.completion("route legal amber photo noon")
+    return states + [state + action + chat.reply(action[-1], "Critique?") for state in states]
+
+
+def compare(trainer: NLACTrainer) -> list[list[int]]:
+    """Greedy tokens of both backends are the same, for both sets of weights, in turn. Returns those of the policy."""
+    vllm, said = trainer.roles.generator, {}
+    transformers = vllm.scorer
+    for name in ("policy", "target", "policy again"):
+        if name == "target":
+            with trainer.target_weights.swapped_into(trainer.model):
+                said[name] = greedy(trainer, vllm), greedy(trainer, transformers)
+        else:
+            said[name] = greedy(trainer, vllm), greedy(trainer, transformers)
+        assert said[name][0] == said[name][1], name
+    assert said["policy"] == said["policy again"]
+    assert said["policy"] != said["target"]  # or nothing was compared
+    return said["policy"][0]
+
+
+def logged(trainer: NLACTrainer, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def assert_own_answers(trainer: NLACTrainer, scorer: TransformersGenerator) -> None:
+    """Each of two processes gets the answers to its own questions, with the weights that it has."""
+    rank = trainer.args.process_index
+    prompts = prompts_of(trainer)[rank : 3 + 4 * rank]  # not the same on both, nor as many
+    for weights in ("policy", "target"):
+        said = []
+        for speaker in (trainer.roles.generator, scorer):
+            with speaker.session(trainer.model):
+                said.append(speaker.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts)))
+        assert said[0] == said[1], (rank, weights, said)
+        trainer.target_weights.swapped_into(trainer.model).__enter__()
+    print(f"done {rank} {len(prompts)}\n", end="", flush=True)
+
+
+def run(script: Path, *arguments: str, processes: int = 1) -> str:
+    """What a script prints."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
+    command = [sys.executable, *launcher, str(script), *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-6000:]
+    return finished.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Server:
+    """A real vLLM server on this machine, which can be told to load weights from disk, and adapters."""
+
+    def __init__(self, log: Path, port: int):
+        self.log, self.port = log, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        """Start it, if it does not run; do not wait for it."""
+        if self.process is not None and self.process.poll() is None:
+            return
+        options = "--dtype float32 --enable-lora --max-loras 2 --max-lora-rank 8 --no-enable-chunked-prefill".split()
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TINY_MODEL]
+        command += [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--max-model-len",
+            str(MAX_MODEL_LENGTH),
+            *options,
+        ]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        }
+        with self.log.open("a") as log:  # in a session of its own, so that its engine can be killed with it
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 300
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=5)
+                return
+            except OSError:
+                assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-5000:]
+                time.sleep(0.5)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.process.wait()

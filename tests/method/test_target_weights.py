@@ -1,0 +1,139 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from trl_nlac import TargetWeights
+from trl_nlac.training.checkpoint import _load_target_weights, _save_target_weights
+from trl_nlac.training.loading import check_sharding
+
+
+def make_model(dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).to(dtype)
+
+
+class TestTargetWeights:
+    def test_is_the_moving_average(self):
+        model = make_model()
+        target = TargetWeights(model, update_rate=0.1)
+        expected = model[0].weight.detach().clone()
+        for _ in range(5):
+            with torch.no_grad():
+                model[0].weight.add_(torch.randn(8, 8))
+            target.update(model)
+            expected = 0.1 * model[0].weight.detach() + 0.9 * expected
+        torch.testing.assert_close(target.state_dict()["0.weight"], expected)
+
+    def test_closes_the_gap_in_bfloat16(self):
+        model = make_model(torch.bfloat16)
+        target = TargetWeights(model, update_rate=0.005)
+        with torch.no_grad():
+            model[0].weight.mul_(1.02)
+        gap = target.distance(model)
+        for _ in range(1000):
+            target.update(model)
+        assert target.distance(model) < 0.01 * gap
+
+    def test_swap_restores_bit_for_bit(self):
+        model = make_model(torch.bfloat16)
+        target = TargetWeights(model)
+        old = [parameter.detach().clone() for parameter in model.parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
+        own = [parameter.detach().clone() for parameter in model.parameters()]
+        with pytest.raises(RuntimeError, match="inside"), target.swapped_into(model):
+            assert all(torch.equal(*pair) for pair in zip(model.parameters(), old, strict=True))
+            raise RuntimeError("inside")
+        assert all(torch.equal(*pair) for pair in zip(model.parameters(), own, strict=True))
+
+    def test_tied_weights_are_swapped_together(self):
+        model = make_model()
+        model[1] = nn.Linear(8, 8)
+        model[1].weight = model[0].weight
+        target = TargetWeights(model)
+        with torch.no_grad():
+            model[0].weight.zero_()
+        with target.swapped_into(model):
+            assert model[1].weight is model[0].weight
+            assert model[1].weight.abs().sum() > 0
+
+    def test_averages_trainable_weights_only(self):
+        model = make_model()
+        model[0].requires_grad_(False)
+        target = TargetWeights(model)
+        assert sorted(target.state_dict()) == ["1.bias", "1.weight"]
+        frozen = model[0].weight.data_ptr()
+        with target.swapped_into(model):
+            assert model[0].weight.data_ptr() == frozen
+
+    def test_state(self):
+        model = make_model()
+        target, other = TargetWeights(model), TargetWeights(model)
+        with torch.no_grad():
+            model[0].weight.zero_()
+        target.update(model)
+        other.load_state_dict(target.state_dict())
+        assert other.distance(model) == target.distance(model) > 0
+        with pytest.raises(ValueError, match="do not fit the model"):
+            other.load_state_dict({"0.weight": torch.zeros(8, 8)})
+
+    def test_starts_at_the_model_that_it_is_given_and_goes_on(self):
+        model = make_model()
+        target = TargetWeights(update_rate=0.1, offload=True)
+        assert target.state_dict() == {}
+        target.start(model)
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        target.update(model)
+        target.start(model)  # a second training goes on with the average
+        expected = model[0].weight.detach() - 0.9
+        torch.testing.assert_close(target.state_dict()["0.weight"], expected)
+
+    def test_wrapped_models_have_the_names_of_their_own(self):
+        model = make_model()
+        target = TargetWeights(nn.DataParallel(model))
+        assert target.state_dict().keys() == model.state_dict().keys()
+        target.update(model)
+
+    def test_parts_on_the_disk_must_be_complete(self, tmp_path):
+        model = make_model()
+        target = TargetWeights(model)
+        _save_target_weights(tmp_path, 0, target)
+        state = load_file(tmp_path / "target_weights.safetensors")
+        torch.testing.assert_close(state, target.state_dict())
+        with pytest.raises(ValueError, match="do not fit the model"):
+            _load_target_weights(tmp_path, TargetWeights(nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))))
+        (tmp_path / "target_weights.safetensors").unlink()
+        with pytest.raises(ValueError, match="does not hold all of the target weights"):
+            _load_target_weights(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("distributed_type", "zero", "message"),
+    [("FSDP", None, "fsdp_version: 2"), ("DEEPSPEED", {"offload_param": {"device": "nvme"}}, "`offload_param`")],
+)
+def test_sharding_that_is_not_supported_is_refused(distributed_type, zero, message):
+    plugin = zero and SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": zero})
+    accelerator = SimpleNamespace(
+        distributed_type=distributed_type, is_fsdp2=False, state=SimpleNamespace(deepspeed_plugin=plugin)
+    )
+    with pytest.raises(ValueError, match=message):
+        check_sharding(accelerator)

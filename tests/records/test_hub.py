@@ -1,0 +1,169 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from helpers.hub_server import HubServer
+from helpers.testing_utils import TASKS, make_trainer
+from huggingface_hub import ModelCard
+
+from trl_nlac.cli.summary import print_summary
+from trl_nlac.environments.embedded import COMPACT_PROMPTS
+
+
+def run(server: HubServer, script: str, home: Path) -> str:
+    """A script in a process of its own, for which the stand-in is the Hub."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(home),
+        "HF_TOKEN": "hf_of_nobody",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRL_DISABLE_TELEMETRY": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """After a run that pushed its model, checkpoints, episodes and replay buffer."""
+    home = tmp_path_factory.mktemp("hub")
+    with HubServer() as server:
+        script = f"""
+from helpers.testing_utils import TASKS, make_trainer
+config = dict(max_steps=2, max_turns=2, logging_steps=1, log_completions=True, log_completions_hub_repo="me/episodes")
+config |= dict(hub_model_id="me/agent", push_to_hub=True, save_strategy="steps", save_steps=2, audit_samples=2)
+config |= dict(eval_strategy="steps", eval_steps=1, hub_private_repo=True, num_eval_episodes=2)
+trainer = make_trainer({str(home / "run")!r}, config, eval_dataset=TASKS)
+trainer.train()
+trainer.push_to_hub(dataset_name="me/tasks")
+print(trainer.replay.push_to_hub("me/replay", trainer.roles))
+make_trainer({str(home / "other")!r}, config | dict(hub_model_id="me/underway", eval_strategy="no"), eval_dataset=TASKS).train()
+trainer.replay = type(trainer.replay)(10)
+try:
+    trainer.replay.push_to_hub("me/nothing", trainer.roles)
+except ValueError as error:
+    print(error)
+"""
+        server.printed = run(server, script, home)
+        yield server
+
+
+class TestPush:
+    def test_model(self, hub):
+        files = hub.files["models/me/agent"]
+        assert {"model.safetensors", "tokenizer.json", "nlac_prompts.json", "nlac_roles.json", "README.md"} <= set(
+            files
+        )
+        assert not any(name.startswith(("_", "checkpoint")) for name in files), sorted(files)
+        assert hub.private["models/me/agent"] and hub.private["datasets/me/episodes"]
+        assert hub.unknown == []
+
+    def test_what_a_run_uploads_while_it_goes_on(self, hub):
+        files = set(hub.files["models/me/underway"])
+        assert {"model.safetensors", "tokenizer.json", "nlac_prompts.json", "nlac_roles.json", "README.md"} <= files
+
+    def test_card(self, hub):
+        card = ModelCard(hub.files["models/me/agent"]["README.md"].decode())
+        assert {"trl", "nlac", "generated_from_trainer"} <= set(card.data.tags)
+        assert card.data.to_dict()["library_name"] == "transformers" and card.data.base_model is None
+        assert card.data.datasets == "me/tasks"
+        (result,) = card.data.eval_results
+        assert result.metric_type == "success_rate" and result.dataset_name == "ServiceDeskEnvironment"
+        for told in (
+            'NLACAgent.from_pretrained("me/agent")',
+            "| environment | ServiceDeskEnvironment |",
+            "| tasks to train on | 4 |",
+            "| `max_turns` | `2` |",
+            "@misc{nlac",
+        ):
+            assert told in card.text, told
+        rows = [line for line in card.text.splitlines() if line.startswith(("| first |", "| last |"))]
+        assert len(rows) == 2 and " to " in rows[1] and "hf_of_nobody" not in card.text and "None" not in card.text
+
+    def test_episodes(self, hub):
+        files = hub.files["datasets/me/episodes"]
+        assert {"completions_00001.parquet", "completions_00002.parquet", "eval_completions_00002.parquet"} <= set(
+            files
+        )
+        assert pq.read_table(io.BytesIO(files["completions_00002.parquet"])).num_rows == 4
+
+    def test_replay(self, hub):
+        files = hub.files["datasets/me/replay"]
+        (name,) = (name for name in files if name.endswith(".parquet"))
+        rows = pq.read_table(io.BytesIO(files[name])).to_pylist()
+        assert len(rows) == 8 and [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"] * 2 + [
+            "user"
+        ]
+        assert "8 episodes" in files["README.md"].decode() and "configs:" in files["README.md"].decode()
+        assert f"{hub.url}/datasets/me/replay" in hub.printed
+        assert "The replay buffer is empty: there is nothing to upload to 'me/nothing'." in hub.printed
+
+
+def test_agent_from_the_hub(hub, tmp_path):
+    """All roles are restored: their words, and how they speak."""
+    script = """
+import json
+from trl_nlac import NLACAgent
+agent = NLACAgent.from_pretrained("me/agent", temperature=0.0)
+turn = agent.act([{"role": "user", "content": "situ 2"}])
+print(json.dumps([turn.action, agent.args.max_turns, agent.args.action_format, agent.args.temperature, agent.roles.prompts.critique]))
+"""
+    told = json.loads(run(hub, script, tmp_path).splitlines()[-1])
+    assert told[0].startswith("route ") and told[1:] == [2, "text", 0.0, COMPACT_PROMPTS.critique]
+
+
+def test_evaluations_on_named_datasets(tmp_path, capsys):
+    """Each has its rows in the card and in what is printed at the end."""
+    config = {"max_steps": 2, "max_turns": 2, "eval_strategy": "steps", "eval_steps": 1}
+    datasets = {"easy": TASKS.select([0]), "very_hard": TASKS.select([1])}
+    trainer = make_trainer(tmp_path, config, eval_dataset=datasets)
+    trainer.train()
+    trainer.create_model_card()
+    card = ModelCard.load(tmp_path / "README.md")
+    assert [result.dataset_split for result in card.data.eval_results] == ["easy", "very_hard"]
+    for row in ("easy, first", "easy, last", "very_hard, first", "very_hard, last"):
+        assert f"\n| {row} | " in card.text
+    print_summary(trainer)
+    printed = capsys.readouterr().out
+    assert "easy, last evaluation" in printed and "very_hard, first evaluation" in printed
+
+
+def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
+    """The environment failed in every episode: no success to tell, and no reason to fail."""
+    trainer = make_trainer(tmp_path)
+    trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
+    trainer.create_model_card()
+    assert "Not evaluated during training." in ModelCard.load(tmp_path / "README.md").text
+    print_summary(trainer)
+    assert "95 %" not in capsys.readouterr().out
+
+
+def test_card_of_a_local_run_without_evaluation(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.create_model_card(tags="my-tag")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "my-tag" in card.data.tags and "Not evaluated during training." in card.text and "None" not in card.text

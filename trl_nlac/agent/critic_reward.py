@@ -1,0 +1,100 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The language critic as a reward function of TRL's trainers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..environments.base import Message
+from ..episodes.conversations import problem_of
+from .agent import NLACAgent
+
+
+class CriticReward:
+    """
+    A process reward: what an agent's critic thinks of each action, for the `reward_funcs` of [`~trl.GRPOTrainer`] and of
+    whoever takes TRL's reward functions.
+
+    Each message of the assistant in a completion is judged in its context. The reward is the mean of their verdict scores,
+    log P(Yes) - log P(No); `None`, which TRL leaves out, where no critique could be read. What share of them could is
+    logged as `critic_reward/format_rate`.
+
+    Example:
+
+    ```python
+    from trl import GRPOConfig, GRPOTrainer
+
+    from trl_nlac import CriticReward, NLACAgent
+
+    critic = NLACAgent.from_pretrained("my-agent")
+    trainer = GRPOTrainer(
+        model="my-model", reward_funcs=CriticReward(critic), args=GRPOConfig(), train_dataset=dataset
+    )
+    ```
+
+    Args:
+        agent ([`NLACAgent`]):
+            Whose critic it is. Its weights are not trained.
+        tools (`list[dict[str, Any]]`, *optional*):
+            JSON schemas of the tools at hand.
+    """
+
+    def __init__(self, agent: NLACAgent, tools: list[dict[str, Any]] | None = None):
+        self.agent = agent
+        self.tools = tools
+        self.__name__ = "critic_reward"
+
+    def __call__(
+        self,
+        prompts: list[str | list[Message]],
+        completions: list[str | list[Message]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs,
+    ) -> list[float | None]:
+        """
+        Args:
+            prompts (`list[str]` or `list[list[dict[str, Any]]]`):
+                What was asked.
+            completions (`list[str]` or `list[list[dict[str, Any]]]`):
+                What followed.
+            log_metric (`Callable`, *optional*):
+                Logs a number.
+            **kwargs:
+                What else TRL passes.
+
+        Returns:
+            `list[float | None]`: one reward each.
+        """
+        actions = [
+            (i, conversation)
+            for i, pair in enumerate(zip(prompts, completions, strict=True))
+            for conversation in _up_to_each_action(*pair)
+        ]
+        judged = [(i, conversation) for i, conversation in actions if problem_of(conversation) is None]
+        judgements = self.agent.critique_all([conversation for _, conversation in judged], self.tools)
+        scores: list[list[float]] = [[] for _ in prompts]
+        for (i, _), judgement in zip(judged, judgements, strict=True):
+            if judgement is not None:
+                scores[i].append(judgement.verdict_score)
+        if log_metric is not None and actions:
+            log_metric("critic_reward/format_rate", sum(map(len, scores)) / len(actions))
+        return [sum(found) / len(found) if found else None for found in scores]
+
+
+def _up_to_each_action(prompt: str | list[Message], completion: str | list[Message]) -> list[list[Message]]:
+    """The conversation up to each message of the assistant in a completion."""
+    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    return [[*before, *said[: i + 1]] for i, message in enumerate(said) if message["role"] == "assistant"]

@@ -1,0 +1,61 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac evaluate`: how often a saved agent succeeds."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..environments.pool import NO_TASK
+from ..evaluation.evaluation import joint_metrics
+from .options import (
+    CommandError,
+    Parser,
+    add_agent_arguments,
+    fill_from_run,
+    load_player,
+    load_rows,
+)
+
+
+def run(words: list[str]) -> None:
+    parser = Parser(prog="trl-nlac evaluate", description="Play a saved agent and tell how often it succeeds.")
+    add_agent_arguments(parser)
+    parser.add_argument("--num_episodes", type=int, default=1, help="episodes of each task (default: 1)")
+    parser.add_argument("--max_tasks", type=int, help="number of tasks (default: all)")
+    parser.add_argument("--num_critiques", type=int, default=64, help="actions that the critic judges (default: 64)")
+    parser.add_argument("--json", metavar="FILE", help="write the metrics there, too")
+    args = parser.parse_args(words)
+    if args.num_episodes < 1:
+        raise CommandError(f"--num_episodes must be at least 1, got {args.num_episodes}.")
+    fill_from_run(args)
+    rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split)
+    rows = [NO_TASK] if rows is None else list(rows)[: args.max_tasks]
+    agent, pool, rewards = load_player(args)
+    agent.args.num_eval_episodes, agent.args.num_eval_critiques = args.num_episodes, args.num_critiques
+    agent.args.seed = args.seed
+    try:
+        metrics = joint_metrics(agent.evaluate(pool, rows, args.refine, args.num_candidates, rewards=rewards))
+    finally:
+        pool.close()
+    if args.json:
+        Path(args.json).write_text(json.dumps(metrics, indent=2) + "\n")
+    table = Table("metric", "value", title=f"{args.model}: {len(rows)} tasks, {args.num_episodes} episodes each")
+    for name, value in metrics.items():
+        if not name.startswith("environment/") or value:
+            table.add_row(name, f"{value:.3f}")
+    Console().print(table)

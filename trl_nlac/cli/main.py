@@ -1,0 +1,78 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The command line: `trl-nlac <command>`."""
+
+import argparse
+import importlib
+import sys
+import warnings
+
+import datasets
+import transformers
+
+from .options import CommandError
+
+
+COMMANDS = {
+    "train": "train an agent in an environment",
+    "evaluate": "play a saved agent and tell how often it succeeds",
+    "play": "watch an agent act, criticise and refine, turn by turn",
+    "report": "make a page about a run",
+    "buffer": "look into replay buffers, export and import them",
+    "env": "print versions, for reports of problems",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    Run a command.
+
+    Args:
+        argv (`list[str]`, *optional*):
+            Words of the command line. If `None`, those of the process.
+
+    Returns:
+        `int`: 0, or 2 if the command line is wrong.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="trl-nlac",
+        description="Natural Language Actor-Critic: train LLM agents with a critic that speaks.",
+        usage="trl-nlac COMMAND ...",
+        epilog="`trl-nlac COMMAND --help` tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_argument_group("commands")
+    for name, description in COMMANDS.items():
+        commands.add_argument(name, nargs="?", help=description, default=argparse.SUPPRESS)
+    if not argv or argv[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        print(f"trl-nlac: error: there is no command {name!r}. Commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    if name != "train":  # what other libraries remark is no news to who only looks
+        warnings.simplefilter("ignore", FutureWarning)
+        transformers.utils.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+    command = importlib.import_module(f".{name}", __package__)
+    try:
+        command.run(rest)
+    except CommandError as error:
+        print(f"trl-nlac {name}: error: {error}", file=sys.stderr)
+        return 2
+    return 0

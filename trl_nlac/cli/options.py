@@ -1,0 +1,265 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What commands share: reading words of the command line, and errors that take one line."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from datasets import Dataset, load_dataset
+
+from ..agent.agent import NLACAgent
+from ..environments.pool import EnvironmentPool
+from ..episodes.rewards import EpisodeRewards, load_rewards
+from ..options.saved_roles import find_file
+from ..records.folder import ORIGIN
+
+
+FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+class CommandError(Exception):
+    """The user can mend it: told in one line, without a traceback."""
+
+
+@contextmanager
+def told_in_a_line(before: str = "") -> Iterator[None]:
+    """Errors of bad input become a [`CommandError`], whose message may begin with what it is about."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError, yaml.YAMLError) as error:
+        raise CommandError(before + " ".join(str(error).split())) from error
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors take one line."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def parse_args(self, args=None, namespace=None):
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(unknown_option(unknown[0], self._option_string_actions))
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(message)
+
+
+def unknown_option(word: str, options: Any) -> str:
+    """What to say about a word that is no option."""
+    close = get_close_matches(word, list(options), n=1)
+    return f"there is no option {word!r}" + (f", did you mean {close[0]!r}?" if close else ".")
+
+
+def load_object(name: str) -> Any:
+    """
+    What `module:Name` or `path/to/file.py:Name` names; modules are also looked for in the current folder.
+
+    Raises:
+        CommandError: If there is no such thing.
+    """
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise CommandError(f"{name!r} must be written `module:Name` or `path/to/file.py:Name`.")
+    try:
+        if module_name.endswith(".py"):
+            module = _load_file(Path(module_name))
+        else:
+            if "" not in sys.path:
+                sys.path.insert(0, "")
+            module = importlib.import_module(module_name)
+    except (ImportError, OSError) as error:
+        raise CommandError(f"{name!r}: {error}") from error
+    if attribute not in vars(module):
+        close = get_close_matches(attribute, list(vars(module)), n=1)
+        raise CommandError(
+            f"{module_name!r} has no {attribute!r}" + (f", did you mean {close[0]!r}?" if close else ".")
+        )
+    return vars(module)[attribute]
+
+
+def _load_file(path: Path) -> Any:
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as dataclasses and pickles expect
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_objects(names: list[str] | None) -> list[Any] | None:
+    """What each of the names stands for, see [`load_object`]; `None` if there are none."""
+    return [load_object(name) for name in names] if names else None
+
+
+def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callable | dict[str, Callable] | None:
+    """
+    The environment factory, or several by name if they are written `name=module:Class`; `None` if there are no names.
+
+    Raises:
+        CommandError: If there is no such thing, or several have no names.
+    """
+    if not names:
+        return None
+    factories = {}
+    for name in names:
+        key, equals, target = name.partition("=")
+        factory = load_object(target if equals else name)
+        if not callable(factory):
+            raise CommandError(f"--environment_factory {name} is {factory!r}, which is no class or function.")
+        factories[key if equals else ""] = partial(factory, **options) if options else factory
+    if len(factories) < len(names) or "" in factories and len(names) > 1:
+        raise CommandError(
+            "several environments need names of their own: `--environment_factory one=module:One two=module:Two`."
+        )
+    return factories.get("", factories)
+
+
+def load_rows(name: str | None, config: str | None = None, split: str = "train") -> Dataset | None:
+    """
+    A dataset of the Hub or of a file (JSON, JSON lines, CSV, parquet).
+
+    Raises:
+        CommandError: If there is none.
+    """
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix in FILES and not path.is_file():
+        raise CommandError(f"there is no file {name}.")
+    with told_in_a_line():
+        if path.suffix in FILES:
+            return load_dataset(FILES[path.suffix], data_files=str(path), split="train")
+        return load_dataset(name, config, split=split)
+
+
+def check_model(name: str, revision: str | None = None) -> None:
+    """
+    Raises:
+        ValueError, OSError: If there is no such model, in a folder, on the Hub or in its cache.
+    """
+    if not any(find_file(name, file, revision) for file in ("config.json", "adapter_config.json")):
+        raise ValueError("there is no such model, neither as a folder nor on the Hub or in its cache.")
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """
+    A JSON object of the command line.
+
+    Raises:
+        CommandError: If it is none.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CommandError(f"{text!r} is no JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CommandError(f'{text!r} is no JSON object, as {{"name": "value"}} is.')
+    return value
+
+
+def add_agent_arguments(parser: Parser) -> None:
+    """Which agent plays in which environment, for commands that play."""
+    parser.add_argument("model", help="folder of a run or a model, or a repository on the Hub")
+    parser.add_argument(
+        "--backend",
+        default="transformers",
+        help='"transformers" (default), "vllm", or the URL of a server that serves the model: http://localhost:8000/v1',
+    )
+    parser.add_argument("--prompts", help="file with words of the roles in place of those saved beside the model")
+    parser.add_argument(
+        "--environment_factory",
+        nargs="+",
+        metavar="MODULE:CLASS",
+        help="what makes the environment; if left out, what the run was trained in",
+    )
+    parser.add_argument("--environment_kwargs", metavar="JSON", help="keywords for it, as a JSON object")
+    parser.add_argument("--tools", nargs="+", metavar="MODULE:FUNCTION", help="standalone tools")
+    parser.add_argument(
+        "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
+    )
+    parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
+    parser.add_argument("--dataset_name", help="tasks: a dataset of the Hub or a file; if left out, those of the run")
+    parser.add_argument("--dataset_config", help="configuration of the dataset")
+    parser.add_argument(
+        "--dataset_split", help='split of the dataset (default: "test", if the run had one, or "train")'
+    )
+    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
+    parser.add_argument(
+        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="how the roles speak, as temperature=0.7"
+    )
+
+
+def fill_from_run(args: argparse.Namespace) -> None:
+    """Environment and tasks of the run, where the command line names none."""
+    path = Path(args.model, ORIGIN)
+    saved = json.loads(path.read_text()) if path.is_file() else {}
+    if args.environment_factory is None and not args.tools:
+        if "environment_factory" not in saved:
+            raise CommandError(
+                f"{args.model} does not say where it was trained: add --environment_factory module:Class."
+            )
+        args.environment_factory = saved["environment_factory"]
+        args.environment_kwargs = args.environment_kwargs or json.dumps(saved["environment_kwargs"])
+        args.tools = saved.get("tools")
+        if args.reward_funcs is None:
+            args.reward_funcs, args.reward_weights = saved.get("reward_funcs"), saved.get("reward_weights")
+    if args.dataset_name is None and saved.get("dataset_name"):
+        args.dataset_name, args.dataset_config = saved["dataset_name"], saved["dataset_config"]
+        args.dataset_split = args.dataset_split or saved["dataset_split"]
+    args.dataset_split = args.dataset_split or "train"
+
+
+def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
+    """The agent, the environments and the reward functions that [`add_agent_arguments`] describe."""
+    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
+    tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
+    with told_in_a_line(f"{args.model}: "):
+        check_model(args.model)
+        agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
+        pool = EnvironmentPool(environment, tools, timeout=agent.args.environment_timeout)
+        untrained = {"trainer_state": None, "log_metric": lambda name, value: None}  # what the functions may ask for
+        rewards = load_rewards(reward_funcs, args.reward_weights, lambda: untrained, pool.pays)
+    agent.roles.tools = pool.tool_schemas
+    return agent, pool, rewards
+
+
+def read_options(words: list[str]) -> dict[str, Any]:
+    """`name=value`, each value JSON or else a string."""
+    options = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise CommandError(f"--option {word} must be written name=value.")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value
+    return options

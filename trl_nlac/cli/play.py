@@ -1,0 +1,141 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac play`: an agent at work, turn by turn."""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from ..agent.agent import AgentAction, NLACAgent
+from ..environments.base import StepResult, TextEnvironment
+from ..environments.pool import NO_TASK
+from ..episodes.recorder import Recorder
+from ..method.critic import Judgement
+from ..prompts import render
+from .options import (
+    CommandError,
+    Parser,
+    add_agent_arguments,
+    fill_from_run,
+    load_player,
+    load_rows,
+    read_json,
+    told_in_a_line,
+)
+
+
+def run(words: list[str]) -> None:
+    parser = Parser(
+        prog="trl-nlac play", description="Watch an agent act, criticise and refine. Enter goes on, q and Enter ends."
+    )
+    add_agent_arguments(parser)
+    parser.add_argument(
+        "--task", metavar="JSON", help="keywords of the environment's reset, in place of a dataset's row"
+    )
+    parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
+    parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
+    args = parser.parse_args(words)
+    fill_from_run(args)
+    task = read_json(args.task) if args.task else _row(args)
+    agent, pool, rewards = load_player(args)
+    with told_in_a_line(f"{args.model}: "):
+        name, keywords, schemas = pool.route(task)
+    if name in pool.seeded:
+        keywords = {"seed": args.seed, **keywords}
+    torch.manual_seed(args.seed)
+    recorder = Recorder(agent.roles, task, schemas, agent.args.max_prompt_length)
+    worker = pool.acquire(name)
+    waits = not args.auto and sys.stdin.isatty()
+    try:
+        show = Show(Console(), waits)
+        recorder.begin(worker.submit(lambda environment: environment.reset(**keywords)).result())
+        show.text("task", json.dumps(task, ensure_ascii=False), "dim")
+        for message in recorder.prompt_messages:
+            show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
+        while not recorder.done:
+            (turn,) = agent.act_on([recorder.prompt], args.refine, args.num_candidates, judge=True)
+            show.action(len(recorder.turns) + 1, turn)
+            result = _step(worker, agent, turn)
+            show.text("observation", result.observation, "yellow")
+            recorder.act(turn.action, turn.text, list(turn.token_ids), result)
+            if recorder.done or not show.goes_on():
+                break
+            recorder.go_on(agent.args.max_turns)
+        reward = worker.submit(lambda environment: environment.final_reward()).result()
+        if rewards is not None:
+            (scored,) = rewards.score([recorder], [worker.environment.unwrapped])
+            reward += scored.reward
+    finally:
+        pool.close()
+    score = recorder.episode().score + reward
+    how = "terminated" if recorder.terminated else "truncated" if recorder.truncated else "stopped"
+    show.text("end", f"{how} after {len(recorder.turns)} turns, return {score:g}", "bold")
+
+
+def _row(args) -> dict[str, Any]:
+    rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split)
+    if rows is None:
+        return NO_TASK
+    if not 0 <= args.row < len(rows):
+        raise CommandError(f"--row {args.row}: the dataset has {len(rows)} rows.")
+    return rows[args.row]
+
+
+def _step(worker, agent: NLACAgent, turn: AgentAction) -> StepResult:
+    if turn.action is None:
+        return StepResult(render(agent.roles.prompts.unreadable_action, action_format=agent.roles.action_format))
+
+    def step(environment: TextEnvironment) -> StepResult:
+        return environment.step(turn.action)
+
+    return worker.submit(step).result()
+
+
+class Show:
+    """Prints an episode, with whatever the model and the environment say as plain text."""
+
+    def __init__(self, console: Console, waits: bool):
+        self.console = console
+        self.waits = waits
+
+    def text(self, title: str, content: str, style: str) -> None:
+        self.console.print(Panel(Text(content), title=title, title_align="left", border_style=style))
+
+    def action(self, number: int, turn: AgentAction) -> None:
+        for i, (action, judged) in enumerate(turn.candidates, 1):
+            score = "unreadable critique" if judged is None else f"verdict score {judged.verdict_score:+.2f}"
+            self.text(f"turn {number}: candidate {i}", f"{action}\n{score}", "dim")
+        for i, (action, judged) in enumerate(turn.attempts, 1):
+            self.text(f"turn {number}: attempt {i}", action, "magenta")
+            self.critique(judged)
+        if turn.action is None:
+            self.text(f"turn {number}: unreadable action", turn.text, "red")
+            return
+        thought = f"{turn.thought}\n\n" if turn.thought else ""
+        self.text(f"turn {number}: {'refined ' if turn.attempts else ''}action", f"{thought}{turn.action}", "green")
+        if turn.judgement is not None:
+            self.critique(turn.judgement)
+
+    def critique(self, judgement: Judgement) -> None:
+        style = "cyan" if judgement.verdict else "red"
+        self.text(f"critique, verdict score {judgement.verdict_score:+.2f}", judgement.critique, style)
+
+    def goes_on(self) -> bool:
+        return not self.waits or self.console.input("[dim]Enter: next turn, q: end [/]").strip().lower() != "q"

@@ -1,0 +1,54 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What to tell at the end of training."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from transformers import Trainer
+
+from ..records.folder import ORIGIN
+from ..records.log_history import first_and_last
+
+
+def print_summary(trainer: Trainer) -> None:
+    """Print what was learned, where it is saved, and what to do next."""
+    if not trainer.is_world_process_zero():
+        return
+    history, output_dir = trainer.state.log_history, trainer.args.output_dir
+    evaluations = first_and_last(history)
+    trained = [log for log in history if "episode/success_rate" in log]
+    table = Table(title="What was learned", show_header=False)
+    for _, name, log in evaluations:
+        low, high = log["episode/success_rate_low"], log["episode/success_rate_high"]
+        told = f"success {log['episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
+        table.add_row(f"{name} evaluation", f"{told} after {log['environment/steps']:,} environment steps")
+    if trained and not evaluations:
+        for name, log in {"first log": trained[0], "last log": trained[-1]}.items():
+            told = (
+                f"success {log['episode/success_rate']:.2f}, return {log['episode/return']:.2f} of training episodes"
+            )
+            table.add_row(name, f"{told} at {log['environment/steps']:,} environment steps")
+    seconds = next((log["train_runtime"] for log in reversed(history) if "train_runtime" in log), None)
+    if seconds is not None:
+        table.add_row("time", f"{seconds:,.0f} s, {trainer.state.global_step:,} optimizer steps")
+    table.add_row("saved in", output_dir)
+    console = Console()
+    console.print(table)
+    commands = [f"  trl-nlac report {output_dir}"]
+    if Path(output_dir, ORIGIN).exists():
+        commands.append(f"  trl-nlac play {output_dir}")
+    console.print("Next:", *commands, sep="\n", highlight=False)

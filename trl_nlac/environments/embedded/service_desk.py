@@ -1,0 +1,342 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""
+Service desk: hidden rules, calls with several arguments, refusals in words, reward only when all is closed in time.
+
+A request of some kind comes in. The agent routes it with a call of four arguments, each one of eight values: 4,096
+possible actions per turn. Every kind of request has one right call, which the agent is never shown. A wrong call is
+refused, and what the refusal tells is the variant of the desk:
+
+- `"told"`: it names the right value of the *first* wrong argument. After two calls the request is lost.
+- `"hinted"`: it names the first wrong argument, but no value.
+- `"noisy"`: as told, but many refusals name a value that is wrong, of any argument.
+- `"delayed"`: the call is accepted, whatever it is, and another request of the same customer follows, which is told. Only when
+  that one is closed it shows whether the *time* of the first call was right: with a wrong one it is always too late, with the
+  right one sometimes. Who comes too late names a time that would have been right, but is often mistaken.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...chat.tool_calls import format_tool_call, parse_tool_call
+from ...types import Transition
+from ..base import StepResult, TextEnvironment
+from .names import REQUESTS_OF_NEW_DESKS
+
+
+ARGUMENTS = {
+    "team": ("billing", "shipping", "returns", "repairs", "legal", "sales", "stores", "claims"),
+    "form": ("amber", "azure", "coral", "ebony", "ivory", "jade", "olive", "ruby"),
+    "proof": ("invoice", "receipt", "passport", "photo", "serial", "badge", "ticket", "permit"),
+    "time": ("dawn", "morning", "noon", "dusk", "evening", "night", "weekend", "holiday"),
+}
+VALUES = tuple(ARGUMENTS.values())
+TIME = list(ARGUMENTS).index("time")
+POSITIONS = {value: i for i, values in enumerate(VALUES) for value in values}
+NOISE = 0.4  # of noisy desks
+VARIANTS = ("told", "hinted", "noisy", "delayed")
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "route",
+        "description": "Route the request.",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "string", "enum": list(values)} for name, values in ARGUMENTS.items()},
+            "required": list(ARGUMENTS),
+        },
+    },
+}
+
+Call = tuple[str, ...]
+
+
+def parse_call(action: str) -> Call | None:
+    """The values in an action like `route billing amber photo noon`, also written as a tool call, or `None`."""
+    call = parse_tool_call(action)
+    if call is None:
+        name, *values = action.split() or [""]
+    else:
+        name, values = call[0], [str(value) for value in call[1].values()]
+        if list(call[1]) != list(ARGUMENTS):
+            return None
+    if name != "route" or len(values) != len(VALUES) or not all(map(tuple.__contains__, VALUES, values)):
+        return None
+    return tuple(values)
+
+
+def format_call(call: Call) -> str:
+    """The action that [`parse_call`] reads as `call`."""
+    return " ".join(["route", *call])
+
+
+def first_wrong(call: Call, rule: Call) -> int | None:
+    """Position of the first argument in which a call breaks a rule."""
+    return next((i for i, (value, right) in enumerate(zip(call, rule, strict=True)) if value != right), None)
+
+
+def named_values(right: str, misleading: list[str], noise: float) -> dict[str, float]:
+    """Distribution of the value that is named: the right one, but for a share `noise` of any misleading one."""
+    return {right: 1 - noise, **(dict.fromkeys(misleading, noise / len(misleading)) if noise else {})}
+
+
+class DeskState(NamedTuple):
+    """Where an episode is: the request at hand, the calls left, and what was called for the request before it."""
+
+    request: str
+    attempts_left: int
+    earlier: tuple[str, Call] | None = None
+
+
+@dataclass(frozen=True)
+class ServiceDesk:
+    """
+    One desk.
+
+    Args:
+        rules (`dict[str, tuple[str, ...]]`):
+            The right call of every kind of request.
+        attempts (`int`, *optional*, defaults to `2`):
+            Number of calls after which an episode is lost.
+        names_values (`bool`, *optional*, defaults to `True`):
+            Whether a refusal names the right value of the first wrong argument, or the argument alone.
+        noise (`float`, *optional*, defaults to `0.0`):
+            Share of refusals that name a wrong value instead, of any argument.
+        follow_ups (`dict[str, str]`, *optional*):
+            Requests of which every call is accepted, each with the request that follows it.
+        late_rate (`float`, *optional*, defaults to `0.4`):
+            How often it is too late after the right time.
+        late_noise (`float`, *optional*, defaults to `0.6`):
+            Share of those who came too late that name a wrong time, whichever time was taken.
+    """
+
+    rules: dict[str, Call]
+    attempts: int = 2
+    names_values: bool = True
+    noise: float = 0.0
+    follow_ups: dict[str, str] = field(default_factory=dict)
+    late_rate: float = 0.4
+    late_noise: float = 0.6
+
+    @classmethod
+    def draw(cls, rng: random.Random, requests: list[str], variant: str = "told") -> "ServiceDesk":
+        """
+        Draw the rules of `requests`, of which, in the variant `"delayed"`, the second half follows the first.
+
+        Raises:
+            ValueError: If there is no such variant.
+        """
+        if variant not in VARIANTS:
+            raise ValueError(f"`variant` must be one of {', '.join(VARIANTS)}, got {variant!r}.")
+        rules = {request: tuple(rng.choice(values) for values in VALUES) for request in requests}
+        if variant == "delayed":
+            first, then = requests[: len(requests) // 2], requests[len(requests) // 2 :]
+            return cls(rules, attempts=3, follow_ups=dict(zip(first, then, strict=True)))
+        return cls(rules, names_values=variant != "hinted", noise=NOISE if variant == "noisy" else 0.0)
+
+    @classmethod
+    def from_seed(cls, seed: int, num_requests: int | None = None, variant: str = "told") -> "ServiceDesk":
+        """
+        A desk with names that no embedded model has seen with fixed rules. It takes `num_requests` kinds of requests: by
+        default four; two if each is followed by another, or if every value must be found by trying.
+        """
+        rng = random.Random(f"service desk {seed}")
+        if num_requests is None:
+            num_requests = 2 if variant in ("hinted", "delayed") else 4
+        num_rules = 2 * num_requests if variant == "delayed" else num_requests
+        return cls.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_rules), variant)
+
+    @property
+    def requests(self) -> list[str]:
+        """Kinds of requests that an episode can begin with."""
+        return list(self.follow_ups or self.rules)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the same call can be answered in different ways."""
+        return bool(self.noise or self.follow_ups)
+
+    def start(self, request: str) -> DeskState:
+        """Where an episode with this kind of request begins."""
+        return DeskState(request, self.attempts)
+
+    def first_observation(self, request: str, customer: str = "") -> str:
+        """What an episode begins with: the request, who asks, and the number of calls."""
+        return " ".join(word for word in (request, customer, str(self.attempts)) if word)
+
+    def answers(self, state: DeskState, action: str) -> dict[str, float]:
+        """Distribution of what the desk says to `action`, as `{observation: probability}`."""
+        call, rule = parse_call(action), self.rules[state.request]
+        rest = "lose" if state.attempts_left == 1 else str(state.attempts_left - 1)
+        if call is None:
+            return {f"refused unreadable {rest}": 1.0}
+        if state.request in self.follow_ups:
+            return {f"accepted {self.follow_ups[state.request]} {rest}": 1.0}
+        wrong = first_wrong(call, rule)
+        if wrong is None:
+            return self._closing_answers(state)
+        if not self.names_values:
+            return {f"refused {list(ARGUMENTS)[wrong]} {rest}": 1.0}
+        misleading = [value for value in POSITIONS if value not in rule]
+        named = named_values(rule[wrong], misleading, self.noise)
+        return {f"refused needs {value} {rest}": probability for value, probability in named.items()}
+
+    def _closing_answers(self, state: DeskState) -> dict[str, float]:
+        if state.earlier is None:
+            return {"closed win": 1.0}
+        request, call = state.earlier
+        right = self.rules[request][TIME]
+        late_rate = self.late_rate if call[TIME] == right else 1.0
+        wrong = [value for value in VALUES[TIME] if value != right]
+        named = named_values(right, wrong, self.late_noise)
+        late = {f"late needs {value} lose": late_rate * probability for value, probability in named.items()}
+        return {**({"closed win": 1 - late_rate} if late_rate < 1 else {}), **late}
+
+    def after(self, state: DeskState, action: str, observation: str) -> DeskState:
+        """The state after an answer that did not end the episode."""
+        if observation.startswith("accepted"):
+            earlier = (state.request, parse_call(action))
+            return DeskState(self.follow_ups[state.request], state.attempts_left - 1, earlier)
+        return state._replace(attempts_left=state.attempts_left - 1)
+
+
+def has_ended(observation: str) -> bool:
+    """Whether the desk says with `observation` that the request was won or lost."""
+    return observation.endswith((" win", " lose"))
+
+
+class ServiceDeskEnvironment(TextEnvironment):
+    """
+    Plays one desk. `reset(request=...)` brings in a request of the named kind.
+
+    Args:
+        world ([`ServiceDesk`]):
+            The desk.
+        shows_tools (`bool`, *optional*, defaults to `False`):
+            Whether actions are told to the agent as calls of a tool.
+    """
+
+    def __init__(self, world: ServiceDesk, shows_tools: bool = False):
+        self.world = world
+        self.tool_schemas = [TOOL] if shows_tools else []
+        self.takes_seed = world.is_random
+        self.oracle = ServiceDeskOracle(world, shows_tools)
+        self._rng = random.Random(0)
+        self._state = DeskState("", 0)
+
+    def reset(self, request: str, customer: str = "", seed: int = 0, **task) -> str:
+        """
+        Args:
+            request (`str`):
+                Kind of the request.
+            customer (`str`, *optional*):
+                Who asks; it matters nothing.
+            seed (`int`, *optional*, defaults to `0`):
+                Seed of what is random.
+        """
+        self._rng = random.Random(seed)
+        self._state = self.world.start(request)
+        return self.world.first_observation(request, customer)
+
+    def step(self, action: str) -> StepResult:
+        answers = self.world.answers(self._state, action)
+        observation = self._rng.choices(list(answers), list(answers.values()))[0]
+        if has_ended(observation):
+            return StepResult(observation, reward=float(observation.endswith("win")), terminated=True)
+        self._state = self.world.after(self._state, action, observation)
+        return StepResult(observation)
+
+
+@dataclass(frozen=True)
+class ServiceDeskOracle:
+    """
+    The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments; of a call that another
+    request follows, only the time counts.
+    """
+
+    world: ServiceDesk
+    shows_tools: bool = False
+
+    def quality(self, transition: Transition, action: str) -> float:
+        """The share of the arguments that count which are right; 0 for what is no call."""
+        call, state = parse_call(action), self._state(transition)
+        if call is None:
+            return 0.0
+        rule, counts = self.world.rules[state.request], self._counting(state.request)
+        return sum(call[i] == rule[i] for i in counts) / len(counts)
+
+    def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
+        """Whether `future` is, word by word, an episode that can follow `action`, to its end."""
+        state, words = self._state(transition), future.split()
+        while state.attempts_left:
+            told = [
+                answer
+                for answer in self.world.answers(state, action)
+                if words[: len(answer.split())] == answer.split()
+            ]
+            if not told:
+                return False
+            words = words[len(told[0].split()) :]
+            if has_ended(told[0]):
+                return not words
+            state = self.world.after(state, action, told[0])
+            length = 1 + len(VALUES)
+            action, words = " ".join(words[:length]), words[length:]
+            if parse_call(action) is None:
+                return False
+        return False
+
+    def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
+        """
+        Calls for each request in turn: every second one right, the others wrong from each argument on in turn. Follow-ups
+        come after the right time.
+        """
+        rng, probes = random.Random(seed), []
+        places = [(request, None) for request in self.world.requests]
+        places += [(follow_up, request) for request, follow_up in self.world.follow_ups.items()]
+        for i in range(number):
+            request, earlier = places[(i // 2) % len(places)]
+            counts = self._counting(request)
+            first = counts[(i // 2 // len(places)) % len(counts)]
+            call = self.world.rules[request] if i % 2 == 0 else self._wrong_call(rng, request, first)
+            calls = [call] if earlier is None else [self.world.rules[earlier], call]
+            probes.append(({"request": earlier or request}, [self._action(call) for call in calls]))
+        return probes
+
+    def _wrong_call(self, rng: random.Random, request: str, first: int) -> Call:
+        """Right before the argument `first`, wrong there, random after it."""
+        rule = self.world.rules[request]
+        wrong = [value for value in VALUES[first] if value != rule[first]]
+        return (*rule[:first], rng.choice(wrong), *map(rng.choice, VALUES[first + 1 :]))
+
+    def _counting(self, request: str) -> list[int]:
+        """Positions of the arguments that matter."""
+        return [TIME] if request in self.world.follow_ups else list(range(len(VALUES)))
+
+    def _action(self, call: Call) -> str:
+        if not self.shows_tools:
+            return format_call(call)
+        return format_tool_call("route", dict(zip(ARGUMENTS, call, strict=True)))
+
+    def _state(self, transition: Transition) -> DeskState:
+        episode = transition.episode
+        state = self.world.start(episode.first_observation.split()[0])
+        for turn in episode.turns[: transition.index]:
+            if turn.action:  # otherwise it could not be read and has never come to the desk
+                state = self.world.after(state, turn.action, turn.next_observation)
+        return state

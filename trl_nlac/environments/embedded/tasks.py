@@ -1,0 +1,138 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The embedded tasks and the tiny chat model that was built for them."""
+
+import json
+import random
+from pathlib import Path
+
+from datasets import Dataset
+
+from ...prompts import NLACPrompts
+from .dialogues import RoleDialogue
+from .rooms import RoomsEnvironment, RoomsFamily, RoomsWorld
+from .service_desk import ServiceDesk, ServiceDeskEnvironment
+from .service_desk_dialogues import ServiceDeskFamily
+
+
+TINY_MODEL = str(Path(__file__).parents[2] / "tiny_model")
+
+# One word per role: the tiny model was built on these, and CPU runs stay short.
+COMPACT_PROMPTS = NLACPrompts(
+    policy="{action_format}",
+    format_text="",
+    format_react="Think.",
+    format_tool_call="",
+    critique="Critique?",
+    future="Future:",
+    evaluation="{futures} Critique?",
+    successor="{next_observation} Scenario?",
+    backup="Summary?",
+    backup_terminated="{next_observation} Score {score} Summary?",
+    backup_future="Summary? Future:",
+    backup_future_terminated="{next_observation} Score {score} Summary? Future:",
+    observed_end="",  # the embedded worlds say how it ended
+    refine="Revise?",
+)
+
+
+def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[RoomsWorld | ServiceDesk, Dataset]:
+    """
+    An instance of an embedded task that the tiny model has never seen, and a dataset with one row for each start.
+
+    Args:
+        world (`str`):
+            `"rooms"` or `"service_desk"`.
+        seed (`int`):
+            Which instance.
+        variant (`str`, *optional*, defaults to `"told"`):
+            Variant of the service desk, one of `service_desk.VARIANTS`.
+    """
+    if world == "rooms":
+        instance = RoomsWorld.from_seed(seed)
+        return instance, Dataset.from_dict({"start": instance.rooms})
+    if world == "service_desk":
+        instance = ServiceDesk.from_seed(seed, variant=variant)
+        return instance, Dataset.from_dict({"request": instance.requests})
+    raise ValueError(f"`world` must be 'rooms' or 'service_desk', got {world!r}.")
+
+
+def make_environment(
+    instance: RoomsWorld | ServiceDesk, action_format: str = "text"
+) -> RoomsEnvironment | ServiceDeskEnvironment:
+    """An environment that plays `instance`."""
+    environment = RoomsEnvironment if isinstance(instance, RoomsWorld) else ServiceDeskEnvironment
+    return environment(instance, shows_tools=action_format == "tool_call")
+
+
+def demo_environment(
+    world: str = "service_desk", seed: int = 0, action_format: str = "text"
+) -> RoomsEnvironment | ServiceDeskEnvironment:
+    """An environment of an embedded task by its name, for the command line; see [`make_tasks`]."""
+    return make_environment(make_tasks(world, seed)[0], action_format)
+
+
+def draw_dialogue(
+    rng: random.Random, families: list[RoomsFamily | ServiceDeskFamily], role: str, known: bool | None = None
+) -> RoleDialogue:
+    """A dialogue of one of the families; from known instances half of the time if `known` is not given."""
+    return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
+
+
+def make_rehearsal_dataset(
+    world: str,
+    size: int = 4096,
+    seed: int = 0,
+    action_format: str = "text",
+    several_futures: bool = False,
+    **family_kwargs,
+) -> Dataset:
+    """
+    Supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
+
+    Backup and refinement samples may use the names of the instance to be learned, with random rules: they teach to
+    copy and to follow advice, and leak nothing. The other roles keep to known instances, about which they are true.
+
+    Args:
+        world (`str`):
+            `"rooms"` or `"service_desk"`.
+        size (`int`, *optional*, defaults to `4096`):
+            Number of samples.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the samples.
+        action_format (`str`, *optional*, defaults to `"text"`):
+            How actions are written.
+        several_futures (`bool`, *optional*, defaults to `False`):
+            Whether there are also samples of the roles with which a critic weighs several futures (`num_futures` above 1).
+        **family_kwargs:
+            Arguments of the world's family, such as the `variant` of [`ServiceDeskFamily`].
+
+    Returns:
+        [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`, and `tools` for tool calls.
+    """
+    rng = random.Random(f"rehearsal {world} {seed}")
+    family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world](**family_kwargs)
+    of_any_instance, of_known = ["backup", "refine"], ["policy", "critique", "critique", "successor"]
+    if several_futures:
+        of_any_instance, of_known = [*of_any_instance, "backup_future", "evaluation"], [*of_known, "future", "future"]
+    rows = []
+    while len(rows) < size:
+        role = rng.choice(of_any_instance if rng.random() < 0.75 else of_known)
+        known = role in of_known or rng.random() < 0.5
+        dialogue = family.dialogue(rng, role, known)
+        messages, completion = dialogue.messages(role, COMPACT_PROMPTS, action_format, rng.random() < 0.5)
+        tools = [dialogue.tool] if action_format == "tool_call" else []
+        rows.append({"prompt": messages, "completion": [completion], "tools": json.dumps(tools)})
+    return Dataset.from_list(rows)

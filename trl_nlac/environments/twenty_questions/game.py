@@ -1,0 +1,89 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Twenty questions: find out by yes/no questions what the other one thinks of. Who answers is in
+`twenty_questions_oracles.py`, the objects and the truth about them are in `twenty_questions_objects.py`.
+"""
+
+from datasets import Dataset
+
+from ..base import StepResult, TextEnvironment
+from .objects import OBJECTS
+from .oracles import Answer, ChatOracle, QuestionOracle, RuleOracle
+
+
+__all__ = ["Answer", "ChatOracle", "QuestionOracle", "RuleOracle", "TwentyQuestionsEnvironment", "make_tasks"]
+
+FIRST_OBSERVATION = """\
+I think of an object. In each turn ask one question about it that is answered by yes or no. To guess, name one object, as \
+in "Is it a bell?". You win if you name it within {max_questions} questions."""
+
+
+class TwentyQuestionsEnvironment(TextEnvironment):
+    """
+    Plays the game of 20 questions (paper, section 6.1). `reset(object=...)` chooses the object to be found.
+
+    An action is a question. A guess is a question, too, and the oracle judges whether it is right: [`RuleOracle`] takes
+    for a guess what names exactly one object and asks nothing else about it ("Is it a dog?", "My guess is: dog",
+    "dog"), [`ChatOracle`] leaves it to its model. A right guess ends the game with reward 1. So does the last question
+    with reward 0: that is the game's own rule, so the episode is terminated and not truncated. The object is not told
+    then, because a critique written with it could give it away to the policy.
+
+    Args:
+        oracle ([`QuestionOracle`], *optional*):
+            Who answers. If `None`, a [`RuleOracle`], which needs no model. One oracle can serve many environments.
+        max_questions (`int`, *optional*, defaults to `20`):
+            Number of questions, with guesses and questions that were not understood.
+
+    Raises:
+        ValueError: If `max_questions` is less than 1.
+    """
+
+    def __init__(self, oracle: QuestionOracle | None = None, max_questions: int = 20):
+        if max_questions < 1:
+            raise ValueError(f"`max_questions` must be at least 1, got {max_questions}.")
+        self.max_questions = max_questions
+        self._answerer = RuleOracle() if oracle is None else oracle  # `oracle` is what can check a critic
+        self._object, self._questions_left = "", 0
+
+    def reset(self, object: str, **task) -> str:
+        self._object, self._questions_left = object, self.max_questions
+        return FIRST_OBSERVATION.format(max_questions=self.max_questions)
+
+    def step(self, action: str) -> StepResult:
+        answer = self._answerer.answer(self._object, action)
+        self._questions_left -= 1
+        if answer is Answer.RIGHT:
+            return StepResult(f"{answer.value} You win.", reward=1.0, terminated=True)
+        if not self._questions_left:
+            return StepResult(f"{answer.value} That was the last question. You lose.", terminated=True)
+        return StepResult(f"{answer.value} Questions left: {self._questions_left}.")
+
+
+def make_tasks(split: str) -> Dataset:
+    """
+    Objects of the table to be found, as a dataset with the column `object`. Every fourth object of the table is for
+    evaluation, the others are for training.
+
+    Args:
+        split (`str`):
+            `"train"` or `"eval"`.
+
+    Raises:
+        ValueError: If there is no such split.
+    """
+    if split not in ("train", "eval"):
+        raise ValueError(f"`split` must be 'train' or 'eval', got {split!r}.")
+    return Dataset.from_dict({"object": [name for i, name in enumerate(OBJECTS) if (i % 4 == 3) == (split == "eval")]})

@@ -1,0 +1,227 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Writing down episodes."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..environments.base import Message, StepResult, TextEnvironment
+from ..method.roles import Roles
+from ..prompts import render
+from ..types import Episode, Prompt, Turn
+
+
+class MalformedResult(TypeError):
+    """What an environment returned is not what it should be: `kind` is `"observation"` or `"reward"`."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class Recorder:
+    """
+    Writes down one episode as it happens, in tokens that are never encoded twice.
+
+    Args:
+        roles ([`Roles`]):
+            The policy.
+        task (`dict[str, Any]`):
+            Row of the dataset.
+        tool_schemas (`list[dict[str, Any]]`, *optional*):
+            JSON schemas of the tools that actions can call.
+        max_prompt_length (`int`, *optional*):
+            Number of tokens of a state. A longer history is cut: the opening of the conversation and the newest turns stay.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        task: dict[str, Any],
+        tool_schemas: list[dict[str, Any]] | None = None,
+        max_prompt_length: int | None = None,
+    ):
+        self.roles = roles
+        self.task = task
+        self.tool_schemas = tool_schemas or []
+        self.max_prompt_length = max_prompt_length
+        self.opening: list[Message] = []
+        self.prompt_messages: list[Message] = []
+        self.completion_messages: list[Message] = []
+        self.token_ids: list[int] = []
+        self.sampled_ids: list[int] = []
+        self.prompt_start = 0
+        self.action_starts: list[int] = []  # of the actions since prompt_start, as indices of token_ids
+        self.turns: list[Turn] = []
+        self.terminated = self.truncated = False
+        self.failure: str | None = None
+        self.extra: dict[str, Any] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+    @property
+    def prompt(self) -> Prompt:
+        return Prompt.of(self.token_ids[self.prompt_start :])
+
+    def begin(self, observation: str | list[Message]) -> None:
+        """
+        Open the conversation with what `reset` returned.
+
+        Raises:
+            MalformedResult: If that is neither text nor messages.
+            ValueError: If it is too long.
+        """
+        self.opening = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+        self.prompt_messages = self._prompt_messages()
+        self.token_ids = self._opening_ids()
+        if self.max_prompt_length is not None and len(self.token_ids) > self.max_prompt_length:
+            raise ValueError(
+                f"the task has {len(self.token_ids)} tokens, `max_prompt_length` is {self.max_prompt_length}"
+            )
+
+    def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
+        """Write down `action`, said as `text` and `token_ids`, and what it led to; `None` if it could not be read."""
+        self.take(action or "", self.roles.remembered(token_ids, action), result.observation, result.reward)
+        self.sampled_ids += token_ids
+        self.completion_messages.append(self.roles.said(action, text, token_ids))
+        if result.observation:
+            self.completion_messages += self.roles.heard(action, result.observation)
+        self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
+
+    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0) -> None:
+        """Write down an action as it stays in the conversation, and what answered it."""
+        start = len(self.token_ids)
+        self.token_ids += token_ids
+        self.action_starts.append(start)
+        self.turns.append(Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start))
+
+    def go_on(self, max_turns: int) -> None:
+        """After an action that did not end the episode: show the observation, or truncate at a limit."""
+        if len(self.turns) < max_turns:
+            self.hear()
+        else:
+            self.truncated = True
+
+    def hear(self) -> None:
+        """Show what answered the last action. A history that gets too long is cut; if that is not enough, the episode."""
+        turn = self.turns[-1]
+        reply = self.roles.observation(self.token_ids[-1], turn.action, turn.next_observation)
+        length = len(self.token_ids) - self.prompt_start + len(reply)
+        if self.max_prompt_length is None or length <= self.max_prompt_length:
+            self.token_ids += reply
+        else:
+            self._cut_history(reply)
+
+    def _cut_history(self, reply: list[int]) -> None:
+        """Go on with the opening and as many of the newest turns as fit into half of the rest; truncate if none does."""
+        opening = self._opening_ids(self.roles.prompts.history_cut)
+        room = self.max_prompt_length - len(opening) - len(reply)
+        starts = [start for start in self.action_starts if len(self.token_ids) - start <= room // 2]
+        if not starts and len(self.token_ids) - self.action_starts[-1] <= room:
+            starts = self.action_starts[-1:]
+        if not starts:
+            self.truncated = True
+            return
+        self.prompt_start = len(self.token_ids)
+        shift = self.prompt_start + len(opening) - starts[0]
+        self.token_ids += opening + self.token_ids[starts[0] :] + reply
+        self.action_starts = [start + shift for start in starts]
+
+    def _opening_ids(self, mark: str = "") -> list[int]:
+        """The conversation up to the first action, with a mark at its end."""
+        *messages, last = self.prompt_messages
+        last = {**last, "content": f"{last['content']}\n\n{mark}"} if mark else last
+        tools = self.tool_schemas if self.roles.calls_tools else None
+        return self.roles.chat.start([*messages, last], tools)
+
+    def add_reward(self, reward: float) -> None:
+        """Add to the reward of the last turn."""
+        self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+
+    def fail(self, kind: str, error: BaseException) -> None:
+        """
+        The environment failed: only what is surely right stays. An action whose consequence or final score is not known
+        goes, and nothing is rewarded after it.
+        """
+        if self.terminated:
+            self.turns.pop()
+        self.terminated, self.truncated = False, True
+        message = str(error).encode(errors="backslashreplace").decode()
+        self.failure = f"{kind}: {type(error).__name__}: {message}"
+
+    def episode(self) -> Episode:
+        end = self.turns[-1].prompt_end + self.turns[-1].action_length if self.turns else len(self.token_ids)
+        return Episode(
+            task=self.task,
+            opening=tuple(self.opening),
+            token_ids=np.array(self.token_ids[:end], dtype=np.int32),
+            turns=tuple(self.turns),
+            terminated=self.terminated,
+            truncated=self.truncated,
+            failure=self.failure,
+            tools=tuple(self.tool_schemas),
+            extra=self.extra,
+        )
+
+    def _prompt_messages(self) -> list[Message]:
+        """The opening with how to act, and with which tools."""
+        messages = self.opening
+        for message in messages:
+            checked_text(message["content"])
+        prompts = self.roles.prompts
+        system = [render(prompts.policy, action_format=self.roles.action_format)]
+        if self.tool_schemas and not self.roles.calls_tools:
+            schemas = "\n".join(json.dumps(schema) for schema in self.tool_schemas)
+            system.append(render(prompts.tools, tools=schemas))
+        if messages[0]["role"] == "system":
+            system.append(messages[0]["content"])
+            messages = messages[1:]
+        content = "\n\n".join(part for part in system if part)
+        return [{"role": "system", "content": content}, *messages] if content else messages
+
+
+def checked_text(observation: Any) -> str:
+    """
+    The observation.
+
+    Raises:
+        MalformedResult: If it is no text.
+    """
+    if not isinstance(observation, str):
+        raise MalformedResult("observation", f"the observation is {type(observation).__name__}, expected text")
+    try:
+        observation.encode()
+    except UnicodeEncodeError as error:
+        # Half a character, as `surrogateescape` leaves it: no tokenizer or file takes it.
+        raise MalformedResult("observation", f"the observation is no valid text: {error}") from error
+    return observation
+
+
+def replay_actions(environment: TextEnvironment, task: dict[str, Any], actions: list[str], roles: Roles) -> Episode:
+    """The episode in which the given actions are taken, as if the policy had said them."""
+    recorder = Recorder(roles, task, environment.tool_schemas)
+    recorder.begin(environment.reset(**task))
+    seen = recorder.prompt_messages[-1]["content"]
+    for i, action in enumerate(actions):
+        if i:
+            recorder.go_on(max_turns=len(actions))
+            seen = recorder.turns[-1].next_observation
+        recorder.act(action, action, roles.written_action(action, thought=seen), environment.step(action))
+    return recorder.episode()

@@ -1,0 +1,156 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Reward functions in TRL's form, for environments that do not pay by themselves."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..environments.base import EnvironmentFailure, Message
+from ..event_loop import finish
+from .recorder import Recorder
+
+
+RewardFunc = Callable[..., list[float | None]]
+
+
+def load_rewards(
+    reward_funcs: RewardFunc | list[RewardFunc] | None,
+    weights: list[float] | None,
+    context: Callable[[], dict[str, Any]],
+    environment_pays: bool,
+) -> "EpisodeRewards | None":
+    """
+    The reward functions, if there are any.
+
+    Raises:
+        ValueError: If neither they nor the environment pay, or there are weights of none.
+    """
+    if not reward_funcs:
+        if weights is not None:
+            raise ValueError(f"`reward_weights={weights}` weigh `reward_funcs`, and there are none. Leave them out.")
+        if environment_pays:
+            return None
+        raise ValueError(
+            "Nothing pays: the environment defines neither `step` nor `get_reward`, and there are no `reward_funcs`. "
+            "Give one of them."
+        )
+    return EpisodeRewards([reward_funcs] if callable(reward_funcs) else reward_funcs, weights, context)
+
+
+class Score(NamedTuple):
+    """The weighted sum of an episode's rewards, and what the reward functions noted: columns of its row in tables."""
+
+    reward: float
+    notes: dict[str, Any]
+
+
+class EpisodeRewards:
+    """
+    Scores finished episodes with functions written for [`~trl.GRPOTrainer`]: they are called with the lists `prompts`,
+    `completions`, `completion_ids` and `environments`, and with the columns of the dataset, and return one reward per
+    episode. `None` leaves a function out for an episode. Functions may be asynchronous.
+
+    Args:
+        reward_funcs (`list[Callable]`):
+            The functions.
+        reward_weights (`list[float]`, *optional*):
+            Their weights. If `None`, 1 each.
+        context (`Callable[[], dict[str, Any]]`, *optional*):
+            Gives more arguments for the functions.
+
+    Raises:
+        ValueError: If there are not as many weights as functions.
+    """
+
+    def __init__(
+        self,
+        reward_funcs: list[RewardFunc],
+        reward_weights: list[float] | None = None,
+        context: Callable[[], dict[str, Any]] = dict,
+    ):
+        if reward_weights is not None and len(reward_weights) != len(reward_funcs):
+            raise ValueError(
+                f"`reward_weights` has {len(reward_weights)} entries for {len(reward_funcs)} reward functions."
+            )
+        self.reward_funcs = reward_funcs
+        self.context = context
+        self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
+
+    def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
+        """Of played episodes, in the environments as their users made them; raises what a call does."""
+        return self(
+            prompts=[recorder.prompt_messages for recorder in recorders],
+            completions=[recorder.completion_messages for recorder in recorders],
+            completion_ids=[recorder.sampled_ids for recorder in recorders],
+            environments=environments,
+            tasks=[recorder.task for recorder in recorders],
+        )
+
+    def __call__(
+        self,
+        prompts: list[list[Message]],
+        completions: list[list[Message]],
+        completion_ids: list[list[int]],
+        environments: list[Any],
+        tasks: list[dict[str, Any]],
+    ) -> list[Score]:
+        """
+        Returns:
+            `list[Score]`: of each episode.
+
+        Raises:
+            EnvironmentFailure: If a function raises.
+            ValueError: If a function returns another number of rewards, or notes another number of values.
+        """
+        reserved = {"prompt", "completion", "completion_ids"}
+        columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
+        totals = [0.0] * len(tasks)
+        notes: dict[str, list[Any]] = {}
+
+        def log_extra(column: str, values: list[Any]) -> None:
+            notes[column] = list(values)
+
+        for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
+            try:
+                rewards = finish(
+                    reward_func(
+                        prompts=prompts,
+                        completions=completions,
+                        completion_ids=completion_ids,
+                        environments=environments,
+                        log_extra=log_extra,
+                        **self.context(),
+                        **columns,
+                    )
+                )
+            except Exception as error:
+                raise EnvironmentFailure(f"the reward function `{reward_func.__name__}` failed: {error}") from error
+            if len(rewards) != len(tasks):
+                raise ValueError(
+                    f"The reward function `{reward_func.__name__}` returned {len(rewards)} rewards for {len(tasks)} "
+                    "episodes. It must return one for each."
+                )
+            for column, values in notes.items():
+                if len(values) != len(tasks):
+                    raise ValueError(
+                        f"The reward function `{reward_func.__name__}` gave `log_extra({column!r}, ...)` {len(values)} "
+                        f"values for {len(tasks)} episodes. It must give one for each."
+                    )
+            notes[f"rewards/{reward_func.__name__}"] = rewards
+            for i, reward in enumerate(rewards):
+                if reward is not None and not math.isnan(reward):
+                    totals[i] += weight * reward
+        return [Score(total, {name: notes[name][i] for name in notes}) for i, total in enumerate(totals)]

@@ -1,0 +1,303 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Playing episodes: the policy acts, the environments answer."""
+
+import logging
+import math
+import queue
+import random
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
+from ..environments.pool import EnvironmentPool
+from ..environments.worker import EnvironmentWorker
+from ..generation.base import Sampling
+from ..method.roles import Roles
+from ..prompts import render
+from ..types import Answer, Episode
+from .recorder import MalformedResult, Recorder, checked_text
+from .rewards import EpisodeRewards
+
+
+logger = logging.getLogger(__name__)
+
+
+def play_episodes(
+    pool: EnvironmentPool,
+    tasks: list[dict[str, Any]],
+    roles: Roles,
+    max_turns: int,
+    max_prompt_length: int | None = None,
+    sampling: Sampling | None = None,
+    rewards: EpisodeRewards | None = None,
+) -> list[Episode]:
+    """
+    Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread,
+    while the episodes that wait for an action are answered in one batch. What an episode samples depends on torch's
+    random state at the start and on its place in `tasks`, not on how fast the others are.
+
+    Args:
+        pool ([`EnvironmentPool`]):
+            Where environments come from.
+        tasks (`list[dict[str, Any]]`):
+            Rows of the dataset.
+        roles ([`Roles`]):
+            The policy.
+        max_turns (`int`):
+            Number of actions after which an episode is truncated.
+        max_prompt_length (`int`, *optional*):
+            Number of tokens of a state past which its history is cut, see [`Recorder`].
+        sampling ([`~generation.base.Sampling`], *optional*):
+            In place of the policy's own.
+        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
+            Reward functions that score the episodes at their end. They see the environments, so that an instance is
+            kept for its episode until then, and not more episodes than instances are played before.
+
+    Returns:
+        `list[Episode]`: in the order of the tasks. One whose environment failed ends with its last clean turn.
+    """
+    seed = int(torch.randint(2**62, ()))
+    games = []
+    for i, task in enumerate(tasks):
+        name, keywords, tool_schemas = pool.route(task)
+        rng = random.Random(f"{seed} {i}")
+        if name in pool.seeded:
+            keywords = {"seed": rng.getrandbits(31), **keywords}
+        games.append(_Game(i, name, keywords, Recorder(roles, task, tool_schemas, max_prompt_length), rng))
+    size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
+    waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
+    with roles.progress("rollout", len(games), "episode") as bar:
+        while roles.generator.any_process(bool(waves)):
+            wave = waves.pop(0) if waves else []
+            _Rollout(pool, roles, max_turns, sampling, keeps_instances=rewards is not None, bar=bar).play(wave)
+            if rewards is not None:
+                _score(pool, wave, rewards)
+    return [game.recorder.episode() for game in games]
+
+
+@dataclass(eq=False)
+class _Game:
+    """An episode under way."""
+
+    index: int
+    name: str
+    keywords: dict[str, Any]
+    recorder: Recorder
+    rng: random.Random
+    worker: EnvironmentWorker | None = None
+    job: str = ""  # of the environment: "reset", "step" or "reward"
+    future: Future | None = None
+    deadline: float = math.inf
+    answer: Answer | None = None  # what the policy said to the environment
+
+
+class _Rollout:
+    """
+    Takes games through reset, actions and final reward. A game is pending until an instance is free for it, then by turns
+    busy, while its environment works, and waiting for an action.
+
+    Those that wait are answered when nothing else is busy, or when they have waited for as long as the last generation
+    took: so waiting for a fuller batch costs at most as much again as it can save.
+    """
+
+    def __init__(
+        self,
+        pool: EnvironmentPool,
+        roles: Roles,
+        max_turns: int,
+        sampling: Sampling | None,
+        keeps_instances: bool,
+        bar: tqdm,
+    ):
+        self.pool = pool
+        self.roles = roles
+        self.max_turns = max_turns
+        self.sampling = sampling
+        self.keeps_instances = keeps_instances
+        self.bar = bar
+        self.patience = 1.0  # s
+        self.pending: deque[_Game] = deque()
+        self.busy: set[_Game] = set()
+        self.waiting: list[_Game] = []
+        self.finished: queue.SimpleQueue[_Game] = queue.SimpleQueue()  # jobs, in the order of their ends
+
+    def play(self, games: list[_Game]) -> None:
+        self.pending.extend(games)
+        try:
+            while self.roles.generator.any_process(bool(self.pending or self.busy or self.waiting)):
+                self._wait()
+                self._answer()
+        except BaseException:
+            for game in self.busy:
+                self.pool.discard(game.worker, hangs=True)
+            raise
+
+    def _wait(self) -> None:
+        """Let environments work until there is enough to answer."""
+        self._start()
+        patience_ends = math.inf
+        while self.busy:
+            now = time.monotonic()
+            if self.waiting:
+                patience_ends = min(patience_ends, now + self.patience)
+            until = min(patience_ends, *(game.deadline for game in self.busy))
+            try:
+                game = self.finished.get(timeout=min(max(0.0, until - now), threading.TIMEOUT_MAX))
+            except queue.Empty:
+                if time.monotonic() >= patience_ends:
+                    return
+                self._expire()
+            else:
+                if game in self.busy:  # and not given up before
+                    self.busy.remove(game)
+                    self._go_on(game)
+            self._start()
+
+    def _start(self) -> None:
+        while self.pending:
+            game = self.pending[0]
+            game.worker = self.pool.acquire(game.name)
+            if game.worker is None:
+                return
+            self.pending.popleft()
+            self._submit(game, "reset", lambda environment, game=game: environment.reset(**game.keywords))
+
+    def _answer(self) -> None:
+        """One turn of all that wait."""
+        games, self.waiting = sorted(self.waiting, key=lambda game: game.index), []
+        start = time.monotonic()
+        answers = self.roles.ask(
+            "policy",
+            [game.recorder.prompt for game in games],
+            self.roles.parse_action,
+            sampling=self.sampling,
+            max_format_retries=0,
+            seeds=[game.rng.getrandbits(62) for game in games],
+        )
+        if games:
+            self.patience = time.monotonic() - start
+        for game, answer in zip(games, answers, strict=True):
+            game.answer = answer
+            if answer.parsed is None:
+                reply = render(self.roles.prompts.unreadable_action, action_format=self.roles.action_format)
+                self._record(game, StepResult(reply))
+            else:
+                self._submit(game, "step", lambda environment, action=answer.parsed: environment.step(action))
+
+    def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
+        timeout = self.pool.timeout
+        game.job, game.deadline = job, math.inf if timeout is None else time.monotonic() + timeout
+        self.busy.add(game)
+        game.future = game.worker.submit(call)
+        game.future.add_done_callback(lambda _: self.finished.put(game))
+
+    def _go_on(self, game: _Game) -> None:
+        """After the environment has done its job."""
+        error = game.future.exception()  # whatever a user's environment raises must not end the run
+        if error is None:
+            result = game.future.result()
+            try:
+                if game.job == "reset":
+                    game.recorder.begin(result)
+                elif game.job == "step":
+                    result = _checked_step(result)
+                else:
+                    game.recorder.add_reward(_checked_reward(result))
+            except Exception as malformed:
+                error = malformed
+        if error is not None:
+            self._fail(game, error.kind if isinstance(error, MalformedResult) else game.job, error)
+            return
+        if game.job == "reset":
+            self.waiting.append(game)
+        elif game.job == "step":
+            self._record(game, result)
+        else:
+            self.bar.update()
+            if not self.keeps_instances:
+                self.pool.release(game.worker)
+
+    def _record(self, game: _Game, result: StepResult) -> None:
+        """Write down a turn; then the next one, or the end."""
+        recorder, answer = game.recorder, game.answer
+        recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
+        if not recorder.done:
+            recorder.go_on(self.max_turns)
+        if recorder.done:
+            self._submit(game, "reward", lambda environment: environment.final_reward())
+        else:
+            self.waiting.append(game)
+
+    def _expire(self) -> None:
+        """Give up the environments that take too long."""
+        now = time.monotonic()
+        for game in [game for game in self.busy if game.deadline <= now and not game.future.done()]:
+            self.busy.remove(game)
+            error = TimeoutError(f"{game.job} took longer than `environment_timeout={self.pool.timeout}` seconds")
+            self._fail(game, "timeout", error)
+
+    def _fail(self, game: _Game, kind: str, error: BaseException) -> None:
+        self.bar.update()
+        game.recorder.fail(kind, error)
+        self.pool.discard(game.worker, hangs=kind == "timeout")
+        game.worker = None
+        self.pool.last_failure = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        logger.warning("An environment failed, its episode is truncated there: %s", game.recorder.failure)
+
+
+def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -> None:
+    """Add the rewards of the reward functions to the last turns, and let the instances go."""
+    scored = [game for game in games if game.worker is not None]
+    if not scored:
+        return
+    try:
+        environments = [game.worker.environment.unwrapped for game in scored]
+        scores = rewards.score([game.recorder for game in scored], environments)
+    except EnvironmentFailure as error:
+        for game in scored:
+            game.recorder.fail("reward", error)
+    else:
+        for game, score in zip(scored, scores, strict=True):
+            game.recorder.add_reward(score.reward)
+            game.recorder.extra = score.notes
+    for game in scored:
+        pool.release(game.worker)
+
+
+def _checked_step(result: Any) -> StepResult:
+    if not isinstance(result, StepResult):
+        raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
+    observation, reward = checked_text(result.observation), _checked_reward(result.reward)
+    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
+
+
+def _checked_reward(reward: Any) -> float:
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise MalformedResult("reward", f"the reward is {reward!r}, expected a finite number")
+    return number

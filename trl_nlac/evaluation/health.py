@@ -1,0 +1,198 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Watching the roles and success: one set of weights plays all roles, and can forget some."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate.logging import get_logger
+
+from ..method.refinement import Refinement
+from ..prompts import Critique
+from ..types import Answer, Transition
+from .metrics import wilson_interval
+
+
+logger = get_logger(__name__)
+
+
+def backup_fidelity(transition: Transition, target: Critique) -> float:
+    """Share of the words of the observed next observation that the target's future repeats."""
+    observed = Counter(transition.turn.next_observation.lower().split())
+    told = Counter(target.future.lower().split())
+    return sum((observed & told).values()) / max(1, sum(observed.values()))
+
+
+def refine_compliance(refinement: Refinement) -> float:
+    """Whether the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
+    changed = refinement.refined_action.parsed != refinement.attempt
+    return float(changed != refinement.critique.optimal)
+
+
+def health_metrics(
+    transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
+) -> dict[str, float]:
+    """What the trained samples tell about the roles, as means."""
+    told = [target.parsed for target in targets if target.parsed is not None]
+    values: dict[str, list[float]] = {
+        "health/backup_fidelity": [
+            backup_fidelity(transition, target.parsed)
+            for transition, target in zip(transitions, targets, strict=True)
+            if target.parsed is not None and target.parsed.future
+        ],
+        "critic/optimal_rate": [float(critique.optimal) for critique in told if critique.optimal is not None],
+        "health/refine_compliance": [refine_compliance(r) for r in refinements if r is not None],
+        "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in refinements if r is not None],
+        "refine/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
+    }
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
+
+
+_WATCHED = {
+    "critic/format_rate": "backup",
+    "critique/format_rate": "critic",
+    "refine/format_rate": "refinement policy",
+    "correction/format_rate": "correction of chains of thought",
+    "policy/format_rate": "policy",
+    "health/backup_fidelity": "backup",
+    "health/refine_compliance": "refinement policy",
+}
+
+
+@dataclass
+class HealthMonitor:
+    """
+    Warns by name when a role decays.
+
+    Args:
+        warning_ratio (`float`):
+            A role is reported once its smoothed metric is below this share of the best that it has been.
+        smoothing (`float`, *optional*, defaults to `0.2`):
+            Weight of the newest value.
+        warm_up (`int`, *optional*, defaults to `5`):
+            Number of values before the first warning.
+    """
+
+    warning_ratio: float
+    smoothing: float = 0.2
+    warm_up: int = 5
+    _count: Counter = field(default_factory=Counter)
+    _level: dict[str, float] = field(default_factory=dict)
+    _best: dict[str, float] = field(default_factory=dict)
+    _warned: set[str] = field(default_factory=set)
+
+    def update(self, metrics: dict[str, float]) -> list[str]:
+        """
+        Take the newest metrics.
+
+        Returns:
+            `list[str]`: names of the metrics that were reported now. Each is reported again only after it recovered.
+        """
+        reported = []
+        for name, role in _WATCHED.items():
+            if name not in metrics:
+                continue
+            level = self._level.get(name, metrics[name])
+            level += self.smoothing * (metrics[name] - level)
+            self._level[name] = level
+            self._count[name] += 1
+            if self._count[name] < self.warm_up:
+                continue
+            self._best[name] = max(self._best.get(name, level), level)
+            if level >= self.warning_ratio * self._best[name]:
+                self._warned.discard(name)
+            elif name not in self._warned:
+                self._warned.add(name)
+                reported.append(name)
+                logger.warning(
+                    "The model is forgetting the role of the %s: `%s` fell from %.2f to %.2f. One set of weights plays "
+                    "all roles. Lower `learning_rate`, or pass a `rehearsal_dataset` of this role and set "
+                    "`rehearsal_ratio`.",
+                    role,
+                    name,
+                    self._best[name],
+                    level,
+                )
+        return reported
+
+    def state_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return {
+            "count": dict(self._count),
+            "level": dict(self._level),
+            "best": dict(self._best),
+            "warned": sorted(self._warned),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count, self._level, self._best = Counter(state["count"]), dict(state["level"]), dict(state["best"])
+        self._warned = set(state["warned"])
+
+
+@dataclass
+class SuccessMonitor:
+    """
+    Warns when success falls for good. Roles can stay healthy while it does: to the trainer an action that no environment
+    can read is text like any other.
+
+    Args:
+        warning_ratio (`float`):
+            Success is reported once that of the last episodes is below this share of the best that as many episodes had,
+            and by more than chance explains, also over a long run: their 99.9 % intervals do not touch.
+        window (`int`, *optional*, defaults to `40`):
+            Number of last episodes.
+    """
+
+    warning_ratio: float
+    window: int = 40
+    _outcomes: list[bool] = field(default_factory=list)
+    _best: int = 0
+    _warned: bool = False
+
+    def update(self, outcomes: list[bool]) -> bool:
+        """
+        Take the outcomes of the newest episodes, over all processes.
+
+        Returns:
+            `bool`: whether a fall was reported now. It is reported again only after success has recovered.
+        """
+        self._outcomes = (self._outcomes + outcomes)[-self.window :]
+        if len(self._outcomes) < self.window:
+            return False
+        now = sum(self._outcomes)
+        self._best = max(self._best, now)
+        _, high = wilson_interval(now, self.window, confidence=0.999)
+        low, _ = wilson_interval(self._best, self.window, confidence=0.999)
+        has_fallen = now < self.warning_ratio * self._best and high < low
+        is_news = has_fallen and not self._warned
+        self._warned = has_fallen
+        if is_news:
+            logger.warning(
+                "Success fell from %.2f to %.2f of %d training episodes. If tasks did not become harder, the policy is being "
+                "trained on what was sampled badly: keep the best checkpoint with `load_best_model_at_end`, set `min_p=0.05`, "
+                "or lower `learning_rate`.",
+                self._best / self.window,
+                now / self.window,
+                self.window,
+            )
+        return is_news
+
+    def state_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return {"outcomes": self._outcomes, "best": self._best, "warned": self._warned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._outcomes, self._best, self._warned = list(state["outcomes"]), state["best"], state["warned"]

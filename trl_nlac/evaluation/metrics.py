@@ -1,0 +1,150 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Metrics of played episodes, as modules of the `evaluate` library. They load nothing from the network."""
+
+from collections import defaultdict
+from math import comb, sqrt
+from statistics import NormalDist
+
+import datasets
+import evaluate
+import numpy as np
+from accelerate.utils import gather_object
+
+from ..types import FAILURE_KINDS, Episode
+
+
+def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a rate of `successes` in `n`, at least 1."""
+    rate = successes / n
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    center = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    margin = z / (1 + z * z / n) * sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    return max(0.0, center - margin), min(1.0, center + margin)
+
+
+class SuccessRate(evaluate.Metric):
+    """
+    Share of successful episodes with its Wilson score interval.
+
+    `compute(successes=[...], confidence=0.95)` returns `success_rate`, `success_rate_low` and `success_rate_high`.
+    """
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Share of successful episodes with its Wilson score interval.",
+            citation="",
+            inputs_description="successes: 1 or 0 for each episode; confidence: of the interval.",
+            features=datasets.Features({"successes": datasets.Value("float64")}),
+        )
+
+    def _compute(self, successes, confidence: float = 0.95) -> dict[str, float]:
+        low, high = wilson_interval(sum(successes), len(successes), confidence)
+        return {
+            "success_rate": sum(successes) / len(successes),
+            "success_rate_low": low,
+            "success_rate_high": high,
+        }
+
+
+class PassHatK(evaluate.Metric):
+    """
+    Chance that k independent episodes of the same task all succeed, as tau-bench defines it: for a task with c successes
+    among n episodes, `C(c, k) / C(n, k)`; then the mean over tasks with at least k episodes.
+
+    `compute(tasks=[...], successes=[...])` takes the number of the task and 1 or 0 for each episode. It returns `pass^1`,
+    `pass^2` and so on, up to the largest number of episodes of a task.
+    """
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Chance that k independent episodes of the same task all succeed.",
+            citation="",
+            inputs_description="tasks: number of the task of each episode; successes: 1 or 0 for each.",
+            features=datasets.Features({"tasks": datasets.Value("int64"), "successes": datasets.Value("float64")}),
+        )
+
+    def _compute(self, tasks, successes) -> dict[str, float]:
+        outcomes: dict[int, list[bool]] = defaultdict(list)
+        for task, success in zip(tasks, successes, strict=True):
+            outcomes[task].append(success == 1)
+        rates = {}
+        for k in range(1, max(map(len, outcomes.values())) + 1):
+            chances = [comb(sum(won), k) / comb(len(won), k) for won in outcomes.values() if len(won) >= k]
+            rates[f"pass^{k}"] = sum(chances) / len(chances)
+        return rates
+
+
+class CriticCalibration(evaluate.Metric):
+    """
+    How well verdict scores foretell success.
+
+    `compute(scores=[...], successes=[...])` takes log-odds of a "Yes" and 1 or 0 for what happened. It returns `brier`,
+    the mean squared error of the probabilities (0 is perfect, 0.25 is a coin), and, if both outcomes occur, `auroc`, the
+    chance that a success has the higher score than a failure (0.5 is a coin).
+    """
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Brier score and area under the ROC curve of verdict scores.",
+            citation="",
+            inputs_description="scores: log-odds of success; successes: 1 or 0 for each.",
+            features=datasets.Features({"scores": datasets.Value("float64"), "successes": datasets.Value("float64")}),
+        )
+
+    def _compute(self, scores, successes) -> dict[str, float]:
+        scores, successes = np.asarray(scores), np.asarray(successes)
+        probabilities = np.exp(-np.logaddexp(0, -scores))
+        metrics = {"brier": float(np.mean((probabilities - successes) ** 2))}
+        won, lost = scores[successes == 1], scores[successes == 0]
+        if len(won) and len(lost):
+            gaps = won[:, None] - lost[None, :]
+            metrics["auroc"] = float(np.mean((gaps > 0) + 0.5 * (gaps == 0)))
+        return metrics
+
+
+def is_played(episode: Episode) -> bool:
+    """Whether it has at least one turn and its environment did not fail."""
+    return bool(episode.turns) and episode.failure is None
+
+
+def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
+    """
+    Means over played episodes; those whose environment failed only count for the failure rates.
+
+    Args:
+        episodes (`list[Episode]`):
+            At least one.
+        success_threshold (`float`):
+            Score from which an episode is a success.
+    """
+    kinds = [episode.failure.partition(":")[0] for episode in episodes if episode.failure is not None]
+    metrics = {"environment/failure_rate": len(kinds) / len(episodes)}
+    metrics.update({f"environment/{kind}_failure_rate": kinds.count(kind) / len(episodes) for kind in FAILURE_KINDS})
+    played = [episode for episode in episodes if is_played(episode)]
+    if played:
+        metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
+        metrics["episode/length"] = sum(len(episode.turns) for episode in played) / len(played)
+        metrics["episode/success_rate"] = sum(e.score >= success_threshold for e in played) / len(played)
+    return metrics
+
+
+def mean_over_processes(metrics: dict[str, float]) -> dict[str, float]:
+    """Means over the processes that have a metric, by name."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for of_process in gather_object([metrics]):
+        for name, value in of_process.items():
+            values[name].append(value)
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}

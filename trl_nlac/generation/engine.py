@@ -1,0 +1,300 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Sampling with vLLM: which weights its engine has, and what it is asked."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import gather_object, is_peft_model
+from torch import nn
+from tqdm.auto import tqdm
+
+from ..shards import local_shards
+from .base import Completion, Generator, Sampling
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """
+    An adapter (LoRA) as vLLM knows it.
+
+    Args:
+        number (`int`):
+            Counts up from 1.
+        path (`Path`):
+            Folder with its weights. No other run has one of that name, so that what is known by it never changes.
+    """
+
+    number: int
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.path.parent.name}_{self.number}"
+
+
+class Engine(Protocol):
+    """
+    What vLLM is asked through, in this process or as a server.
+
+    Attributes:
+        max_model_length (`int`):
+            Longest sequence, prompt and completion.
+    """
+
+    max_model_length: int
+
+    def generate(
+        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
+    ) -> list[Completion]:
+        """One completion for each prompt, sampled by its own parameters."""
+
+    def take_cache_counts(self) -> tuple[int, int]:
+        """Number of prompt tokens since the last call, and how many of them the prefix cache knew."""
+
+
+class SyncedEngine(Engine, Protocol):
+    """
+    One whose weights follow a model.
+
+    Attributes:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model whose weights it gets.
+        forgets_weights (`bool`):
+            Whether weights have to be loaded again after it slept.
+    """
+
+    model: nn.Module
+    forgets_weights: bool
+
+    def awake(self) -> "contextmanager[None]":
+        """Within it, the engine holds its memory."""
+
+    def sync_weights(self) -> None:
+        """Load the weights that the model has now, and forget what was computed with those before."""
+
+    def add_adapter(self, number: int) -> Adapter:
+        """Take over the adapter that the model has now."""
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """An adapter that nobody will ask for any more."""
+
+
+class EngineGenerator:
+    """
+    Samples with vLLM. Those who derive from it tell with which weights, and how completions are scored.
+
+    Args:
+        engine ([`Engine`]):
+            What generates.
+        eos_token_ids (`list[int]`):
+            Tokens that end a completion.
+    """
+
+    def __init__(self, engine: Engine, eos_token_ids: list[int]):
+        self.engine = engine
+        self.eos_token_ids = eos_token_ids
+        self._adapter: Adapter | None = None  # of those that the engine knows, the one to ask
+
+    def any_process(self, wants: bool) -> bool:
+        return wants
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        rooms = [self.engine.max_model_length - len(prompt) for prompt in prompts]
+        fitting = [i for i, room in enumerate(rooms) if room > 0]
+        completions = [Completion([], False)] * len(prompts)
+        if len(fitting) < len(prompts):
+            logger.warning(
+                f"{len(prompts) - len(fitting)} of {len(prompts)} prompts do not fit into vLLM's context of "
+                f"{self.engine.max_model_length} tokens; their answers count as cut off. Raise `vllm_max_model_length` "
+                "(of a server, `--max-model-len`) or lower `max_prompt_length`."
+            )
+        if fitting:
+            params = [self._params(sampling, seeds[i], rooms[i]) for i in fitting]
+            answers = self.engine.generate([prompts[i] for i in fitting], params, self._adapter, bar)
+            for i, answer in zip(fitting, answers, strict=True):
+                completions[i] = answer
+        return completions
+
+    def take_metrics(self) -> dict[str, float]:
+        """The share of prompt tokens that the prefix cache knew."""
+        tokens, cached = self.engine.take_cache_counts()
+        return {"generation/prefix_hit_rate": cached / tokens} if tokens else {}
+
+    def _params(self, sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
+        """By the names of vLLM's `SamplingParams`."""
+        params = {
+            "max_tokens": min(sampling.max_tokens, room),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p or 0.0,
+            "repetition_penalty": sampling.repetition_penalty,
+            "seed": seed,
+            "stop_token_ids": self.eos_token_ids,
+            "detokenize": False,
+        }
+        if sampling.regex is not None:
+            params["structured_outputs"] = {"regex": sampling.regex}
+        return {**params, **sampling.generation_kwargs}
+
+
+def score_by_token(
+    score_tokens: Callable[[list[list[int]], list[int]], list[float]],
+    prompts: list[list[int]],
+    completions: list[list[int]],
+) -> list[float]:
+    """
+    Log-likelihood of completions, by that of each token after what is before it, see [`forced`]. Unlike the log-likelihood
+    of a prompt's tokens, that of a sampled one makes use of the prefix cache and works with adapters.
+    """
+    pairs = list(zip(prompts, completions, strict=True))
+    before = [prompt + completion[:i] for prompt, completion in pairs for i in range(len(completion))]
+    logps = iter(score_tokens(before, [token_id for completion in completions for token_id in completion]))
+    return [sum(islice(logps, len(completion))) for completion in completions]
+
+
+def forced(token_id: int) -> dict[str, Any]:
+    """Parameters with which vLLM samples this token. Its log-likelihood is that of the model all the same."""
+    return {"max_tokens": 1, "temperature": 0.0, "allowed_token_ids": [token_id]}
+
+
+class VLLMGenerator(EngineGenerator):
+    """
+    Samples with vLLM from a model that is being trained.
+
+    At the start of a session the engine gets the weights that the model has then, if they are not those that it has: all
+    of them, or, with LoRA, an adapter, so that the base weights are never loaded again. Prefixes that were computed
+    with other weights are forgotten, others are reused.
+
+    Args:
+        engine ([`SyncedEngine`]):
+            What generates.
+        scorer ([`~generation.base.Generator`]):
+            What scores completions.
+        eos_token_ids (`list[int]`):
+            Tokens that end a completion.
+    """
+
+    def __init__(self, engine: SyncedEngine, scorer: Generator, eos_token_ids: list[int]):
+        super().__init__(engine, eos_token_ids)
+        self.scorer = scorer
+        self._num_syncs = 0  # since metrics were last taken
+        self._model: nn.Module | None = None
+        self._loaded: list[int] | None = None  # fingerprint of the weights in the engine
+        self._adapters: list[tuple[list[int], Adapter]] = []  # of the last weights, newest last
+        self._num_adapters = 0
+
+    @contextmanager
+    def session(self, model: nn.Module) -> Iterator[None]:
+        with self.engine.awake():
+            weights = fingerprint(self.engine.model)
+            if is_peft_model(self.engine.model):
+                self._load_adapter(weights)
+            elif any(gather_object([weights != self._loaded])):  # all processes load together
+                self.engine.sync_weights()
+                self._num_syncs += 1
+            self._loaded = weights
+            self._model = model
+            try:
+                yield
+            finally:
+                self._model = None
+                if self.engine.forgets_weights:
+                    self._loaded = None
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        with self.scorer.session(self._model):
+            return self.scorer.score(prompts, completions)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Number of syncs of the weights, and the share of prompt tokens that the prefix cache knew."""
+        num_syncs, self._num_syncs = self._num_syncs, 0
+        return {"generation/num_syncs": float(num_syncs), **super().take_metrics()}
+
+    def _load_adapter(self, weights: list[int]) -> None:
+        """Hand the adapter over, unless it is one of the last two: those of policy and target."""
+        known = [(other, adapter) for other, adapter in self._adapters if other == weights]
+        if any(gather_object([not known])):
+            self._num_adapters += 1
+            known = [(weights, self.engine.add_adapter(self._num_adapters))]
+        self._adapters = [entry for entry in self._adapters if entry[0] != weights] + known
+        self._adapter = self._adapters[-1][1]
+        while len(self._adapters) > 2:
+            self.engine.drop_adapter(self._adapters.pop(0)[1])
+
+
+class TensorParallelGenerator:
+    """
+    Lets a group of processes generate together through an engine that they share, and that must be asked for all of their
+    completions by each of them. They ask at the same points, each for as many completions as it likes.
+
+    Args:
+        generator ([`Generator`]):
+            What generates, alike in all processes of the group.
+        group (`torch.distributed.ProcessGroup`, *optional*):
+            The group. If `None`, all processes.
+    """
+
+    def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
+        self.generator = generator
+        self.group = group
+
+    def session(self, model: nn.Module) -> "contextmanager[None]":
+        return self.generator.session(model)
+
+    def any_process(self, wants: bool) -> bool:
+        return any(self._gather(wants))
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        asked = self._gather((prompts, seeds))
+        all_prompts = [prompt for theirs, _ in asked for prompt in theirs]
+        all_seeds = [seed for _, theirs in asked for seed in theirs]
+        completions = self.generator.generate(all_prompts, sampling, all_seeds, bar)
+        start = sum(len(theirs) for theirs, _ in asked[: dist.get_rank(self.group)])
+        return completions[start : start + len(prompts)]
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        return self.generator.score(prompts, completions)
+
+    def take_metrics(self) -> dict[str, float]:
+        return self.generator.take_metrics()
+
+    def _gather(self, value: Any) -> list[Any]:
+        values = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module) -> list[int]:
+    """A number for each trained tensor that changes with its content, of this process's part of it."""
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    parts = [shard.live.contiguous() for shard in local_shards(model).values()]
+    return torch.stack([part.view(words[part.element_size()]).sum(dtype=torch.int64) for part in parts]).tolist()

@@ -1,0 +1,100 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""vLLM in the process of the trainer."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from accelerate.utils import is_peft_model
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+from vllm import LLM
+
+from ..engine import Adapter
+from .local import LocalEngine, allowed_rank, cpu_options
+from .weights import save_adapter, weights_of
+
+
+class ColocatedEngine(LocalEngine, VLLMGeneration):
+    """
+    TRL's colocated engine, which besides can be loaded on a CPU, serves adapters without merging them, and sleeps between
+    sessions rather than after each call.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model whose weights it gets. Of one with LoRA only the adapters are ever loaded.
+        args, kwargs:
+            As for [`~trl.generation.vllm_generation.VLLMGeneration`].
+    """
+
+    def _init_vllm(self) -> None:
+        # As the trainer computes; vLLM's own choice for float32 weights would be half precision.
+        precisions = {"bf16": "bfloat16", "fp16": "float16"}
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        options = {"dtype": precisions.get(self.accelerator.mixed_precision, dtype)}
+        # Asleep at level 2 it loses its weights, which are loaded again anyway, but for the base weights of adapters.
+        self.sleep_level = (1 if is_peft_model(self.model) else 2) if self.enable_sleep_mode else 0
+        options["enable_sleep_mode"] = self.enable_sleep_mode
+        self.enable_sleep_mode = False  # for TRL, which would sleep after each call
+        if is_peft_model(self.model):
+            rank = max(config.r for config in self.model.peft_config.values())
+            options.update(enable_lora=True, max_loras=2, max_lora_rank=allowed_rank(rank))
+        if self.accelerator.device.type == "cpu":
+            options.update(
+                cpu_options(self.max_model_length or self.model.config.get_text_config().max_position_embeddings)
+            )
+        with mock.patch.object(vllm_generation, "LLM", lambda **kwargs: LLM(**{**kwargs, **options})):
+            super()._init_vllm()
+        if self.sleep_level:
+            self.llm.sleep(level=self.sleep_level)
+        self.max_model_length = self.llm.model_config.max_model_len
+        self.forgets_weights = self.sleep_level == 2
+        self._adapters_dir = tempfile.TemporaryDirectory(prefix="nlac_adapters_")
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        if self.sleep_level == 1:
+            self.llm.wake_up()
+        try:
+            yield
+        finally:
+            if self.sleep_level:
+                self.llm.sleep(level=self.sleep_level)
+
+    def sync_weights(self) -> None:
+        if self.sleep_level:
+            vllm_generation.empty_cache()
+            self.llm.wake_up(tags=["weights"])
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        if runner.device.type != "cpu":
+            super().sync_weights()
+        else:
+            # Loading parameter by parameter does not work once vLLM has packed them for the CPU: layer by layer does.
+            runner.reload_weights(weights_iterator=weights_of(self))
+            self.llm.reset_prefix_cache()
+        if self.sleep_level:
+            self.llm.wake_up(tags=["kv_cache"])
+
+    def add_adapter(self, number: int) -> Adapter:
+        adapter = Adapter(number, Path(self._adapters_dir.name) / str(number))
+        save_adapter(self, adapter.path)
+        return adapter
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        shutil.rmtree(adapter.path)

@@ -1,0 +1,87 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What vLLM engines in this process share."""
+
+from typing import Any
+
+from tqdm.auto import tqdm
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
+
+from ..base import Completion
+from ..engine import Adapter
+
+
+class LocalEngine:
+    """
+    Asks an engine of this process and counts what its prefix cache knew.
+
+    Attributes:
+        llm (`vllm.LLM`):
+            The engine.
+    """
+
+    llm: LLM
+    _cache_counts = (0, 0)
+
+    def generate(
+        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
+    ) -> list[Completion]:
+        outputs = self.ask(prompts, [sampling_params(**kwargs) for kwargs in params], adapter, bar)
+        tokens, cached = self._cache_counts
+        cached += sum(output.num_cached_tokens or 0 for output in outputs)
+        self._cache_counts = tokens + sum(map(len, prompts)), cached
+        answers = [output.outputs[0] for output in outputs]
+        return [Completion(list(answer.token_ids), answer.finish_reason == "stop") for answer in answers]
+
+    def ask(
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        adapter: Adapter | None,
+        bar: tqdm | None = None,
+    ) -> list[RequestOutput]:
+        """vLLM's own answers."""
+        return self.llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            params,
+            lora_request=None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path)),
+            use_tqdm=False if bar is None or bar.disable else lambda **_: bar,
+        )
+
+    def take_cache_counts(self) -> tuple[int, int]:
+        counts, self._cache_counts = self._cache_counts, (0, 0)
+        return counts
+
+
+def cpu_options(context: int) -> dict[str, Any]:
+    """
+    Options that a CPU needs: a prompt that is read in several steps cannot be sampled by a seed there, because vLLM would
+    turn its random generator back, which those of the CPU do not allow.
+    """
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
+
+
+def sampling_params(structured_outputs: dict[str, Any] | None = None, **kwargs) -> SamplingParams:
+    """From the parameters of [`~generation.engine.EngineGenerator`]."""
+    if structured_outputs is not None:
+        kwargs["structured_outputs"] = StructuredOutputsParams(**structured_outputs)
+    return SamplingParams(**kwargs)
+
+
+def allowed_rank(rank: int) -> int:
+    """The smallest rank that vLLM can be told to make room for."""
+    return min(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

@@ -1,0 +1,74 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""vLLM in this process, with the weights of a saved model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import AutoConfig
+from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
+
+from ...options.saved_roles import find_file
+from ..base import Completion
+from ..engine import Adapter, forced, score_by_token
+from .local import LocalEngine, allowed_rank, cpu_options
+
+
+class OfflineEngine(LocalEngine):
+    """
+    vLLM with a whole model, or with an adapter (LoRA) on its base model.
+
+    Args:
+        model (`str`):
+            Folder or repository on the Hub, of a whole model or of an adapter.
+        revision (`str`, *optional*):
+            Branch, tag or commit on the Hub.
+        trust_remote_code (`bool`, *optional*, defaults to `False`):
+            Whether code from the Hub may run.
+        **options:
+            Arguments of `vllm.LLM`.
+    """
+
+    def __init__(self, model: str, revision: str | None = None, trust_remote_code: bool = False, **options):
+        self._adapter: Adapter | None = None
+        config_file = find_file(model, "adapter_config.json", revision)
+        if config_file is not None:
+            weights = find_file(model, "adapter_model.safetensors", revision)
+            config = json.loads(config_file.read_text(encoding="utf-8"))
+            options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed_rank(config["r"]), **options}
+            self._adapter = Adapter(1, Path(weights).parent)
+            model, revision = config["base_model_name_or_path"], config.get("revision")
+        if current_platform.is_cpu():
+            hub = {"revision": revision, "trust_remote_code": trust_remote_code}
+            text = AutoConfig.from_pretrained(model, **hub).get_text_config()
+            options = {**cpu_options(options.get("max_model_len") or text.max_position_embeddings), **options}
+        self.llm = LLM(model, revision=revision, trust_remote_code=trust_remote_code, **options)
+        self.max_model_length = self.llm.model_config.max_model_len
+
+    def generate(
+        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
+    ) -> list[Completion]:
+        return super().generate(prompts, params, self._adapter, bar)
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        return score_by_token(self._score_tokens, prompts, completions)
+
+    def _score_tokens(self, prompts: list[list[int]], token_ids: list[int]) -> list[float]:
+        params = [SamplingParams(logprobs=0, detokenize=False, **forced(token_id)) for token_id in token_ids]
+        outputs = self.ask(prompts, params, self._adapter)
+        return [o.outputs[0].logprobs[0][token_id].logprob for o, token_id in zip(outputs, token_ids, strict=True)]

@@ -1,0 +1,311 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""vLLM as a server of its own."""
+
+import asyncio
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from accelerate.utils import broadcast_object_list, is_peft_model
+from tqdm.auto import tqdm
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+
+from ...event_loop import finish
+from ..base import Completion
+from ..engine import Adapter
+from .weights import save_adapter, save_weights
+
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_ATTEMPTS = 4
+_HEALTH_INTERVAL = 10.0  # s
+
+
+class _ServerLost(Exception):
+    """No answer, or one from a server that does not have our weights."""
+
+
+class ServerEngine(VLLMGeneration):
+    """
+    A vLLM server that the trainer asks, each process for itself.
+
+    Weights get there over NCCL, as TRL does it, or through a folder that both sides see: as safetensors that the server is
+    told to load, or as adapters. An answer counts only if the server is, at the end of a batch, still the one that got
+    the weights (with LoRA: if it knows the adapter, whose name no other run uses). One that was lost is waited for; if it
+    was started anew it gets the weights from the folder again, and the batch is repeated. Over NCCL that is not possible
+    and ends training with an error.
+
+    Args:
+        weights_dir (`str`, *optional*):
+            The folder, under the same path here and there. If `None`, NCCL.
+        args, kwargs:
+            As for [`~trl.generation.vllm_generation.VLLMGeneration`].
+
+    Raises:
+        ConnectionError: If no server answers within `server_timeout` seconds.
+        ValueError: If weights cannot get there in this way.
+    """
+
+    forgets_weights = False
+
+    def __init__(self, *args, weights_dir: str | None = None, **kwargs):
+        self.weights_dir = weights_dir
+        super().__init__(*args, **kwargs)
+
+    def _init_vllm(self) -> None:
+        is_main, device = self.accelerator.is_main_process, self.accelerator.device
+        has_adapters = is_peft_model(self.model)
+        if self.weights_dir is None and (has_adapters or device.type != "cuda"):
+            reason = (
+                "adapters reach a server as files" if has_adapters else f"NCCL needs a GPU, this is {device.type!r}"
+            )
+            raise ValueError(
+                f"`vllm_server_weights_dir` is not set, but {reason}. Set it to a folder that trainer and server see "
+                "under the same path."
+            )
+        url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+        self.vllm_client = VLLMClient(url, group_port=self.group_port, connection_timeout=self.server_timeout)
+        self._server_id: str | None = None  # of the one that has our weights
+        self._version = 0  # of our weights
+        self._adapters: list[Adapter] = []
+        self.max_model_length = json.loads(self._request("GET", "/v1/models"))["data"][0]["max_model_len"]
+        self._cache_counts = self._read_cache_counts()
+        if not has_adapters:
+            self.vllm_client.get_server_info()  # raises if the server cannot be told to load weights
+        if self.weights_dir is not None:
+            if is_main:
+                Path(self.weights_dir).mkdir(parents=True, exist_ok=True)
+                self._directory = tempfile.TemporaryDirectory(prefix="nlac_", dir=self.weights_dir)
+                Path(self._directory.name).chmod(0o755)  # the server may run as somebody else
+            self._path = Path(self._from_main(lambda: self._directory.name))
+        elif is_main:
+            self.vllm_client.init_communicator(device=device)
+        self.accelerator.wait_for_everyone()
+
+    def _from_main(self, get: Callable[[], T]) -> T:
+        values = [get() if self.accelerator.is_main_process else None]
+        broadcast_object_list(values)
+        return values[0]
+
+    # Weights
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        self.accelerator.wait_for_everyone()  # no process generates with the last weights any more
+        yield
+
+    def sync_weights(self) -> None:
+        self._version += 1
+        if self.weights_dir is None:
+            self._server_id = self._from_main(self._read_server_id)
+            super().sync_weights()
+            return
+        save_weights(self, self._weights_path)
+        if self.accelerator.is_main_process:
+            self._insist(self._load_weights)
+            shutil.rmtree(self._path / str(self._version - 1), ignore_errors=True)
+        self._server_id = self._from_main(lambda: self._server_id)
+
+    @property
+    def _weights_path(self) -> Path:
+        return self._path / str(self._version)
+
+    def _load_weights(self) -> None:
+        self._server_id = self._read_server_id()  # before: whoever is started anew after that does not have them
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(self._weights_path)}}
+        self._request("POST", "/collective_rpc", json=call)
+
+    def add_adapter(self, number: int) -> Adapter:
+        adapter = Adapter(number, self._path / str(number))
+        save_adapter(self, adapter.path, writes=self.accelerator.is_main_process)
+        if self.accelerator.is_main_process:
+            self._insist(lambda: self._load_adapter(adapter))
+        self.accelerator.wait_for_everyone()
+        self._adapters.append(adapter)
+        return adapter
+
+    def _load_adapter(self, adapter: Adapter) -> None:
+        try:
+            body = {"lora_name": adapter.name, "lora_path": str(adapter.path)}
+            self._request("POST", "/v1/load_lora_adapter", json=body)
+        except RuntimeError as error:
+            if "already been loaded" not in str(error):
+                raise RuntimeError(
+                    f"{error} To take adapters the server needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`, "
+                    "`--enable-lora`, `--max-loras 2`, a sufficient `--max-lora-rank`, and to see "
+                    f"`vllm_server_weights_dir={self.weights_dir!r}`."
+                ) from error
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        self._adapters.remove(adapter)
+        if self.accelerator.is_main_process:
+            try:
+                self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": adapter.name})
+            except (_ServerLost, RuntimeError) as error:  # of a server that was started anew, for example
+                logger.warning(f"An adapter that is not needed any more could not be unloaded: {error}")
+            shutil.rmtree(adapter.path)
+
+    # Completions
+
+    def generate(
+        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
+    ) -> list[Completion]:
+        def answers() -> list[Completion]:
+            if bar is not None:
+                bar.reset()
+            completions = finish(self._watched(lambda session: self._complete(session, prompts, params, adapter, bar)))
+            if adapter is None and self._read_server_id() != self._server_id:
+                raise _ServerLost("it was started anew, without our weights")
+            return completions
+
+        return self._insist(answers)
+
+    async def _complete(
+        self,
+        session: aiohttp.ClientSession,
+        prompts: list[list[int]],
+        params: list[dict[str, Any]],
+        adapter: Adapter | None,
+        bar: tqdm | None,
+    ) -> list[Completion]:
+        common = {"model": self.vllm_client.model, "return_token_ids": True}
+        if adapter is None:
+            common["cache_salt"] = f"{self._server_id}_{self._version}"  # so that no prefix of other weights is reused
+        else:
+            common["model"] = adapter.name
+
+        async def complete(prompt: list[int], sampling: dict[str, Any]) -> Completion:
+            body = {**common, **sampling, "prompt": prompt}
+            choice = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))["choices"][0]
+            if bar is not None:
+                bar.update()
+            return Completion(choice["token_ids"], choice["finish_reason"] == "stop")
+
+        return await asyncio.gather(*map(complete, prompts, params))
+
+    def take_cache_counts(self) -> tuple[int, int]:
+        before, self._cache_counts = self._cache_counts, self._read_cache_counts()
+        tokens, cached = (now - then for now, then in zip(self._cache_counts, before, strict=True))
+        return (tokens, cached) if tokens >= 0 else self._cache_counts  # or it was started anew
+
+    def _read_cache_counts(self) -> tuple[int, int]:
+        """Of all that the server was ever asked, by anyone."""
+        lines = self._request("GET", "/metrics").splitlines()
+
+        def total(counter: str) -> int:
+            values = [line.split()[-1] for line in lines if line.startswith(f"vllm:prefix_cache_{counter}_total{{")]
+            return int(sum(map(float, values)))
+
+        return total("queries"), total("hits")
+
+    # Requests
+
+    def _insist(self, action: Callable[[], T]) -> T:
+        """What `action` gives, if need be after the server came back."""
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                if attempt:
+                    self._find_again()
+                return action()
+            except _ServerLost as error:
+                lost = error
+                logger.warning(f"The vLLM server at {self.vllm_client.base_url} was lost: {error}")
+        raise RuntimeError(
+            f"The vLLM server at {self.vllm_client.base_url} was lost {_MAX_ATTEMPTS} times in a row, the last time: "
+            f"{lost}. See its log; then resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`)."
+        )
+
+    def _find_again(self) -> None:
+        """Wait for the server, and if it was started anew, hand the weights over again."""
+        if not finish(self._becomes_healthy()):
+            raise ConnectionError(
+                f"The vLLM server at {self.vllm_client.base_url} is gone, and did not come back within "
+                f"`vllm_server_timeout={self.server_timeout}` seconds. Start it again and resume from "
+                "the last checkpoint (`trl-nlac train --resume_from_checkpoint last`)."
+            )
+        for adapter in self._adapters:
+            self._load_adapter(adapter)
+        if self._server_id is None or self._read_server_id() == self._server_id:
+            return
+        if self.weights_dir is None:
+            raise RuntimeError(
+                f"The vLLM server at {self.vllm_client.base_url} was started anew and has lost its weights, and the NCCL "
+                "group with them. Resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`); with "
+                "`vllm_server_weights_dir` a server may be started anew."
+            )
+        self._load_weights()
+
+    def _read_server_id(self) -> str:
+        """Different for each start of a server."""
+        return json.loads(self._request("GET", "/server_info?config_format=json"))["vllm_config"]["instance_id"]
+
+    def _request(self, method: str, path: str, **kwargs) -> str:
+        return finish(self._watched(lambda session: self._ask(session, method, path, **kwargs)))
+
+    async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, **kwargs) -> str:
+        try:
+            async with session.request(method, f"{self.vllm_client.base_url}{path}", **kwargs) as response:
+                text = await response.text()
+        except aiohttp.ClientError as error:
+            raise _ServerLost(repr(error)) from error
+        if response.status == 200:
+            return text
+        words = f"It answered {response.status} to {path}: {text[:1000]}"
+        if response.status >= 500 or any(f"`{adapter.name}` does not exist" in text for adapter in self._adapters):
+            raise _ServerLost(words)
+        raise RuntimeError(f"The vLLM server at {self.vllm_client.base_url} refused. {words}")
+
+    async def _watched(self, work: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
+        """What `work` gives, however long it takes, unless the server is silent for too long."""
+        connector = aiohttp.TCPConnector(limit=self.max_num_seqs)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+            working, watching = asyncio.ensure_future(work(session)), asyncio.ensure_future(self._watch())
+            try:
+                await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    return working.result()
+                raise _ServerLost(f"its /health was silent for {self.server_timeout} seconds")
+            finally:
+                working.cancel()
+                watching.cancel()
+
+    async def _watch(self) -> None:
+        """Ends when the server has been silent for too long."""
+        while await self._becomes_healthy():
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+    async def _becomes_healthy(self) -> bool:
+        """Whether the server says that it is well, before it is silent for too long."""
+        end, timeout = time.monotonic() + self.server_timeout, aiohttp.ClientTimeout(total=_HEALTH_INTERVAL)
+        async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
+            while time.monotonic() < end:
+                try:
+                    async with session.get(f"{self.vllm_client.base_url}/health"):
+                        return True
+                except (aiohttp.ClientError, asyncio.TimeoutError):
+                    await asyncio.sleep(min(1.0, self.server_timeout / 10))
+        return False

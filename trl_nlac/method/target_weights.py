@@ -1,0 +1,155 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Target weights: a slow copy of the trained weights, without a second model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import TrainerCallback
+
+from ..shards import LocalShard, Place, forget_gathered, local_shards
+
+
+class TargetWeights:
+    """
+    Exponential moving average of the trainable weights, theta_bar of algorithm 1, kept in float32: in bfloat16 the
+    small updates of a slow average would be rounded away.
+
+    Each process averages its own shard of the weights that the optimizer updates (under DeepSpeed its float32 masters), and
+    an update needs no communication. Under LoRA the trainable weights are the adapter, so the average is one of the adapter
+    alone.
+
+    Args:
+        model (`nn.Module`, *optional*):
+            Model whose trainable parameters are averaged, with [`~TargetWeights.start`]. If `None`, nothing is averaged
+            before that is called.
+        update_rate (`float`, *optional*, defaults to `0.005`):
+            Tau, the weight of the model in each update.
+        offload (`bool`, *optional*, defaults to `False`):
+            Whether the average is kept in the memory of the CPU.
+
+    Attributes:
+        places (`dict[str, Place]`):
+            Which values of each parameter this process averages.
+    """
+
+    def __init__(self, model: nn.Module | None = None, update_rate: float = 0.005, offload: bool = False):
+        self.update_rate = update_rate
+        self.offload = offload
+        self.places: dict[str, Place] = {}
+        self._averages: dict[str, torch.Tensor] = {}
+        if model is not None:
+            self.start(model)
+
+    @torch.no_grad()
+    def start(self, model: nn.Module) -> None:
+        """
+        Start the average at the weights of `model`, unless it is one of such shards already. A model that will be sharded
+        is to be passed after it was.
+        """
+        shards = local_shards(model)
+        places = {name: shard.place for name, shard in shards.items()}
+        if places == self.places:
+            return
+        self.places = places
+        self._averages = {
+            name: shard.master.to("cpu" if self.offload else shard.live.device, torch.float32, copy=True)
+            for name, shard in shards.items()
+        }
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """theta_bar <- tau theta + (1 - tau) theta_bar (algorithm 1, line 10)."""
+        for shard, average in self._pairs(model):
+            average.lerp_(_like(average, shard.master), self.update_rate)
+
+    @contextmanager
+    def swapped_into(self, model: nn.Module) -> Iterator[None]:
+        """
+        Let `model` compute with the target weights. Its own weights come back bit for bit, whatever happens inside.
+
+        Where weights are sharded, all processes enter together, and gather weights inside only.
+        """
+        pairs = self._pairs(model)
+        with torch.no_grad():
+            own = [shard.live.clone() for shard, _ in pairs]
+        try:
+            with torch.no_grad():
+                for shard, average in pairs:
+                    shard.write(average)
+            forget_gathered(model)
+            yield
+        finally:
+            with torch.no_grad():  # and without communication: if this process failed, the others are elsewhere
+                for (shard, _), values in zip(pairs, own, strict=True):
+                    shard.live.copy_(values)
+            forget_gathered(model)
+
+    @torch.no_grad()
+    def distance(self, model: nn.Module) -> float:
+        """`||theta - theta_bar|| / ||theta_bar||`, of all shards: to be called by all processes."""
+        squares = [
+            torch.stack([(_like(average, shard.master) - average).square().sum(), average.square().sum()])
+            for shard, average in self._pairs(model)
+            if shard.place.is_counted
+        ]
+        sums = [torch.stack(squares).sum(0).tolist() if squares else (0.0, 0.0)]
+        if dist.is_initialized():
+            sums *= dist.get_world_size()
+            dist.all_gather_object(sums, sums[0])  # shards may be where the backend cannot reduce them
+        return (sum(gap for gap, _ in sums) / sum(size for _, size in sums)) ** 0.5
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """This process's shards of theta_bar; whole parameters where nothing is sharded."""
+        return dict(self._averages)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """
+        Raises:
+            ValueError: If `state` belongs to other parameters, or to other shards of them.
+        """
+        shapes = {name: average.shape for name, average in self._averages.items()}
+        if shapes != {name: average.shape for name, average in state.items()}:
+            names = [*shapes.keys() - state.keys(), *state.keys() - shapes.keys(), *shapes]
+            raise ValueError(f"The saved target weights do not fit the model, for example `{min(names)}`.")
+        for name, average in self._averages.items():
+            average.copy_(state[name])
+
+    def _pairs(self, model: nn.Module) -> list[tuple[LocalShard, torch.Tensor]]:
+        return [(shard, self._averages[name]) for name, shard in local_shards(model).items()]
+
+
+def _like(average: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`values` where `average` is, in float32."""
+    return values.to(average.device, torch.float32)
+
+
+class TargetUpdateCallback(TrainerCallback):
+    """theta_bar <- tau theta + (1 - tau) theta_bar after optimizer steps (algorithm 1, line 10)."""
+
+    def __init__(self, target_weights: TargetWeights, sync_steps: int):
+        self.target_weights = target_weights
+        self.sync_steps = sync_steps
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.target_weights.start(model)  # now it is sharded
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step % self.sync_steps == 0:
+            self.target_weights.update(model)

@@ -1,0 +1,162 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The audit trail: what was made of single training samples."""
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from ..method.critic import Judgement, judge_actions
+from ..method.losses import LOSSES
+from ..method.refinement import Refinement
+from ..method.roles import Roles
+from ..types import Answer, Sample
+from .folder import audit_file
+
+
+SAMPLE = pa.schema(
+    {
+        "step": pa.int64(),  # optimizer steps of the weights that wrote target and refined action
+        "environment_steps": pa.int64(),
+        "process": pa.int32(),
+        "episode": pa.int64(),
+        "turn": pa.int32(),
+        "task": pa.string(),  # JSON
+        "observation": pa.string(),
+        "action": pa.string(),
+        "next_observation": pa.string(),
+        "reward": pa.float64(),
+        "return": pa.float64(),
+        "terminated": pa.bool_(),
+        "critique": pa.string(),  # of the stored action, by the policy's weights
+        "verdict": pa.bool_(),
+        "verdict_score": pa.float64(),
+        "target": pa.string(),
+        "target_verdict": pa.bool_(),
+        "attempt": pa.string(),  # the action that was refined
+        "attempt_critique": pa.string(),
+        "attempt_verdict": pa.bool_(),
+        "refined_action": pa.string(),
+        "critic_loss": pa.float64(),  # null where nothing was trained on
+        "policy_loss": pa.float64(),
+        "priority": pa.float64(),  # that it was drawn by
+    }
+)
+
+
+class AuditTrail:
+    """
+    Keeps a row for each of the first samples of every iteration, and writes them to parquet files.
+
+    Args:
+        output_dir (`str` or `Path`):
+            Folder of the run.
+        process (`int`):
+            Rank of this process.
+        num_samples (`int`):
+            Number of samples of each iteration.
+        total_limit (`int`, *optional*):
+            Number of rows past which the oldest files are deleted.
+    """
+
+    def __init__(self, output_dir: str | Path, process: int, num_samples: int, total_limit: int | None = None):
+        self.output_dir = Path(output_dir)
+        self.process = process
+        self.num_samples = num_samples
+        self.total_limit = total_limit
+        self._judgements: list[Judgement | None] = []  # of the iteration to be opened
+        self._rows: list[dict[str, Any]] = []  # of iterations that are over
+        self._open: dict[int, list[dict[str, Any]]] = {}  # of the iteration under way, by transition
+
+    def judge(self, roles: Roles, samples: list[Sample]) -> None:
+        """Let the critic judge the stored actions. Metrics and random state stay as they were."""
+        with roles.unrecorded(), torch.random.fork_rng(devices=[]):  # from which the seeds of answers come
+            chosen = [sample.transition.state_action for sample in samples[: self.num_samples]]
+            self._judgements = judge_actions(roles, chosen)
+
+    def open(
+        self,
+        samples: list[Sample],
+        targets: list[Answer],
+        refinements: list[Refinement | None],
+        step: int,
+        environment_steps: int,
+    ) -> None:
+        """Begin the rows of an iteration."""
+        parts = zip(samples, self._judgements, targets, refinements, strict=False)  # there are fewer judgements
+        for sample, judgement, target, refinement in parts:
+            transition = sample.transition
+            row = {
+                "step": step,
+                "environment_steps": environment_steps,
+                "process": self.process,
+                "episode": sample.transition_id - transition.index,
+                "turn": transition.index,
+                "task": json.dumps(transition.episode.task),
+                "observation": transition.observation,
+                "action": transition.turn.action,
+                "next_observation": transition.turn.next_observation,
+                "reward": transition.turn.reward,
+                "return": transition.episode.score,
+                "terminated": transition.terminated,
+                "priority": sample.priority,
+                **(judgement._asdict() if judgement else {}),
+            }
+            if target.parsed is not None:
+                row |= {"target": target.text, "target_verdict": target.parsed.optimal}
+            if refinement is not None:
+                row |= {
+                    "attempt": refinement.attempt,
+                    "attempt_critique": refinement.critique.text,
+                    "attempt_verdict": refinement.critique.optimal,
+                    "refined_action": refinement.refined_action.parsed,
+                }
+            self._open.setdefault(sample.transition_id, []).append(row)
+
+    def add_losses(self, inputs: dict[str, torch.Tensor], losses: torch.Tensor) -> None:
+        """Note the losses of a micro-batch."""
+        columns = (inputs[name].tolist() for name in ("transition_ids", "loss_ids", "weights"))
+        for transition_id, loss_id, weight, loss in zip(*columns, losses.tolist(), strict=True):
+            name = f"{LOSSES[loss_id]}_loss"
+            row = next((row for row in self._open.get(transition_id, []) if name not in row), None)
+            if row is not None and weight > 0:
+                row[name] = loss
+
+    def close(self) -> None:
+        """End the rows of the iteration under way."""
+        self._rows += chain.from_iterable(self._open.values())
+        self._open.clear()
+
+    def write(self, step: int) -> None:
+        """Write the rows of the iterations that were over at `step`, and delete files past the limit."""
+        if not self._rows:
+            return
+        path = audit_file(self.output_dir, step, self.process)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(self._rows, schema=SAMPLE), path, compression="zstd")
+        self._rows = []
+        if self.total_limit is not None:
+            files = sorted(
+                path.parent.glob(f"audit_*_process{self.process}.parquet"), key=lambda p: p.stat().st_mtime_ns
+            )
+            sizes = [pq.read_metadata(file).num_rows for file in files]
+            while sum(sizes) > self.total_limit and len(files) > 1:
+                files.pop(0).unlink()
+                sizes.pop(0)

@@ -1,0 +1,205 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What goes to the Hub beside weights: cards, and episodes during training."""
+
+import dataclasses
+import json
+from enum import Enum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from datasets import Dataset
+from huggingface_hub import (
+    CommitScheduler,
+    DatasetCard,
+    EvalResult,
+    ModelCard,
+    ModelCardData,
+    create_repo,
+)
+from trl.trainer.base_config import _BaseConfig
+
+from ..nlac_config import NLACConfig
+from ..options.records import RecordOptions
+from .folder import COMPLETIONS
+from .log_history import first_and_last
+
+
+CITATION = """\
+@misc{nlac,
+    title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
+    author = {Anonymous},
+    note   = {Under double-blind review}
+}"""
+TEMPLATES = Path(__file__).parent / "templates"
+# Options of `TrainingArguments` that a card tells of.
+_OPTIMIZATION = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "max_grad_norm",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "bf16",
+    "seed",
+)
+
+
+def model_card(
+    args: NLACConfig,
+    model_name: str,
+    repo_id: str,
+    base_model: str | None,
+    tags: list[str],
+    environment: str,
+    num_tasks: str,
+    example: str,
+    log_history: list[dict[str, Any]],
+    num_environment_steps: int,
+    num_optimizer_steps: int,
+    dataset_name: str | None = None,
+) -> ModelCard:
+    """
+    The card of a trained model.
+
+    Args:
+        args ([`NLACConfig`]):
+            Options of the training.
+        model_name (`str`):
+            What the model is called.
+        repo_id (`str`):
+            Where it can be loaded from.
+        base_model (`str`, *optional*):
+            What it was trained from, if that is on the Hub.
+        tags (`list[str]`):
+            Tags of the card.
+        environment (`str`):
+            What it was trained in.
+        num_tasks (`str`):
+            How many tasks it was trained on, in words.
+        example (`str`):
+            An observation to begin with.
+        log_history (`list[dict[str, Any]]`):
+            Logs of the training.
+        num_environment_steps (`int`), num_optimizer_steps (`int`):
+            How long it was trained.
+        dataset_name (`str`, *optional*):
+            Dataset of the tasks, if that is on the Hub.
+    """
+    evaluations = first_and_last(log_history)
+    results = [
+        {
+            "name": name,
+            "environment_steps": log["environment/steps"],
+            "success": log["episode/success_rate"],
+            "low": log["episode/success_rate_low"],
+            "high": log["episode/success_rate_high"],
+            "return": log["episode/return"],
+        }
+        for _, name, log in evaluations
+    ]
+    data = ModelCardData(
+        base_model=base_model,
+        datasets=dataset_name,
+        library_name="transformers",
+        model_name=model_name,
+        tags=["generated_from_trainer", *tags],
+        eval_results=[
+            EvalResult(
+                "reinforcement-learning",
+                environment,
+                environment,
+                "success_rate",
+                round(log["episode/success_rate"], 4),
+                dataset_split=dataset or None,
+            )
+            for dataset, _, log in evaluations[1::2]  # the last ones
+        ]
+        or None,
+    )
+    return ModelCard(
+        _render(
+            "model_card.md.jinja",
+            card_data=data.to_yaml(),
+            model_name=model_name,
+            repo_id=repo_id,
+            base_model=base_model,
+            environment=environment,
+            num_tasks=num_tasks,
+            example=json.dumps(example, ensure_ascii=False),
+            results=results,
+            num_environment_steps=f"{num_environment_steps:,}",
+            num_optimizer_steps=f"{num_optimizer_steps:,}",
+            max_turns=args.max_turns,
+            success_threshold=f"{args.success_threshold:g}",
+            options=_changed_options(args),
+            versions={name: version(name) for name in ("trl-nlac", "trl", "transformers", "torch", "datasets")},
+            citation=CITATION,
+        )
+    )
+
+
+def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> None:
+    """Upload a dataset of episodes with its card."""
+    dataset.push_to_hub(repo_id, private=private, token=token)
+    data = DatasetCard.load(repo_id, token=token).data  # which the upload wrote: where the files are
+    data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
+    card = _render(
+        "episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{len(dataset):,}"
+    )
+    DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
+
+
+def upload_completions(args: NLACConfig) -> CommitScheduler | None:
+    """Upload the tables of episodes to `log_completions_hub_repo` every two minutes from now on, if it is set."""
+    if args.log_completions_hub_repo is None:
+        return None
+    repo_id = create_repo(
+        args.log_completions_hub_repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True
+    ).repo_id
+    return CommitScheduler(
+        repo_id=repo_id,
+        repo_type="dataset",
+        folder_path=Path(args.output_dir, COMPLETIONS),
+        every=2,  # minutes
+        allow_patterns=["*.parquet"],
+    )
+
+
+def _changed_options(args: NLACConfig) -> dict[str, Any]:
+    """Options of the method and of optimization that are not the defaults."""
+    told = {option.name for option in dataclasses.fields(NLACConfig)}
+    told -= {option.name for option in dataclasses.fields(_BaseConfig)} | set(RecordOptions.__annotations__)
+    changed = {}
+    for option in dataclasses.fields(args):
+        value = vars(args)[option.name]
+        if option.name in (*told, *_OPTIMIZATION) and value != option.default:
+            changed[option.name] = value.value if isinstance(value, Enum) else value
+    return changed
+
+
+def _render(template: str, **values: Any) -> str:
+    """A template of this package; lines of statements leave nothing behind."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, keep_trailing_newline=True, autoescape=False
+    )
+    return environment.get_template(template).render(**values)

@@ -1,0 +1,192 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Episodes as rows of a table: on disk, on the console, and where experiments are tracked."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from accelerate.utils import gather_object
+from trl.trainer.utils import print_prompt_completions_sample
+
+from ..method.critic import Judgement
+from ..nlac_config import NLACConfig
+from ..types import Episode, Transition
+from .folder import completions_file
+
+
+_TURN = pa.struct(
+    {
+        "text": pa.string(),
+        "action": pa.string(),
+        "next_observation": pa.string(),
+        "reward": pa.float64(),
+        "critique": pa.string(),
+        "verdict": pa.bool_(),
+        "verdict_score": pa.float64(),
+    }
+)
+EPISODE = pa.schema(
+    {
+        "step": pa.int64(),
+        "environment_steps": pa.int64(),
+        "process": pa.int32(),
+        "episode": pa.int64(),
+        "task": pa.string(),  # JSON
+        "prompt": pa.string(),
+        "turns": pa.list_(_TURN),
+        "return": pa.float64(),
+        "success": pa.bool_(),
+        "terminated": pa.bool_(),
+        "truncated": pa.bool_(),
+        "failure": pa.string(),
+    }
+)
+
+
+class EpisodeTables:
+    """
+    Writes episodes down as `log_completions` of TRL's trainers does completions.
+
+    Args:
+        args ([`NLACConfig`]):
+            Where and what to write.
+        decode (`Callable[[list[int]], str]`):
+            What turns tokens into text.
+    """
+
+    def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
+        self.args = args
+        self.decode = decode
+
+    def rows(
+        self,
+        episodes: list[Episode],
+        numbers: list[int],
+        step: int,
+        environment_steps: int,
+        judgements: dict[tuple[int, int], Judgement] | None = None,
+    ) -> list[dict[str, Any]]:
+        """
+        Rows of episodes of this process.
+
+        Args:
+            episodes (`list[Episode]`):
+                What was played.
+            numbers (`list[int]`):
+                What each is called.
+            step (`int`):
+                Number of optimizer steps before.
+            environment_steps (`int`):
+                Number of environment steps before, over all processes.
+            judgements (`dict[tuple[int, int], Judgement]`, *optional*):
+                What the critic says about some of the actions, by index of the episode and of the turn.
+        """
+        judgements = judgements or {}
+        return [
+            {
+                "step": step,
+                "environment_steps": environment_steps,
+                "process": self.args.process_index,
+                "episode": number,
+                "task": json.dumps(episode.task),
+                "prompt": episode.first_observation,
+                "turns": [self._turn(episode, t, judgements.get((i, t))) for t in range(len(episode.turns))],
+                "return": episode.score,
+                "success": episode.score >= self.args.success_threshold,
+                "terminated": episode.terminated,
+                "truncated": episode.truncated,
+                "failure": episode.failure,
+                "extra": episode.extra,
+            }
+            for i, (episode, number) in enumerate(zip(episodes, numbers, strict=True))
+        ]
+
+    def _turn(self, episode: Episode, index: int, judgement: Judgement | None) -> dict[str, Any]:
+        turn = episode.turns[index]
+        return {
+            "text": self.decode(list(Transition(episode, index).action_ids)),
+            "action": turn.action,
+            "next_observation": turn.next_observation,
+            "reward": turn.reward,
+            **(judgement._asdict() if judgement else {}),
+        }
+
+    def write(self, rows: list[dict[str, Any]], step: int, kind: str = "") -> None:
+        """Write down the rows of all processes, as of `step`; `kind` is the prefix of an evaluation's metrics."""
+        rows = gather_object(rows)
+        if not rows or self.args.process_index != 0:
+            return
+        extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
+        table = pa.Table.from_pylist(rows, schema=EPISODE)
+        for name, values in extra.items():
+            table = table.append_column(name, _array(values))
+        path = completions_file(self.args.output_dir, step, kind)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, compression="zstd")
+        if not kind:
+            self._show(rows, extra, step)
+
+    def _show(self, rows: list[dict[str, Any]], extra: dict[str, list[Any]], step: int) -> None:
+        """On the console, and to the trackers of the experiment."""
+        prompts, returns = [row["prompt"] for row in rows], [row["return"] for row in rows]
+        completions = [_messages(row["turns"]) for row in rows]
+        number = self.args.num_completions_to_print
+        if number != 0:
+            print_prompt_completions_sample(prompts, completions, {"return": returns}, None, step, number, extra)
+        trackers = _trackers(self.args.report_to)
+        if trackers:
+            texts = ["\n".join(f"{m['role']}: {m['content']}" for m in messages) for messages in completions]
+            columns = {"step": [step] * len(rows), "prompt": prompts, "completion": texts, "return": returns, **extra}
+            frame = pd.DataFrame(columns)
+            if self.args.log_unique_prompts:
+                frame = frame.drop_duplicates("prompt")
+            for tracker in trackers:
+                tracker.log({"completions": tracker.Table(dataframe=frame)})
+
+
+def _messages(turns: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Turns as messages."""
+    messages = []
+    for turn in turns:
+        messages.append({"role": "assistant", "content": turn["text"]})
+        if turn["next_observation"]:
+            messages.append({"role": "user", "content": turn["next_observation"]})
+    return messages
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """A column of whatever type, as text if the types are mixed."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if value is None else str(value) for value in values])
+
+
+def _trackers(report_to: list[str]) -> list[Any]:
+    """Those of wandb and trackio that the run reports to."""
+    trackers = []
+    if "wandb" in report_to:
+        import wandb
+
+        trackers += [wandb] if wandb.run is not None else []
+    if "trackio" in report_to:
+        import trackio
+
+        trackers.append(trackio)
+    return trackers

@@ -1,0 +1,280 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Prioritized replay: episodes stored once, transitions sampled in proportion to priority^alpha."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+from huggingface_hub.constants import ENDPOINT
+
+from ..episodes.conversations import conversation
+from ..method.roles import Roles
+from ..records.hub import push_episodes
+from ..types import Episode, Sample, Transition
+from .files import episode_lengths, read_episodes, write_episodes
+from .resharding import read_share
+from .store import EpisodeStore
+from .sum_tree import SumTree
+
+
+class PrioritizedReplay:
+    """
+    Replay buffer D of algorithm 1, with P(i) proportional to priority_i^alpha
+    (https://huggingface.co/papers/1511.05952). A transition is an index into its episode; the oldest episodes leave
+    first, and whole.
+
+    Args:
+        capacity (`int`):
+            Number of transitions kept.
+        priority_exponent (`float`, *optional*, defaults to `0.1`):
+            Alpha; `0` samples uniformly.
+        importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
+            Beta of the importance weights `(N P(i))^-beta`, scaled so that the largest of a sample is 1.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the sampling.
+        memory_limit (`int`, *optional*):
+            Bytes of memory for the compressed episodes. Beyond it, the oldest ones lie in files. If `None`, all stay in
+            memory.
+        spill_directory (`str` or `Path`, *optional*):
+            Folder of these files, which vanish with the process. If `None`, the system's folder for temporary files.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        priority_exponent: float = 0.1,
+        importance_sampling_exponent: float = 0.0,
+        seed: int = 0,
+        memory_limit: int | None = None,
+        spill_directory: str | Path | None = None,
+    ):
+        self.capacity = capacity
+        self.priority_exponent = priority_exponent
+        self.importance_sampling_exponent = importance_sampling_exponent
+        self._rng = np.random.default_rng(seed)
+        self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
+        # Ids count up for ever; the slot of a transition is its id modulo the capacity.
+        self._first_id = self._next_id = 0  # those from the first to before the next are stored
+        self._max_priority = 1.0
+        self._episode_ids = np.zeros(capacity, dtype=np.int64)  # slot -> first transition id of the episode
+        self._priorities = np.zeros(capacity)
+        self._tree = SumTree(capacity)
+
+    def __len__(self) -> int:
+        """Number of transitions."""
+        return self._next_id - self._first_id
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The stored episodes, oldest first. All are built at once, which takes the memory that the buffer saves."""
+        return [self._store[number] for number in self._store]
+
+    def newest(self, number: int) -> list[Episode]:
+        """The newest episodes, oldest first."""
+        numbers = list(self._store)[-number:]
+        return [self._store[i] for i in numbers]
+
+    @property
+    def priority_mean(self) -> float:
+        """Mean priority of the stored transitions; 0 if there are none."""
+        return float(self._priorities.sum() / max(1, len(self)))
+
+    def add(self, episodes: Iterable[Episode]) -> list[int]:
+        """
+        Store episodes. Their transitions get the largest priority seen, so that each is soon trained on once.
+
+        Returns:
+            `list[int]`: the id of the first transition of each episode; those of the others follow it. One without a turn is
+            not stored and has -1.
+
+        Raises:
+            ValueError: If an episode has more turns than the buffer holds.
+            TypeError: If JSON cannot hold a task.
+        """
+        return self._extend((episode, np.full(len(episode.turns), self._max_priority)) for episode in episodes)
+
+    def _extend(self, episodes: Iterable[tuple[Episode, np.ndarray]]) -> list[int]:
+        first, end = self._first_id, self._next_id
+        numbers = []
+        try:
+            for episode, priorities in episodes:
+                numbers.append(self._next_id if episode.turns else -1)
+                if episode.turns:
+                    self._append(episode, priorities)
+            return numbers
+        finally:
+            # All slots that changed, once: those of transitions that left and of new ones.
+            changed = np.concatenate([np.arange(first, self._first_id), np.arange(end, self._next_id)])
+            if len(changed):
+                self._weigh(np.unique(changed % self.capacity))
+
+    def _append(self, episode: Episode, priorities: np.ndarray) -> None:
+        length = len(episode.turns)
+        if length > self.capacity:
+            raise ValueError(
+                f"An episode of {length} turns does not fit into `replay_buffer_size={self.capacity}`. Make it larger."
+            )
+        self._store.append(self._next_id, episode)
+        while len(self) + length > self.capacity:
+            self._store.pop_oldest()
+            evicted, self._first_id = self._first_id, next(iter(self._store))
+            self._priorities[np.arange(evicted, self._first_id) % self.capacity] = 0
+        slots = np.arange(self._next_id, self._next_id + length) % self.capacity
+        self._episode_ids[slots] = self._next_id
+        self._priorities[slots] = priorities
+        self._next_id += length
+
+    def sample(self, number: int) -> list[Sample]:
+        """
+        Draw transitions with replacement. Those of one episode share it.
+
+        Raises:
+            ValueError: If the buffer is empty.
+        """
+        if not len(self):
+            raise ValueError("The replay buffer is empty: no episode with at least one turn was added.")
+        slots, weights = self._tree.draw(self._rng.random(number))
+        weights = (len(self) * weights / self._tree.total) ** -self.importance_sampling_exponent
+        weights /= weights.max()
+        episode_ids = self._episode_ids[slots]
+        indices = (slots - episode_ids) % self.capacity
+        episodes = {i: self._store[i] for i in episode_ids.tolist()}
+        return [
+            Sample(Transition(episodes[i], index), i + index, weight, priority)
+            for i, index, weight, priority in zip(
+                *(column.tolist() for column in (episode_ids, indices, weights, self._priorities[slots])), strict=True
+            )
+        ]
+
+    def update_priorities(self, transition_ids: Sequence[int], priorities: Sequence[float]) -> None:
+        """
+        Set the priorities (critic losses) of transitions; those that have left the buffer are skipped.
+
+        Raises:
+            ValueError: If a priority is negative or not finite.
+        """
+        ids, values = np.asarray(transition_ids, dtype=np.int64), np.asarray(priorities, dtype=np.float64)
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError(f"Priorities must be finite and not negative, got {values.tolist()}.")
+        kept = ids >= self._first_id
+        if kept.any():
+            values = np.maximum(values[kept], 1e-6)  # a priority of zero would never be sampled again
+            self._max_priority = max(self._max_priority, float(values.max()))
+            slots = ids[kept] % self.capacity
+            self._priorities[slots] = values
+            self._weigh(slots)
+
+    def _weigh(self, slots: np.ndarray) -> None:
+        """Let the priorities of slots take effect; free slots have none."""
+        priorities = self._priorities[slots]
+        self._tree.set(slots, np.where(priorities > 0, priorities**self.priority_exponent, 0.0))
+
+    def save(self, directory: str | Path) -> None:
+        """Write the buffer to `episodes.parquet` and `replay.json` in `directory`."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_episodes(directory / "episodes.parquet", self._items())
+        state = {"max_priority": self._max_priority, "rng": self._rng.bit_generator.state, "next_id": self._next_id}
+        (directory / "replay.json").write_text(json.dumps(state))
+
+    def _items(self) -> Iterator[tuple[Episode, np.ndarray]]:
+        """The episodes with their priorities, oldest first."""
+        for number in self._store:
+            episode = self._store[number]
+            yield episode, self._priorities[np.arange(number, number + len(episode.turns)) % self.capacity]
+
+    def to_dataset(self, roles: Roles) -> Dataset:
+        """
+        The episodes as conversations, oldest first, in the form that the trainer takes as `replay_dataset`.
+
+        Args:
+            roles ([`~method.roles.Roles`]):
+                Who played them, as `trainer.roles`.
+        """
+        return Dataset.from_list([conversation(self._store[number], roles) for number in self._store])
+
+    def push_to_hub(self, repo_id: str, roles: Roles, private: bool | None = None, token: str | None = None) -> str:
+        """
+        Upload the episodes as a dataset with a card.
+
+        Args:
+            repo_id (`str`):
+                Name of the dataset on the Hub.
+            roles ([`~method.roles.Roles`]):
+                Who played them, as `trainer.roles`.
+            private (`bool`, *optional*):
+                Whether a new repository is private. If `None`, as the organisation has it.
+            token (`str`, *optional*):
+                Token of the Hub. If `None`, that of the login.
+
+        Returns:
+            `str`: address of the dataset.
+
+        Raises:
+            ValueError: If the buffer is empty.
+        """
+        if not len(self):
+            raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
+        push_episodes(self.to_dataset(roles), repo_id, private, token)
+        return f"{ENDPOINT}/datasets/{repo_id}"
+
+    def load(self, directory: str | Path) -> None:
+        """Replace the content by what [`PrioritizedReplay.save`] wrote. Sampling goes on exactly where it was."""
+        path = Path(directory) / "episodes.parquet"
+        state = json.loads((path.parent / "replay.json").read_text())
+        self._clear(state["next_id"] - int(episode_lengths(path).sum()))
+        self._extend(read_episodes(path))
+        self._max_priority = state["max_priority"]
+        self._rng.bit_generator.state = state["rng"]
+
+    def load_share(self, directories: Sequence[str | Path], rank: int, world_size: int) -> None:
+        """
+        Replace the content by the share of one of `world_size` processes in what another number of processes saved, see
+        [`~replay.resharding.read_share`]. Transitions get new ids. Sampling goes on where the saved process of the same rank was;
+        if there was none, with the seed of this buffer.
+
+        Args:
+            directories (`Sequence[str | Path]`):
+                What each of the processes saved, in the order of their ranks.
+            rank (`int`):
+                This process.
+            world_size (`int`):
+                Number of processes now.
+
+        Raises:
+            ValueError: If the share does not fit.
+        """
+        directories = [Path(directory) for directory in directories]
+        states = [json.loads((directory / "replay.json").read_text()) for directory in directories]
+        self._clear(0)
+        self._extend(read_share([directory / "episodes.parquet" for directory in directories], rank, world_size))
+        if self._first_id > 0:
+            raise ValueError(
+                f"The buffers of {len(states)} processes do not fit into those of {world_size}: this one would hold "
+                f"{self._next_id} transitions, `replay_buffer_size` is {self.capacity}. Make it larger."
+            )
+        self._max_priority = max(state["max_priority"] for state in states)
+        if rank < len(states):
+            self._rng.bit_generator.state = states[rank]["rng"]
+
+    def _clear(self, next_id: int) -> None:
+        """Drop everything and go on with `next_id`."""
+        self._store.clear()
+        self._first_id = self._next_id = next_id
+        self._priorities[:] = 0
+        self._tree = SumTree(self.capacity)

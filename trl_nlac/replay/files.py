@@ -1,0 +1,104 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Episodes and their priorities as parquet files, written and read a few at a time."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..types import Episode, Turn
+
+
+ROW_GROUP_TOKENS = 1 << 20
+_TURN = pa.struct(
+    {
+        "prompt_end": pa.int32(),
+        "action_length": pa.int32(),
+        "action": pa.string(),
+        "next_observation": pa.string(),
+        "reward": pa.float64(),
+        "prompt_start": pa.int32(),
+    }
+)
+_EPISODE = pa.schema(
+    {
+        "task": pa.string(),  # JSON
+        "opening": pa.string(),  # JSON
+        "token_ids": pa.list_(pa.int32()),
+        "turns": pa.list_(_TURN),
+        "terminated": pa.bool_(),
+        "truncated": pa.bool_(),
+        "failure": pa.string(),
+        "is_log": pa.bool_(),
+        "tools": pa.string(),  # JSON
+        "priorities": pa.list_(pa.float64()),
+    }
+)
+
+
+def write_episodes(path: Path, episodes: Iterable[tuple[Episode, np.ndarray]]) -> None:
+    """Write episodes, each with the priorities of its transitions, in row groups of some megabytes."""
+    with pq.ParquetWriter(path, _EPISODE, compression="zstd") as writer:
+        rows, num_tokens = [], 0
+        for episode, priorities in episodes:
+            rows.append(_row(episode, priorities))
+            num_tokens += len(episode.token_ids)
+            if num_tokens >= ROW_GROUP_TOKENS:
+                writer.write_table(pa.Table.from_pylist(rows, schema=_EPISODE))
+                rows, num_tokens = [], 0
+        writer.write_table(pa.Table.from_pylist(rows, schema=_EPISODE))
+
+
+def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[tuple[Episode, np.ndarray]]:
+    """What [`write_episodes`] wrote, in the same order; with a mask `keep`, only the episodes for which it is true."""
+    start = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=64):
+            end = start + len(batch)
+            if keep is not None:
+                batch = batch.filter(pa.array(keep[start:end]))
+            start = end
+            token_ids, priorities = batch["token_ids"], batch["priorities"]
+            for i, row in enumerate(batch.drop_columns(["token_ids", "priorities"]).to_pylist()):
+                yield _episode(row, token_ids[i].values.to_numpy().copy()), priorities[i].values.to_numpy()
+
+
+def episode_lengths(path: Path) -> np.ndarray:
+    """Number of transitions of each episode of a file, without reading more."""
+    priorities = pq.read_table(path, columns=["priorities"])["priorities"]
+    return pc.list_value_length(priorities).to_numpy().astype(np.int64)
+
+
+def _row(episode: Episode, priorities: np.ndarray) -> dict[str, Any]:
+    return {
+        **vars(episode),
+        "task": json.dumps(episode.task),
+        "opening": json.dumps(episode.opening),
+        "tools": json.dumps(episode.tools),
+        "turns": [vars(turn) for turn in episode.turns],
+        "priorities": priorities,
+    }
+
+
+def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
+    turns = tuple(Turn(**turn) for turn in row["turns"])
+    told = {"task": json.loads(row["task"]), **{name: tuple(json.loads(row[name])) for name in ("opening", "tools")}}
+    return Episode(**{**row, **told, "token_ids": token_ids, "turns": turns})

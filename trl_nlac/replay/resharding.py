@@ -1,0 +1,72 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Replay buffers of as many processes as saved them, dealt out to another number of processes."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..types import Episode
+from .files import episode_lengths, read_episodes
+
+
+def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[tuple[Episode, np.ndarray]]:
+    """
+    The share of one process in the episodes of others: every episode belongs to exactly one of `world_size` shares, and
+    these differ by no more transitions than the longest episode has.
+
+    Args:
+        paths (`Sequence[Path]`):
+            Files of [`~replay.files.write_episodes`], one of each process that saved, in the order of their ranks.
+        rank (`int`):
+            The process.
+        world_size (`int`):
+            Number of processes that share.
+
+    Returns:
+        `Iterator[tuple[Episode, np.ndarray]]`: episodes and the priorities of their transitions, oldest first.
+    """
+    sources, owners = deal_episodes([episode_lengths(path) for path in paths], world_size)
+    readers = [read_episodes(path, keep=owners[sources == i] == rank) for i, path in enumerate(paths)]
+    for source in sources[owners == rank]:
+        yield next(readers[source])
+
+
+def deal_episodes(lengths: Sequence[np.ndarray], world_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Deal episodes out, each to the process that has the fewest transitions so far.
+
+    Args:
+        lengths (`Sequence[np.ndarray]`):
+            Number of transitions of the episodes of each process that saved, oldest first.
+        world_size (`int`):
+            Number of processes that they are dealt to.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: from which process each episode is and to which it goes. The oldest come first,
+        those with most transitions after them in their buffer; the episodes of one buffer stay in order.
+    """
+    sources = np.repeat(np.arange(len(lengths)), [len(of_one) for of_one in lengths])
+    ages = np.concatenate([of_one.sum() - of_one.cumsum() for of_one in lengths])
+    order = np.lexsort((sources, -ages))
+    shares = [(0, rank) for rank in range(world_size)]
+    owners = np.empty(len(order), dtype=np.int64)
+    for i, length in enumerate(np.concatenate(lengths)[order].tolist()):
+        size, rank = shares[0]
+        heapq.heapreplace(shares, (size + length, rank))
+        owners[i] = rank
+    return sources[order], owners
