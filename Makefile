@@ -17,7 +17,7 @@ DEMO_ARGS ?=
 LEARNING_ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 2
-BENCHMARKS ?= $(addprefix benchmarks/,quickstart.py rollout.py replay.py target_weights.py micro_batches.py)
+BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.micro_batches
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
 .PHONY: help demo test test-distributed test-vllm lint format bench bench-learning bench-agent bench-vllm docs clean
@@ -52,24 +52,24 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	mkdir -p benchmarks/results
-	set -e; for script in $(BENCHMARKS); do \
-		$(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json; \
+	set -e; for benchmark in $(BENCHMARKS); do \
+		$(BIN)/python -m benchmarks.$$benchmark --json benchmarks/results/$${benchmark##*.}.json; \
 	done
 
-# Cells that are there are kept; LEARNING_ARGS="--rerun" starts from scratch.
+# Keeps existing cells; LEARNING_ARGS="--rerun" starts from scratch.
 bench-learning: $(VENV)/.dev
-	$(BIN)/python benchmarks/learning.py --jobs 2 $(LEARNING_ARGS)
-	$(BIN)/python benchmarks/learning_summary.py
-	$(BIN)/python benchmarks/learning_report.py --readme README.md
+	$(BIN)/python -m benchmarks.learning.run --jobs 2 $(LEARNING_ARGS)
+	$(BIN)/python -m benchmarks.learning.figures.summary
+	$(BIN)/python -m benchmarks.learning.figures.report --readme README.md
 
-# What was measured is kept below runs/: remove it to start from scratch.
+# Keeps measurements under runs/; remove them to start from scratch.
 bench-agent: $(VENV)/.dev
-	$(BIN)/python benchmarks/agent.py --json benchmarks/results/agent.json --page docs/source/agent.md
-	$(BIN)/python benchmarks/offline.py --json benchmarks/results/offline.json --page docs/source/offline.md
+	$(BIN)/python -m benchmarks.agent --json benchmarks/results/agent.json --page docs/source/agent.md
+	$(BIN)/python -m benchmarks.offline --json benchmarks/results/offline.json --page docs/source/offline.md
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results
-	$(VLLM_VENV)/bin/python benchmarks/generation.py --json benchmarks/results/generation.json
+	$(VLLM_VENV)/bin/python -m benchmarks.systems.generation --json benchmarks/results/generation.json
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -c docs docs/source build/docs

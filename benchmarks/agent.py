@@ -13,13 +13,14 @@
 # limitations under the License.
 
 """
-What an agent gains from its critic when it acts: success and tokens per decision, of the base model and after training, alone, with
-refinement, and with a choice among candidates.
+What an agent gains from its critic when it acts: success and tokens per decision, of the base model and after
+training, alone, with refinement, and with a choice among candidates.
 
-python benchmarks/agent.py --json benchmarks/results/agent.json --page docs/source/agent.md
+python -m benchmarks.agent --json benchmarks/results/agent.json --page docs/source/agent.md
 
-Each world is trained by examples/scripts/nlac_quickstart.py for fewer steps than it needs, so that there is something to gain; its folder
-below --runs is kept, with what was measured, so that an interrupted benchmark goes on where it was. Whatever follows `--` goes to that script.
+The agent of each world is trained by examples/scripts/nlac_quickstart.py for fewer steps than it needs, so that there
+is something to gain. Its folder under --runs is kept with the measurements, so that an interrupted benchmark continues
+where it stopped. Arguments after `--` are passed to that script.
 """
 
 import argparse
@@ -29,15 +30,14 @@ import sys
 import time
 from pathlib import Path
 
-import reporting
-from learning_summary import over_seeds
-
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import over_seeds
 from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.environments.pool import EnvironmentPool
 
 
-SCRIPT = Path(__file__).parent.parent / "examples" / "scripts" / "nlac_quickstart.py"
+SCRIPT = Path(__file__).parents[1] / "examples" / "scripts" / "nlac_quickstart.py"
 IMPROVEMENTS = {
     "alone": {},
     "refine 1": {"refine": 1},
@@ -48,7 +48,7 @@ IMPROVEMENTS = {
 
 
 def train(world: str, seed: int, runs: Path, max_steps: int, extra: list[str]) -> Path:
-    """Folder of a trained agent."""
+    """Train an agent, unless it was trained before, and return its folder."""
     output_dir = runs / f"{world}_{seed}"
     if not (output_dir / "results.json").exists():
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,12 @@ def train(world: str, seed: int, runs: Path, max_steps: int, extra: list[str]) -
     return output_dir
 
 
-def measure(agent: NLACAgent, pool: EnvironmentPool, tasks: list[dict], improvement: dict) -> dict:
-    """Success and costs of one way of acting."""
+def measure(
+    agent: NLACAgent, pool: EnvironmentPool, tasks: list[dict], num_episodes: int, seed: int, improvement: dict
+) -> dict:
+    """Measure the success and costs of one way of acting."""
     tokens, start = agent.roles.num_generated_tokens, time.perf_counter()
-    seen = agent.evaluate(pool, tasks, **improvement)
+    seen = agent.evaluate(pool, tasks, num_episodes, num_critiques=0, num_probes=0, seed=seed, **improvement)
     successes = [success for _, success in seen.outcomes]
     decisions = sum(len(episode.turns) for episode in seen.episodes)
     return {
@@ -73,7 +75,7 @@ def measure(agent: NLACAgent, pool: EnvironmentPool, tasks: list[dict], improvem
 
 
 def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> dict[str, dict]:
-    """All ways of acting of both models in one world."""
+    """Measure all ways of acting of both models in one world."""
     options = json.loads((trained / "nlac_roles.json").read_text())
     instance, tasks = make_tasks(world, seed)
     pool = EnvironmentPool(lambda: make_environment(instance))
@@ -81,10 +83,8 @@ def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> di
     try:
         for label, model in {"base": TINY_MODEL, "trained": str(trained)}.items():
             agent = NLACAgent.from_pretrained(model, **options)
-            agent.args.num_eval_episodes, agent.args.seed = num_episodes, seed
-            agent.args.num_eval_critiques = agent.args.num_oracle_probes = 0
             for way, improvement in IMPROVEMENTS.items():
-                ways[f"{label}, {way}"] = measured = measure(agent, pool, list(tasks), improvement)
+                ways[f"{label}, {way}"] = measured = measure(agent, pool, list(tasks), num_episodes, seed, improvement)
                 print(
                     f"{world} {seed}, {label}, {way}: {measured['success']:.3f}, "
                     f"{measured['tokens_per_decision']:.0f} tokens",
@@ -96,7 +96,7 @@ def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> di
 
 
 def as_markdown(report: dict) -> str:
-    """The ways as a table."""
+    """Format the ways of acting as a table."""
     lines = ["| model | actions | success (95 %) | gain over alone (95 %) | tokens per decision |", "|---" * 5 + "|"]
     for name, measured in report["ways"].items():
         model, _, way = name.partition(", ")
@@ -112,11 +112,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=["service_desk", "rooms"], default="service_desk")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps of the training")
+    parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps of training")
     parser.add_argument("--num_episodes", type=int, default=64, help="episodes of each task")
     parser.add_argument("--runs", type=Path, default=Path("runs/agent"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="Markdown file between whose result markers the table is put")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args, extra = parser.parse_known_args()
     worlds = {}
     for seed in args.seeds:
@@ -144,7 +144,7 @@ def main():
     print(as_markdown(report))
     reporting.write(report, args.json)
     if args.page:
-        reporting.insert(as_markdown(report), args.page, Path(__file__).name)
+        reporting.insert(as_markdown(report), args.page, "agent.py")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@
 # limitations under the License.
 
 """
-Learning from logs alone: NLAC without an environment on what the base policy did, against supervised fine-tuning on all of
-it and on its successes. All take as many gradient steps, with the same rehearsal. Seconds are those of training and of the
-evaluation after it.
+Learning from logs alone: NLAC without an environment on episodes of the base policy, against supervised fine-tuning on
+all of them and on the successful ones. All methods take the same number of gradient steps, with the same rehearsal.
+Seconds include training and the evaluation after it.
 
-python benchmarks/offline.py --json benchmarks/results/offline.json --page docs/source/offline.md
+python -m benchmarks.offline --json benchmarks/results/offline.json --page docs/source/offline.md
 
-What was measured of a desk is kept below --runs, so that an interrupted benchmark goes on where it was.
+The measurements of each desk are kept under --runs, so that an interrupted benchmark continues where it stopped.
 """
 
 import argparse
@@ -30,31 +30,31 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import reporting
 from accelerate import Accelerator
 from datasets import Dataset
-from learning_methods import NLAC, acting_config
-from learning_playing import Player, trainer_arguments
-from learning_rft import policy_examples, tokens
-from learning_summary import over_seeds
-from learning_tasks import LearningTask, make_task
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import over_seeds
+from benchmarks.learning.methods.rft import policy_examples, tokens
+from benchmarks.learning.methods.settings import NLAC, acting_config
+from benchmarks.learning.playing import Player, trainer_arguments
+from benchmarks.learning.tasks import LearningTask, make_task
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.logs import episodes_from_logs
-from trl_nlac.training.loading import load_model
+from trl_nlac.training.model import load_model
 from trl_nlac.training.rehearsal import Rehearsal
 
 
 def collect(task: LearningTask, acting: NLACConfig, num_episodes: int) -> tuple[Dataset, dict]:
-    """Conversations of the base policy, and how it does."""
+    """Return conversations of the base policy, and its metrics."""
     accelerator = Accelerator(cpu=True)
     player = Player.of_model(task, acting, load_model(task.model, acting).to(accelerator.device), accelerator)
     rows = [task.rows[i % len(task.rows)] for i in range(num_episodes)]
     episodes = player.play(random.Random(acting.seed).sample(rows, len(rows)))
-    logs = Dataset.from_list([conversation(episode, player.roles) for episode in episodes])
+    logs = Dataset.from_list([conversation(episode, player.roles.actions) for episode in episodes])
     return logs, player.evaluate(num_episodes=task.final_episodes)
 
 
@@ -72,7 +72,7 @@ def train_nlac(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps:
 
 
 def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:
-    """TRL's SFT trainer on every action of the logs after its state, and on half as many rehearsal samples."""
+    """Train with TRL's SFT trainer on every action of the logs, and on half as many rehearsal samples."""
     size = NLAC["per_device_train_batch_size"] * NLAC["gradient_accumulation_steps"]
     args = SFTConfig(
         **trainer_arguments(acting, NLAC["learning_rate"]),
@@ -81,7 +81,8 @@ def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: 
         dataset_kwargs={"skip_prepare_dataset": True},
     )
     player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
-    actions = [example for episode in episodes_from_logs(logs, player.roles) for example in policy_examples(episode)]
+    episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
+    actions = [example for episode in episodes for example in policy_examples(episode)]
     rehearsal = Rehearsal(task.rehearsal, NLAC["rehearsal_ratio"], player.roles.chat, seed=acting.seed)
     rng = random.Random(acting.seed)
     rows = []
@@ -95,7 +96,7 @@ def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: 
 
 
 def run_seed(name: str, seed: int, num_episodes: int, max_steps: int) -> dict:
-    """All methods on the logs of one desk."""
+    """Run all methods on the logs of one desk."""
     task = make_task(name, seed)
     with tempfile.TemporaryDirectory() as folder:
         acting = acting_config(task, folder, seed)
@@ -126,7 +127,7 @@ METHODS = {"base": "base model", "nlac": "NLAC", "sft_successes": "SFT on succes
 
 
 def as_markdown(report: dict) -> str:
-    """Success of each method on logs of each size."""
+    """Format the success of each method on logs of each size as a table."""
     lines = [
         f"| logged episodes | successes in them | {' | '.join(METHODS.values())} |",
         "|---" * (2 + len(METHODS)) + "|",
@@ -146,7 +147,7 @@ def main():
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
     parser.add_argument("--runs", type=Path, default=Path("runs/offline"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="Markdown file between whose result markers the table is put")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args = parser.parse_args()
     logs = []
     for num_episodes in args.num_episodes:
@@ -166,7 +167,7 @@ def main():
     print(as_markdown(report))
     reporting.write(report, args.json)
     if args.page:
-        reporting.insert(as_markdown(report), args.page, Path(__file__).name)
+        reporting.insert(as_markdown(report), args.page, "offline.py")
 
 
 if __name__ == "__main__":

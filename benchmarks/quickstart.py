@@ -13,12 +13,12 @@
 # limitations under the License.
 
 """
-The quickstart over several worlds: success before and after, environment steps, wall time.
+The quickstart in several worlds: success before and after, environment steps, wall time.
 
-python benchmarks/quickstart.py --json benchmarks/results/quickstart.json
+python -m benchmarks.quickstart --json benchmarks/results/quickstart.json
 
-Each cell (world, seed) is a run of examples/scripts/nlac_quickstart.py in a process of its own and keeps its own
-`results.json` under --runs, so that an interrupted benchmark goes on where it was.
+Each cell (world, seed) is a separate run of examples/scripts/nlac_quickstart.py, whose `results.json` is kept under
+--runs, so that an interrupted benchmark continues where it stopped.
 """
 
 import argparse
@@ -29,11 +29,12 @@ import sys
 from pathlib import Path
 from statistics import mean, stdev
 
-import reporting
 import torch
 
+from benchmarks import reporting
 
-SCRIPT = Path(__file__).parent.parent / "examples" / "scripts" / "nlac_quickstart.py"
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "scripts" / "nlac_quickstart.py"
 
 
 def run_cell(world: str, seed: int, runs: Path, threads: int, extra: list[str]) -> dict:
@@ -50,7 +51,7 @@ def run_cell(world: str, seed: int, runs: Path, threads: int, extra: list[str]) 
 
 
 def first_steps_to(evaluations: list[dict], success: float) -> int | None:
-    """Environment steps at the first evaluation with at least this success."""
+    """Return the environment steps at the first evaluation with at least this success."""
     reached = [e["eval_environment/steps"] for e in evaluations if e["eval_episode/success_rate"] >= success]
     return reached[0] if reached else None
 
@@ -85,7 +86,7 @@ def summarize(cells: list[dict]) -> dict:
 
 
 def as_markdown(report: dict) -> str:
-    """The runs as a table."""
+    """Format the runs as a table."""
     lines = [
         "| world | seed | success before | after (95 %) | environment steps | to 0.8 | seconds |",
         "|---" * 7 + "|",
@@ -109,21 +110,21 @@ def main():
     parser.add_argument("--worlds", nargs="+", default=["service_desk", "rooms"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--note", default="", help="anything about the runs that the report should say")
-    parser.add_argument("--readme", type=Path, help="Markdown file between whose result markers the table is put")
+    parser.add_argument("--note", default="", help="a remark about the runs, for the report")
+    parser.add_argument("--readme", type=Path, help="Markdown file whose results are replaced by the table")
     args, extra = parser.parse_known_args()
     cells = {
         world: [run_cell(world, seed, args.runs, args.threads, extra) for seed in args.seeds] for world in args.worlds
     }
     report = {
-        "command": "python benchmarks/quickstart.py " + " ".join(extra),
+        "command": "python -m benchmarks.quickstart " + " ".join(extra),
         **reporting.setting("torch", "transformers", "trl", "datasets", "accelerate", threads_per_run=args.threads),
         "note": args.note,
         "worlds": {world: summarize(results) for world, results in cells.items()},
     }
     reporting.write(report, args.json)
     if args.readme:
-        reporting.insert(as_markdown(report), args.readme, Path(__file__).name)
+        reporting.insert(as_markdown(report), args.readme, "quickstart.py")
     for world, summary in report["worlds"].items():
         interval = summary["mean_improvement_95"]
         interval = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What all benchmarks write down: where they ran, and what they found."""
+"""What all benchmarks record: where they ran, and their results."""
 
 import json
 import os
@@ -27,7 +27,7 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
-    """Machine, Python and versions of `packages`, `None` for those that are not there."""
+    """Return the machine, Python and the versions of `packages`, `None` for those that are not installed."""
     return {
         "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), **machine},
         "versions": {package: _version(package) for package in packages},
@@ -36,14 +36,14 @@ def setting(*packages: str, **machine) -> dict[str, Any]:
 
 
 def write(report: dict[str, Any], path: Path | None) -> None:
-    """As JSON, if there is a path."""
+    """Write a report as JSON, if there is a path."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def interval(summary: dict[str, Any]) -> str:
-    """Of [`~learning_summary.over_seeds`]: the mean, and its interval cut at 0 and 1."""
+    """Format the mean of [`~learning.figures.summary.over_seeds`], with its interval cut at 0 and 1."""
     if summary["low"] is None:
         return f"{summary['mean']:.2f}"
     return f"{summary['mean']:.2f} ({max(0, summary['low']):.2f} to {min(1, summary['high']):.2f})"
@@ -51,10 +51,18 @@ def interval(summary: dict[str, Any]) -> str:
 
 def insert(text: str, path: Path, script: str) -> None:
     """
-    Put `text` between the markers that a Markdown file has for the results of a script.
+    Put `text` between the markers for the results of a script.
+
+    Args:
+        text (`str`):
+            The results.
+        path (`Path`):
+            A Markdown file that has the markers.
+        script (`str`):
+            The script, as a path below `benchmarks/`.
 
     Raises:
-        ValueError: If there are no such markers.
+        ValueError: If the file does not have these markers.
     """
     start, end = f"<!-- results of benchmarks/{script} -->", "<!-- end of results -->"
     before, found, rest = path.read_text().partition(start)

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Sphinx configuration: the Markdown pages of docs/source, in the order of its _toctree.yml, with [[autodoc]] as TRL."""
+"""Sphinx configuration: Markdown pages of docs/source in the order of _toctree.yml, with [[autodoc]] as in TRL."""
 
 import inspect
 import pydoc

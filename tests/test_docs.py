@@ -13,12 +13,12 @@
 # limitations under the License.
 
 """
-The pages of the documentation say what is true: their Python runs as it is printed, and their links, commands, options,
-metrics and error messages exist.
+The pages of the documentation say what is true: their Python runs as it is printed, and their links, commands,
+options, metrics and error messages exist.
 
-Python blocks and `trl-nlac` commands of a page are one session. They run in a folder with a finished run in `my-agent`. Every model of the Hub
-that they name is the embedded one, and training takes one small step. A block that cannot run has the comment
-`<!-- not run: reason -->` on the line above it.
+Python blocks and `trl-nlac` commands of a page are one session. They run in a folder with a finished run in
+`my-agent`. Every model of the Hub that they name is the embedded one, and training takes one small step. A block that
+cannot run has the comment `<!-- not run: reason -->` on the line above it.
 """
 
 import argparse
@@ -187,7 +187,7 @@ def lines(block: Block) -> list[list[str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of every command of the page that starts an example or a reader's own script, without what is set before it."""
+    """The words of every command of the page that starts an example or a reader's script, without its variables."""
     lines = []
     for block in blocks(page):
         if block.language == "bash":

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Every public name is documented, and what is said about an option is what the option is."""
+"""Every public name is documented, and the documentation of options is right."""
 
 import ast
 import dataclasses
@@ -29,6 +29,9 @@ from trl.trainer.base_config import _BaseConfig
 
 import trl_nlac
 from trl_nlac import NLACConfig, environments
+from trl_nlac.options.generation import GenerationOptions
+from trl_nlac.options.records import RecordOptions
+from trl_nlac.options.roles import RoleOptions
 
 
 PAGES = Path(__file__).parent.parent / "docs" / "source"
@@ -55,7 +58,7 @@ def _own(module: ModuleType) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "item"), public_items().items())
 def test_public_names_have_docstrings(name, item):
-    """Also methods and properties; what overrides a documented method says it by that."""
+    """Methods and properties too; an override needs none where the overridden method has one."""
     assert inspect.getdoc(item), name
     for member, value in vars(item).items() if inspect.isclass(item) else []:
         if not member.startswith("_") and (
@@ -70,9 +73,7 @@ def test_environments_names_what_it_exports():
 
 def test_every_option_is_in_the_docstring_and_the_other_way_round():
     inherited = {field.name for field in dataclasses.fields(_BaseConfig)}
-    configs = [
-        config for config in NLACConfig.__mro__ if issubclass(config, _BaseConfig) and config is not _BaseConfig
-    ]
+    configs = [NLACConfig, RoleOptions, GenerationOptions, RecordOptions]
     fields = {field.name: field for field in dataclasses.fields(NLACConfig)}
     overridden = {name for config in configs for name in config.__annotations__} & fields.keys()
     documented = dict(OPTION.findall("".join(config.__doc__ for config in configs)))

@@ -12,11 +12,11 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The whole of algorithm 1 on a world that the model has never seen. It must learn, and for the right reasons."""
+"""The whole of algorithm 1 on a world that the model has never seen. It must learn, for the right reasons."""
 
 import numpy as np
 import torch
-from helpers.testing_utils import make_config
+from helpers.testing_utils import make_config, priorities_of
 from transformers import TrainerCallback
 
 from trl_nlac import NLACTrainer
@@ -30,7 +30,7 @@ from trl_nlac.environments.embedded import (
 
 
 class WeightsOfTheRoles(TrainerCallback):
-    """Notes, at every question, how far the weights that answer are from the target weights."""
+    """Records how far the weights of each answer are from the target weights."""
 
     def __init__(self, trainer: NLACTrainer):
         self.distances: dict[str, list[float]] = {}
@@ -62,8 +62,7 @@ def test_learns_a_service_desk(tmp_path):
             max_generation_batch_size=512,
             max_completion_length=48,
             max_turns=2,
-            successor_temperature=0.5,
-            backup_temperature=0.0,
+            role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
             target_update_rate=0.05,
             rehearsal_ratio=0.5,
             num_eval_episodes=48,
@@ -83,7 +82,7 @@ def test_learns_a_service_desk(tmp_path):
     assert before["eval_episode/success_rate"] < 0.05
     assert after["eval_episode/success_rate"] > 0.7
     assert trainer.num_environment_steps <= 280
-    # The critic fits its targets, foresees what it could not have known, and is not one that always says "No".
+    # The critic fits its targets, predicts what it could not have known, and does not always say "No".
     losses = [log["critic/loss"] for log in trainer.state.log_history if "critic/loss" in log]
     assert losses[-1] < 0.75 * losses[0]
     assert after["eval_oracle/future_accuracy"] > before["eval_oracle/future_accuracy"] + 0.05
@@ -92,5 +91,5 @@ def test_learns_a_service_desk(tmp_path):
     assert max(roles.distances["backup"] + roles.distances["successor"]) == 0
     assert min(roles.distances["policy"] + roles.distances["critique"] + roles.distances["refine"]) > 1e-4
     # Priorities are critic losses: none is still the one that a new transition starts with.
-    priorities = trainer.replay._priorities[: len(trainer.replay)]
+    priorities = priorities_of(trainer.replay)
     assert (priorities == 1.0).mean() < 0.1 and np.std(np.log(priorities)) > 0.5

@@ -18,13 +18,13 @@ import yaml
 from trl_nlac import NLACPrompts
 from trl_nlac.prompts import (
     _REQUIRED_FIELDS,
-    Critique,
+    parse_corrected_think,
     parse_correctness,
     parse_critique,
     parse_future,
-    parse_react,
     render,
 )
+from trl_nlac.types import Critique
 
 
 class TestParsing:
@@ -72,11 +72,19 @@ class TestParsing:
         assert parse_future(" It ends. ") == Critique("It ends.", None)
         assert parse_future(" ") is None
 
-    def test_react(self):
-        assert parse_react('Thought: hm\nAction: {"name": "go", "arguments": {}}') == '{"name": "go", "arguments": {}}'
-        assert parse_react("Action: go") is None
-        assert parse_react("Thought: hm") is None
-        assert parse_react("Thought: hm\nAction: go\nAction: stay") is None
+    @pytest.mark.parametrize(
+        ("text", "thoughts"),
+        [
+            ("<corrected_think>\nso\n</corrected_think>", "so"),
+            ("<corrected_think>a</corrected_think><corrected_think>b</corrected_think>", None),
+            ("<corrected_think><think>a</think></corrected_think>", None),
+            ("<corrected_think> </corrected_think>", None),
+            ("Well: <corrected_think>a</corrected_think>", None),
+            ("a", None),
+        ],
+    )
+    def test_corrected_thoughts(self, text, thoughts):
+        assert parse_corrected_think(text) == thoughts
 
 
 class TestNLACPrompts:
@@ -113,3 +121,15 @@ class TestNLACPrompts:
         (tmp_path / "wrong.yaml").write_text("critic: How good?")
         with pytest.raises(ValueError, match="names the prompt `critic`, which does not exist"):
             NLACPrompts.from_file(tmp_path / "wrong.yaml")
+
+    def test_system_message(self):
+        """The policy's prompt with the format, then the tools if it shows any, then the environment's instructions."""
+        prompts = NLACPrompts(policy="Act: {action_format}", tools="Tools: {tools}", format_text="one word")
+        tools = [{"name": "route"}, {"name": "close"}]
+        assert prompts.system("text", []) == "Act: one word"
+        assert prompts.system("text", [], "Be brief.") == "Act: one word\n\nBe brief."
+        shown = 'Act: one word\n\nTools: {"name": "route"}\n{"name": "close"}'
+        assert prompts.system("text", tools) == shown
+        assert prompts.system("text", tools, "Be brief.") == f"{shown}\n\nBe brief."
+        assert prompts.system("react", []) == f"Act: {prompts.format_react}"
+        assert NLACPrompts(policy="").system("text", []) == ""

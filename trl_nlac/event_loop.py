@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One event loop, in a thread of its own, for everything asynchronous."""
+"""One event loop in its own thread, for everything asynchronous."""
 
 import asyncio
 import inspect
@@ -28,8 +28,8 @@ _lock = threading.Lock()
 
 def finish(result: Any) -> Any:
     """
-    `result`, or what it gives if it is a coroutine: all run in one loop, so that they may share locks and connections,
-    as under TRL. Not to be called from within a coroutine.
+    Return `result`; if it is a coroutine, run it and return its result. All coroutines run in one loop and can share
+    locks and connections, as in TRL. Must not be called from a coroutine.
     """
     if inspect.iscoroutine(result):
         return asyncio.run_coroutine_threadsafe(result, _event_loop()).result()
@@ -37,7 +37,7 @@ def finish(result: Any) -> Any:
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    with _lock:  # threads may ask at the same time, and must get the same
+    with _lock:  # several threads can ask at the same time and must get the same loop
         return _start_event_loop()
 
 

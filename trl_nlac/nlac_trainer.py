@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -33,39 +32,41 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.encoder import ChatEncoder
+from .chat.tokenizer import ending_token_ids, load_tokenizer
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
-from .episodes.logs import fill_from_logs, offline_tasks, tools_of_logs
+from .episodes.conversations import to_dataset
+from .episodes.logs import episodes_from_logs, offline_tasks
 from .episodes.rewards import RewardFunc, load_rewards
 from .episodes.rollout import play_episodes
 from .evaluation.evaluation import evaluate_policy, joint_metrics
-from .method.batches import make_batches
-from .method.collator import NLACCollator
-from .method.critic import bellman_targets
-from .method.losses import LOSSES, batch_losses
-from .method.refinement import REPLAYED_FRACTIONS, Refinement, refine_actions
+from .evaluation.health import health_metrics
+from .evaluation.oracle import judge_refinements
+from .generation.loading import load_generator
+from .method.backup import bellman_targets, critic_examples
+from .method.batches import NLACCollator, make_batches
+from .method.critic import critiques, judge_actions
+from .method.losses import batch_losses
+from .method.refinement import Criticise, policy_examples, refine_actions
+from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights
 from .nlac_config import NLACConfig
-from .options.saved_roles import save_roles
 from .prompts import NLACPrompts
 from .records.folder import TrainingLogCallback
-from .records.hub import model_card, upload_completions
+from .records.hub import model_card, push_episodes, upload_completions
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .training.checkpoint import load_state, save_state
-from .training.failures import FailureMonitor, TrainingStopped, nothing_played
-from .training.loading import ending_token_ids, load_generator, load_model, load_tokenizer, make_roles
-from .training.numerics import LossGuard
+from .training.guards import FailureMonitor, LossGuard, TrainingStopped, nothing_played
+from .training.model import load_model
 from .training.rehearsal import Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer
-from .types import Answer, Episode, TrainingExample, Transition
+from .types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, Transition
 
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
-
-logger = get_logger(__name__)
 
 
 class NLACTrainer(AtomicSavingTrainer):
@@ -75,11 +76,11 @@ class NLACTrainer(AtomicSavingTrainer):
 
     Algorithm 1 of the paper, line by line:
 
-    | line | what | where |
+    | line | step | code |
     |---|---|---|
     | 3-6 | act, store | [`~episodes.rollout.play_episodes`], [`PrioritizedReplay.add`] |
     | 7 | draw training samples | [`PrioritizedReplay.sample`] |
-    | 8 | critic loss on Bellman targets | [`~method.critic.bellman_targets`], `compute_loss` |
+    | 8 | critic loss on Bellman targets | [`~method.backup.bellman_targets`], `compute_loss` |
     | 9 | policy loss on refined actions | [`~method.refinement.refine_actions`], `compute_loss` |
     | 10 | target weights | [`TargetWeights.update`] |
 
@@ -98,7 +99,7 @@ class NLACTrainer(AtomicSavingTrainer):
 
         def step(self, action):
             if not action.isdecimal():
-                return StepResult("That is no number.")
+                return StepResult("That is not a number.")
             guess = int(action)
             if guess == self.number:
                 return StepResult("Right!", reward=1.0, terminated=True)
@@ -126,24 +127,24 @@ class NLACTrainer(AtomicSavingTrainer):
             Tasks for evaluation.
         environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
             Called without arguments, returns an environment: a text environment with `reset` and `step`, see
-            [`~environments.TextEnvironment`], a `gymnasium.Env` of text, or one written for [`~trl.GRPOTrainer`], whose
-            public methods are tools.
-            With a dict, the column `environment` of the dataset names the factory of each task.
+            [`~environments.TextEnvironment`], a `gymnasium.Env` of text, or one written for [`~trl.GRPOTrainer`],
+            whose public methods are tools. With a dict, the column `environment` of the dataset names the factory of
+            each task.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
             Tokenizer with a chat template. If `None`, that of the model.
         reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Functions that score an episode at its end, in TRL's form, see [`~episodes.rewards.EpisodeRewards`]. They add to what
-            the environment pays.
+            Functions that score an episode at its end, in TRL's form, see [`~episodes.rewards.EpisodeRewards`]. Their
+            rewards are added to the environment's.
         tools (`list[Callable]`, *optional*):
-            Standalone tools, besides those of a TRL environment or without any environment.
+            Standalone tools, in addition to those of a TRL environment or without an environment.
         prompts ([`NLACPrompts`], *optional*):
-            Words of the roles. If `None`, the defaults.
+            Prompts of the roles. If `None`, the defaults.
         replay_dataset ([`~datasets.Dataset`], *optional*):
             Logged conversations that fill the replay buffer before training, with the columns `messages` and `reward`,
-            see [`~episodes.logs.episodes_from_logs`]. Without an `environment_factory` they are all that is trained on.
+            see [`~episodes.logs.episodes_from_logs`]. Without an `environment_factory` they are the only data.
         rehearsal_dataset ([`~datasets.Dataset`], *optional*):
             Supervised samples of the roles, with the conversational columns `prompt` and `completion`, mixed into the
-            batches by `rehearsal_ratio`. Keeps roles alive that the model would forget. Not in the paper.
+            batches by `rehearsal_ratio`, so that the model does not forget a role. Not in the paper.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks.
         optimizers (`tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None]`, *optional*):
@@ -154,7 +155,7 @@ class NLACTrainer(AtomicSavingTrainer):
             How to quantize a model that is loaded by name.
 
     Raises:
-        ValueError, TypeError: If anything does not fit, before training starts; the message names the option.
+        ValueError, TypeError: If an argument or option is wrong, before training starts; the message names it.
     """
 
     _tag_names = ["trl", "nlac"]
@@ -194,7 +195,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
-        tokenizer = load_tokenizer(processing_class, model, args)
+        revision = (args.model_init_kwargs or {}).get("revision")
+        tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
         self.rehearsal = Rehearsal(rehearsal_dataset, args.rehearsal_ratio, chat, seed=args.seed + args.process_index)
 
@@ -209,11 +211,15 @@ class NLACTrainer(AtomicSavingTrainer):
             optimizers=optimizers,
         )
         self.model.add_model_tags(self._tag_names)
-        eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, model.generation_config)
-        generator = load_generator(self.model, args, self.accelerator, tokenizer, eos_token_ids)
-        self.roles = make_roles(
-            *(generator, chat, prompts, args),
-            tools=self.environments.tool_schemas + ([] if replay_dataset is None else tools_of_logs(replay_dataset)),
+        generator = load_generator(
+            *(self.model, args, self.accelerator, tokenizer),
+            ending_token_ids(tokenizer, chat.stop_ids, model.generation_config),
+            trust_remote_code=args.trust_remote_code,
+            gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
+        )
+        self.roles = Roles(
+            *(generator, chat, prompts or NLACPrompts(), args),
+            action_regex=args.vllm_structured_outputs_regex,
             shows_progress=not args.disable_tqdm and self.is_world_process_zero(),
         )
         self.replay = PrioritizedReplay(
@@ -225,17 +231,18 @@ class NLACTrainer(AtomicSavingTrainer):
             spill_directory=args.output_dir,
         )
         if replay_dataset is not None:
-            fill_from_logs(self.replay, replay_dataset, self.roles, args)
+            shares = (args.process_index, args.world_size, args.max_prompt_length)
+            self.replay.fill(episodes_from_logs(replay_dataset, self.roles.actions, self.roles.prompts, *shares))
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
         self.target_weights = TargetWeights(
             None if is_sharded_later else self.model, args.target_update_rate, args.target_weights_offload
         )
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
-        self.records = Records(args, self.roles, self.replay, self.environments.oracle)
+        self.records = Records(args, chat.decode)
         self.add_callback(TrainingLogCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
-        self.failures = FailureMonitor(args.max_environment_failure_rate, args.environment_failure_window)
-        self.loss_guard = LossGuard(args.max_nonfinite_batches)
+        self.failures = FailureMonitor(args.max_environment_failure_rate)
+        self.loss_guard = LossGuard()
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
         set_seed(args.seed, device_specific=True)  # processes sample differently
@@ -265,34 +272,32 @@ class NLACTrainer(AtomicSavingTrainer):
         return super()._prepare_inputs(self._collate(self._batches.popleft()))
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
-        """One iteration of algorithm 1 up to its gradient steps: the micro-batches to take them on."""
-        refines_fresh_actions = self.args.refinement_source == "policy"
-        with self._speaking():
-            with self.records.timed("rollout"):
-                episodes = self._play(tasks)
-            self.records.add_episodes(episodes, self.replay.add(episodes), self.state.global_step)
+        """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
+        refines_fresh_actions = not self.args.replay_refinement_fraction
+        with self._generating():
+            episodes = self._play(tasks)
+            numbers = self.replay.add(episodes)
+            self.records.add_episodes(episodes, numbers, self.state.global_step)
             samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
             transitions = [sample.transition for sample in samples]
-            self.records.judge_samples(samples)
+            judgements = self._judge(transitions[: self.args.audit_samples])
             if refines_fresh_actions:
                 refinements = self._refine(transitions, {})
-        with self.target_weights.swapped_into(self.model), self._speaking(), self.records.timed("target"):
+        with self.target_weights.swapped_into(self.model), self._generating(), self.records.timed("target"):
             targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
         if not refines_fresh_actions:  # the targets are the first critiques
-            with self._speaking():
+            with self._generating():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
-        distance = self.target_weights.distance(self.model)
-        self.records.add_samples(samples, targets, refinements, self.state.global_step, distance)
-        return make_batches(self.roles, samples, targets, refinements, self.args, self.rehearsal)
+        metrics = self._iteration_metrics(transitions, targets, refinements)
+        self.records.add_samples(samples, judgements, targets, refinements, metrics, self.state.global_step)
+        return self._make_batches(samples, targets, refinements)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
-        teacher = (
-            partial(self.target_weights.swapped_into, self.model) if self.args.critic_loss_type == "distill" else None
-        )
-        compute = partial(batch_losses, model, teacher=teacher)
-        inputs, losses = self.loss_guard.finite_losses(compute, inputs)
+        distills = self.args.critic_loss_type == "distill"
+        teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
+        inputs, losses = self.loss_guard.finite_losses(partial(batch_losses, model, teacher=teacher), inputs)
         has_priority = (inputs["loss_ids"] == LOSSES.index("critic")) & (inputs["transition_ids"] >= 0)
         self.replay.update_priorities(
             inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
@@ -306,55 +311,90 @@ class NLACTrainer(AtomicSavingTrainer):
 
     # Parts of an iteration
 
-    def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
-        """Episodes of the tasks, again and again until training may start everywhere; none without an environment."""
-        if not self.environments:
-            return []
-        episodes: list[Episode] = []
-        while True:
-            played = play_episodes(
-                self.environments,
-                tasks,
-                self.roles,
-                self.args.max_turns,
-                self.args.max_prompt_length,
-                rewards=self.rewards,
-            )
-            episodes += played
-            self.failures.update(gather_object([episode.failure is not None for episode in played]))
-            if self.failures.is_exceeded:
-                raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
-            num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
-            if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
-                return episodes
-            if not any(gather_object([any(episode.turns for episode in played)])):
-                raise RuntimeError(nothing_played(played))
-
-    def _reward_context(self) -> dict[str, Any]:
-        """What reward functions get besides the episodes, as under TRL."""
-        return {
-            "trainer_state": self.state,
-            "log_metric": lambda name, value: self.records.metrics[name].append(value),
-        }
-
-    def _refine(self, transitions: list[Transition], targets: dict[int, Answer]) -> list[Refinement | None]:
-        with self.records.timed("refine"):
-            fraction = REPLAYED_FRACTIONS.get(self.args.refinement_source, self.args.replay_refinement_fraction)
-            replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
-            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed)
-
     @contextmanager
-    def _speaking(self) -> Iterator[None]:
-        """Lets the roles speak with the weights that the model has now."""
+    def _generating(self) -> Iterator[None]:
+        """Open a session in which the roles generate with the model's current weights."""
         with ExitStack() as stack:
             with self.records.timed("sync"):
                 stack.enter_context(self.roles.generator.session(self.model_wrapped))
             yield
 
-    # Records
+    def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
+        """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
+        episodes: list[Episode] = []
+        with self.records.timed("rollout"):
+            while self.environments:
+                played = play_episodes(self.environments, tasks, self.roles, rewards=self.rewards)
+                episodes += played
+                self.failures.update(gather_object([episode.failure is not None for episode in played]))
+                if self.failures.is_exceeded:
+                    raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
+                num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
+                if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
+                    break
+                if not any(gather_object([any(episode.turns for episode in played)])):
+                    raise RuntimeError(nothing_played(played))
+        return episodes
+
+    def _judge(self, transitions: list[Transition]) -> list[Judgement | None]:
+        """Judge stored actions for the audit trail. Metrics and random state stay as they were."""
+        if not transitions:
+            return []
+        # The seeds of answers come from torch's global generator.
+        with self.records.timed("audit"), self.roles.unrecorded(), torch.random.fork_rng(devices=[]):
+            return judge_actions(self.roles, [transition.state_action for transition in transitions])
+
+    def _refine(
+        self, transitions: list[Transition], targets: dict[int, Answer], criticise: Criticise = critiques
+    ) -> list[Refinement | None]:
+        """Refine fresh actions, and stored ones where they are drawn from those with `targets`."""
+        with self.records.timed("refine"):
+            fraction = self.args.replay_refinement_fraction
+            replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
+            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise)
+
+    def _iteration_metrics(
+        self, transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
+    ) -> dict[str, float]:
+        """Compute the metrics of an iteration on this process."""
+        oracle = self.environments.oracle
+        return {
+            **self.roles.take_metrics(),
+            **health_metrics(transitions, targets, refinements),
+            **(judge_refinements(oracle, transitions, refinements) if oracle is not None else {}),
+            "replay/size": float(len(self.replay)),
+            "replay/priority_mean": self.replay.priority_mean,
+            "target/distance": self.target_weights.distance(self.model),
+        }
+
+    def _make_batches(
+        self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
+    ) -> list[list[TrainingExample]]:
+        """Make the micro-batches of an iteration: examples of both losses, and of rehearsal."""
+        num_micro_batches = self.args.gradient_accumulation_steps
+        step_size = num_micro_batches * self.args.per_device_train_batch_size
+        distills = self.args.critic_loss_type == "distill"
+        nothing = [None] * len(samples)
+        return make_batches(
+            samples,
+            critic_examples(self.roles, samples, targets, distills) if self.args.critic_loss_coef else nothing,
+            policy_examples(self.roles, samples, refinements),
+            [self.rehearsal.draw(step_size) for _ in range(len(samples) // step_size)],
+            num_micro_batches,
+            self.roles.chat.end_of_turn_id,
+        )
+
+    def _reward_context(self) -> dict[str, Any]:
+        """Additional arguments of reward functions, as in TRL."""
+        return {
+            "trainer_state": self.state,
+            "log_metric": lambda name, value: self.records.metrics[name].append(value),
+        }
+
+    # Logs
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs:  # the log of training steps; those of evaluation and of the end bring their own
+        if "loss" in logs:  # the log of training steps; those of evaluation and of the end have their own metrics
             logs.update(self.records.take(self.state.global_step))
             logs["nonfinite_losses"] = self.loss_guard.num_dropped
         super().log(logs, start_time)
@@ -379,29 +419,30 @@ class NLACTrainer(AtomicSavingTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Play `num_eval_episodes` of each task. The replay buffer and the course of training are not touched."""
+        """Play `num_eval_episodes` of each task. Replay buffer and random state of training stay as they were."""
         if not self.environments:
             raise ValueError(
                 "Evaluation plays, and there is no `environment_factory`. Give one, or evaluate elsewhere."
             )
-        device, rank, dataset = self.accelerator.device, self.args.process_index, dataloader.dataset
-        tasks = {i: dataset[i] for i in range(rank, len(dataset), self.args.world_size)}
+        args, device, rank, dataset = self.args, self.accelerator.device, self.args.process_index, dataloader.dataset
+        tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
+        numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_oracle_probes, args.seed)
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                torch.manual_seed(self.args.seed + rank)
+                torch.manual_seed(args.seed + rank)
                 with self.roles.generator.session(self.model_wrapped):
-                    seen = evaluate_policy(self.environments, tasks, self.roles, self.args, self.rewards)
+                    evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
         finally:
             if not self.is_in_train:
                 self.environments.close()
         self.roles.take_metrics()
-        self.records.add_evaluation(seen, self.state.global_step, metric_key_prefix)
-        metrics = {**joint_metrics(seen), "environment/steps": self.num_environment_steps}
+        self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
+        metrics = {**joint_metrics(evaluation), "environment/steps": self.num_environment_steps}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        num_samples = sum(gather_object([len(seen.episodes)]))
+        num_samples = sum(gather_object([len(evaluation.episodes)]))
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=num_samples)
 
-    # Data, checkpoints
+    # Data
 
     def get_train_dataloader(self) -> DataLoader:
         if self.train_dataset is None:
@@ -424,11 +465,13 @@ class NLACTrainer(AtomicSavingTrainer):
             epoch=lambda: int(self.state.epoch or 0),
         )
 
+    # Hub
+
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
         """
-        Write the card of the model, `README.md`, into the output folder, as [`push_to_hub`] and every checkpoint do.
+        Write the model card, `README.md`, into the output folder, as [`push_to_hub`] and every checkpoint do.
 
         Args:
             model_name (`str`, *optional*):
@@ -436,36 +479,57 @@ class NLACTrainer(AtomicSavingTrainer):
             dataset_name (`str`, *optional*):
                 Dataset of the tasks on the Hub.
             tags (`str` or `list[str]`, *optional*):
-                Tags besides `trl` and `nlac`.
+                Tags in addition to `trl` and `nlac`.
         """
         if not self.is_world_process_zero():
             return
-        repo_id = self.hub_model_id or str(self.args.output_dir)
-        base_model = get_config_model_id(self.model.config)
-        is_local = not base_model or Path(base_model).is_dir()
-        episodes = self.replay.newest(1)
+        newest = self.replay.newest(1)
         card = model_card(
             self.args,
-            model_name or Path(repo_id).name,
-            repo_id,
-            None if is_local else base_model,
-            [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+            self.state,
             self.environments.name,
-            num_tasks="the environment's own" if self.train_dataset is None else f"{len(self.train_dataset):,}",
-            example=episodes[0].first_observation if episodes else "...",
-            log_history=self.state.log_history,
             num_environment_steps=self.num_environment_steps,
-            num_optimizer_steps=self.state.global_step,
+            num_tasks=None if self.train_dataset is None else len(self.train_dataset),
+            example=newest[0].first_observation if newest else "...",
+            base_model=get_config_model_id(self.model.config),
+            repo_id=self.hub_model_id,
+            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+            model_name=model_name,
             dataset_name=dataset_name,
         )
         card.save(Path(self.args.output_dir, "README.md"))
 
+    def push_replay_to_hub(self, repo_id: str, private: bool | None = None, token: str | None = None) -> str:
+        """
+        Upload the episodes of this process's replay buffer as a dataset of conversations with a card.
+
+        Args:
+            repo_id (`str`):
+                Name of the dataset on the Hub.
+            private (`bool`, *optional*):
+                Whether a new repository is private. If `None`, the organisation's default.
+            token (`str`, *optional*):
+                Token of the Hub. If `None`, that of the login.
+
+        Returns:
+            `str`: address of the dataset.
+
+        Raises:
+            ValueError: If the buffer is empty.
+        """
+        if not len(self.replay):
+            raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
+        return push_episodes(to_dataset(self.replay.episodes, self.roles.actions), repo_id, private, token)
+
+    # Checkpoints
+
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            # Whatever is saved, a run that goes on uploads its own folder.
+            # Also into the run's own folder, which is uploaded during training.
             for directory in {output_dir or self.args.output_dir, self.args.output_dir}:
-                save_roles(directory, self.args, self.roles.prompts)
+                self.roles.prompts.save_pretrained(directory)
+                self.args.save_pretrained(directory)
 
     def _save_checkpoint(self, model, trial) -> None:
         start = time.perf_counter()

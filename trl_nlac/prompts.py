@@ -12,15 +12,21 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The words of every role, as data, and what is read from the model's answers."""
+"""The prompts of every role, as data, and the parsers of critiques."""
 
 import json
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
+from transformers.utils import cached_file
 
+from .types import Critique
+
+
+PROMPTS_FILE = "nlac_prompts.json"  # next to a saved model
 
 POLICY = """\
 You act in an environment, one action per turn, until the task is done. Answer every observation in exactly this form:
@@ -61,7 +67,8 @@ Take no action now, and write nothing after the judgement."""
 # The critic, for several futures (k > 1): the successor model, and the evaluator that reads all futures
 
 FUTURE = """\
-Foresee one way in which things may go on from the action you just took, until the task has succeeded or failed. Use a \
+Foresee one way in which things may go on from the action you just took, until the task has succeeded or failed. \
+Use a \
 few short sentences and take no action now."""
 
 EVALUATION = """\
@@ -89,7 +96,8 @@ SUCCESSOR = """\
 Your action was answered as follows:
 {next_observation}
 
-Foresee one way in which things may go on from here, until the task has succeeded or failed. Use a few short sentences \
+Foresee one way in which things may go on from here, until the task has succeeded or failed. Use a few short \
+sentences \
 and take no action now."""
 
 BACKUP = """\
@@ -125,7 +133,8 @@ Your action was answered as follows, and with that the task ended:
 
 The final score is {score}.
 
-Now tell what followed from the action: the answer that you received and how the task ended. Use a few short sentences, \
+Now tell what followed from the action: the answer that you received and how the task ended. Use a few short \
+sentences, \
 and do not judge."""
 
 BACKUP_CORRECTNESS = """\
@@ -154,8 +163,10 @@ Write the new thoughts in one block, and nothing else:
 Use no other tags inside the block."""
 
 CORRECT_BACKUP = f"""\
-Before that judgement you thought. Your thoughts may have taken as known what came after the action: the answer to it, \
-the future, or the final score. Whoever judges the action when it is taken knows none of it. Rewrite your thoughts, as \
+Before that judgement you thought. Your thoughts may have taken as known what came after the action: the answer to \
+it, \
+the future, or the final score. Whoever judges the action when it is taken knows none of it. Rewrite your thoughts, \
+as \
 close to the old ones in style and length as you can, so that they infer all of this from what was known up to the \
 action: not "this happened", but "I expect this to happen, because". They must still lead to the same judgement.
 {_CORRECTED_FORM}"""
@@ -185,12 +196,12 @@ _OPTIONAL_FIELDS = {
 
 
 def render(template: str, **values: str) -> str:
-    """Fill the fields of a template. Other braces, and braces in the values, stay as they are."""
+    """Fill in the fields of a template. Other braces, and braces in the values, stay as they are."""
     return _FIELD.sub(lambda match: values[match.group(1)], template)
 
 
 def numbered(futures: list[str]) -> str:
-    """Futures as the evaluator reads them, one on a line (k > 1)."""
+    """Number futures for the evaluator, one per line (k > 1)."""
     return "\n".join(f"{number}. {future}" for number, future in enumerate(futures, 1))
 
 
@@ -202,19 +213,19 @@ class NLACPrompts:
 
     Args:
         policy (`str`, *optional*):
-            System message of the acting model, p_react. `{action_format}` is optional. Empty for none.
+            System message of the policy, p_react. `{action_format}` is optional. Empty for none.
         tools (`str`, *optional*):
             Follows the system message where the environment has tools. Shows their JSON schemas, `{tools}`.
         format_react (`str`, *optional*):
-            How an action is written with `action_format="react"`.
+            Describes an action with `action_format="react"`.
         format_text (`str`, *optional*):
-            How an action is written with `action_format="text"`.
+            Describes an action with `action_format="text"`.
         format_tool_call (`str`, *optional*):
-            How an action is written with `action_format="tool_call"`; the chat template shows the tools.
+            Describes an action with `action_format="tool_call"`; the chat template shows the tools.
         unreadable_action (`str`, *optional*):
-            What the policy observes after an answer that is no action. `{action_format}` is optional.
+            Observation after an answer that is not an action. `{action_format}` is optional.
         history_cut (`str`, *optional*):
-            Stands at the end of the task where later turns were cut to keep to `max_prompt_length`.
+            Added to the end of the task where later turns were cut to keep to `max_prompt_length`.
         critique (`str`, *optional*):
             Asks for future and verdict of the last action, p_pred and p_eval in one (k = 1).
         future (`str`, *optional*):
@@ -226,17 +237,18 @@ class NLACPrompts:
         successor (`str`, *optional*):
             Shows `{next_observation}` and asks for the future from there: the first half of the Bellman backup.
         backup (`str`, *optional*):
-            Asks for the judgement that joins observation and foreseen future, p_tpred.
+            Asks for the judgement that joins the observation and the predicted future, p_tpred.
         backup_terminated (`str`, *optional*):
             The same where the task ended: shows `{next_observation}` and the final `{score}`.
         backup_future (`str`, *optional*):
-            Asks for what `backup` does without the verdict (k > 1).
+            Asks for the same as `backup` without the verdict (k > 1).
         backup_future_terminated (`str`, *optional*):
-            Asks for what `backup_terminated` does without the verdict (k > 1).
+            Asks for the same as `backup_terminated` without the verdict (k > 1).
         backup_correctness (`str`, *optional*):
             Shows the final `{score}` and asks for the verdict alone, where a task is a single step.
         observed_end (`str`, *optional*):
-            Follows what really happened until a task ended (`bootstrap="monte_carlo"`). `{score}` is optional. Empty for none.
+            Follows the observed course of an episode that ended (`bootstrap="monte_carlo"`). `{score}` is optional.
+            Empty for none.
         refine (`str`, *optional*):
             Asks for an action in place of the criticised one, p_refine. `{action_format}` is optional.
         correct_backup (`str`, *optional*):
@@ -245,7 +257,7 @@ class NLACPrompts:
             Asks a reasoning model to rewrite the thoughts before a refined action, in `<corrected_think>` tags.
 
     Raises:
-        ValueError: If a prompt lacks a field without which its role cannot be played, or has one that it gets no value for.
+        ValueError: If a prompt lacks a required field, or has one for which there is no value.
     """
 
     policy: str = POLICY
@@ -284,13 +296,37 @@ class NLACPrompts:
                 )
 
     def action_format(self, name: str) -> str:
-        """The description of the action format `name`, one of `ACTION_PARSERS`."""
+        """Describe an action in the format `name`."""
         return {"react": self.format_react, "text": self.format_text, "tool_call": self.format_tool_call}[name]
+
+    def system(self, format_name: str, tools: list[dict[str, Any]], instructions: str = "") -> str:
+        """
+        Compose the system message of the policy.
+
+        Args:
+            format_name (`str`):
+                Format of its actions.
+            tools (`list[dict[str, Any]]`):
+                JSON schemas of the tools to show in the message. None where the chat template shows them.
+            instructions (`str`, *optional*):
+                The environment's own system message.
+        """
+        schemas = "\n".join(json.dumps(schema) for schema in tools)
+        parts = [
+            render(self.policy, action_format=self.action_format(format_name)),
+            render(self.tools, tools=schemas) if tools else "",
+            instructions,
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def unreadable(self, format_name: str) -> str:
+        """Tell the policy that its answer was not an action in the format `format_name`."""
+        return render(self.unreadable_action, action_format=self.action_format(format_name))
 
     @classmethod
     def from_file(cls, path: str | Path) -> "NLACPrompts":
         """
-        Read prompts from a YAML or JSON file; prompts that it does not name keep their defaults.
+        Read prompts from a YAML or JSON file. Prompts that it does not name keep their defaults.
 
         Raises:
             ValueError: If the file cannot be read, or names a prompt that does not exist or lacks a required field.
@@ -298,42 +334,36 @@ class NLACPrompts:
         try:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
         except yaml.YAMLError as error:
-            raise ValueError(f"{path} is no YAML or JSON: {error}") from error
+            raise ValueError(f"{path} is not YAML or JSON: {error}") from error
         if not isinstance(values, dict):
-            raise ValueError(f"{path} must map names of prompts to words, as `policy: ...` does.")
+            raise ValueError(f"{path} must map names of prompts to texts, as `policy: ...` does.")
         names = [field.name for field in fields(cls)]
         unknown = sorted(set(values) - set(names))
         if unknown:
             raise ValueError(f"{path} names the prompt `{unknown[0]}`, which does not exist. Prompts are: {names}.")
         return cls(**values)
 
+    @classmethod
+    def from_pretrained(cls, model: str, revision: str | None = None) -> "NLACPrompts":
+        """
+        Load the prompts saved with a model; the defaults if there are none.
+
+        Args:
+            model (`str`):
+                Folder, or repository on the Hub.
+            revision (`str`, *optional*):
+                Branch, tag or commit on the Hub.
+        """
+        path = cached_file(model, PROMPTS_FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
+        return cls() if path is None else cls.from_file(path)
+
     def save(self, path: str | Path) -> None:
         """Write all prompts to a JSON file that [`NLACPrompts.from_file`] reads."""
         Path(path).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
-
-@dataclass(frozen=True)
-class Critique:
-    """
-    A natural language value Q_L(s, a): a possible future of an action and a verdict on it.
-
-    Args:
-        future (`str`):
-            What will happen; empty where a task is a single step.
-        optimal (`bool` or `None`):
-            The verdict; `None` where only the future was asked for (k > 1).
-        advice (`str`):
-            How to do better; empty where the verdict is "Yes".
-    """
-
-    future: str
-    optimal: bool | None
-    advice: str = ""
-
-    @property
-    def text(self) -> str:
-        verdict = "Yes" if self.optimal else f"No {self.advice}".strip()
-        return f"Future: {self.future}\nOptimality: {verdict}" if self.future else f"Correctness: {verdict}"
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write all prompts next to a model, for [`NLACPrompts.from_pretrained`]."""
+        self.save(Path(directory, PROMPTS_FILE))
 
 
 _CRITIQUE = re.compile(
@@ -346,14 +376,10 @@ _CORRECTNESS = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _CORRECTED_THINK = re.compile(r"\s*<corrected_think>(?P<reasoning>[^<]*\S[^<]*)</corrected_think>\s*")
-_REACT = re.compile(
-    r"\s*\W{0,3}Thought\W{0,3}:\s*(?P<thought>.*?)\s*\W{0,3}Action\W{0,3}:\s*(?P<action>.*?\S)\s*",
-    re.DOTALL | re.IGNORECASE,
-)
 
 
 def parse_critique(text: str) -> Critique | None:
-    """Read a critique, tolerant of case, space and emphasis; `None` if it breaks the format."""
+    """Parse a critique, tolerant of case, space and emphasis; `None` if it breaks the format."""
     match = _CRITIQUE.fullmatch(text)
     if match is None or len(re.findall(r"Optimality\W{0,3}:", text, re.IGNORECASE)) != 1:
         return None
@@ -361,7 +387,7 @@ def parse_critique(text: str) -> Critique | None:
 
 
 def parse_correctness(text: str) -> Critique | None:
-    """Read the critique of a single step; `None` if it breaks the format."""
+    """Parse the critique of a single step; `None` if it breaks the format."""
     match = _CORRECTNESS.fullmatch(text)
     if match is None or len(re.findall(r"Correctness\W{0,3}:", text, re.IGNORECASE)) != 1:
         return None
@@ -369,33 +395,11 @@ def parse_correctness(text: str) -> Critique | None:
 
 
 def parse_future(text: str) -> Critique | None:
-    """Read a future without a verdict; `None` if there is none."""
+    """Parse a future without a verdict; `None` if there is none."""
     return Critique(text.strip(), None) if text.strip() else None
 
 
 def parse_corrected_think(text: str) -> str | None:
-    """The thoughts in exactly one `<corrected_think>` block without other tags; `None` if the format is broken."""
+    """Parse the thoughts in exactly one `<corrected_think>` block without other tags; `None` if there is none."""
     match = _CORRECTED_THINK.fullmatch(text)
     return match["reasoning"].strip() if match else None
-
-
-def parse_text(text: str) -> str | None:
-    """Free text; `None` if there is none."""
-    return text.strip() or None
-
-
-def parse_react(text: str) -> str | None:
-    """The action of `Thought: ... Action: ...`; `None` if it breaks the format."""
-    match = _REACT.fullmatch(text)
-    if match is None or len(re.findall(r"^\W{0,3}Action\W{0,3}:", text, re.IGNORECASE | re.MULTILINE)) != 1:
-        return None
-    return match["action"]
-
-
-def react_thought(text: str) -> str:
-    """The thought of an answer that [`parse_react`] can read."""
-    return _REACT.fullmatch(text)["thought"]
-
-
-# How the text of an action is read; of a tool call the text is its JSON.
-ACTION_PARSERS = {"react": parse_react, "text": parse_text, "tool_call": parse_text}

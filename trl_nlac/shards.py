@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""This process's part of each parameter, however a model is sharded."""
+"""This process's shard of each parameter, for every kind of sharding."""
 
 from typing import NamedTuple
 
@@ -26,29 +26,29 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 class Place(NamedTuple):
-    """Which values of a parameter a process keeps: a range of the flattened ones."""
+    """The values of a parameter that a process holds: a range of the flattened parameter."""
 
     shape: torch.Size  # of the whole parameter
     start: int
     size: int
-    is_counted: bool  # of several processes that keep the same range, one counts it
+    is_counted: bool  # if several processes hold the same range, one of them counts it
     is_shard: bool = True
 
 
 class LocalShard:
     """
-    The values of a parameter that this process keeps. Of this class: all of them, where nothing is sharded (one process,
-    DDP).
+    The values of a parameter that this process holds. In this class: all of them, for models that are not sharded (one
+    process, DDP).
 
     Args:
         parameter (`nn.Parameter`):
-            Parameter of a model that is ready for training: after `accelerator.prepare`, if anything shards it.
+            Parameter of a model that is ready for training; a sharded one has been through `accelerator.prepare`.
 
     Attributes:
         place ([`Place`]):
-            Which values.
+            The range of values.
         live (`torch.Tensor`):
-            What this process stores of the values that the model computes with.
+            This process's part of the values that the model computes with.
     """
 
     def __init__(self, parameter: nn.Parameter):
@@ -58,11 +58,11 @@ class LocalShard:
 
     @property
     def master(self) -> torch.Tensor:
-        """The values as the optimizer updates them: in float32 where it keeps a copy in float32."""
+        """The values that the optimizer updates: in float32 if it keeps a copy in float32."""
         return self.live
 
     def write(self, values: torch.Tensor) -> None:
-        """Let the model compute with other values."""
+        """Make the model compute with other values."""
         self.live.copy_(values)
 
 
@@ -107,14 +107,14 @@ class Zero3Shard(LocalShard):
 
 
 class FSDP2Shard(LocalShard):
-    """Under FSDP2, a parameter is a `DTensor` of which each process holds some rows; its optimizer updates just those."""
+    """Under FSDP2, a parameter is a `DTensor`; each process holds some rows, and its optimizer updates these."""
 
     def __init__(self, parameter: nn.Parameter):
         mesh, placements = parameter.device_mesh, parameter.placements
         if any(not placement.is_replicate() and placement != Shard(0) for placement in placements):
             raise NotImplementedError(
-                f"Target weights know parameters that FSDP2 shards by rows, got the placements {placements}. Use neither "
-                "tensor parallelism nor a `shard_placement_fn`."
+                f"Target weights support only parameters that FSDP2 shards by rows, got the placements {placements}. "
+                "Use neither tensor parallelism nor a `shard_placement_fn`."
             )
         self.live = parameter.data.to_local()
         _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
@@ -127,7 +127,7 @@ class FSDP2Shard(LocalShard):
 
 def local_shards(model: nn.Module) -> dict[str, LocalShard]:
     """
-    This process's part of each trainable parameter, by its name in the unwrapped model.
+    Return this process's shard of each trainable parameter, by its name in the unwrapped model.
 
     Args:
         model (`nn.Module`):
@@ -141,7 +141,7 @@ def local_shards(model: nn.Module) -> dict[str, LocalShard]:
 def _local_shard(parameter: nn.Parameter) -> LocalShard:
     if isinstance(parameter, DTensor):
         return FSDP2Shard(parameter)
-    if hasattr(parameter, "ds_tensor"):  # what DeepSpeed attaches tells which stage it is
+    if hasattr(parameter, "ds_tensor"):  # DeepSpeed's attributes show which stage it is
         return Zero3Shard(parameter)
     if hasattr(parameter, "_hp_mapping"):
         return Zero2Shard(parameter)
@@ -149,17 +149,17 @@ def _local_shard(parameter: nn.Parameter) -> LocalShard:
 
 
 def forget_gathered(model: nn.Module) -> None:
-    """Drop whole parameters that were gathered and kept, so that the next forward pass gathers what is live now."""
+    """Drop gathered parameters that were kept, so that the next forward pass gathers the live values."""
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     _reshard(model)
     for parameter in model.parameters():
         if hasattr(parameter, "ds_tensor"):
-            # Small parameters that ZeRO-3 keeps whole after use, those in flight, and the copies of ZeRO++.
+            # Small parameters that ZeRO-3 keeps gathered, those being gathered, and the copies of ZeRO++.
             parameter._z3_optimizer.empty_partition_cache()
             parameter._z3_optimizer.invalidate_secondary_tensor()
             break
     if torch.accelerator.is_available():
-        torch.accelerator.synchronize()  # the streams that gather do not wait for the one that wrote
+        torch.accelerator.synchronize()  # the streams that gather do not wait for the one that writes
 
 
 def _reshard(model: nn.Module) -> None:

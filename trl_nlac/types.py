@@ -12,34 +12,40 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The values that flow through algorithm 1: task row -> Episode -> Transition -> Sample -> Example -> batch."""
+"""The values that flow through algorithm 1: task row -> Episode -> Transition -> Sample -> TrainingExample."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+Message = dict[str, Any]  # {"role": ..., "content": ...}, and `tool_calls` of an assistant or the `name` of a tool
+
+LOSSES = ("critic", "policy", "rehearsal")  # the losses of training examples
+FAILURE_KINDS = ("reset", "step", "reward", "observation", "timeout")  # where an environment failed, or how
 
 
 @dataclass(frozen=True)
 class Turn:
     """
-    One step of an [`Episode`]: the action `a_t`, the observation that answered it and the reward.
+    One step of an [`Episode`]: the action `a_t`, the observation that followed and the reward.
 
     Args:
         prompt_end (`int`):
-            Where the state `s_t` ends in [`Episode.token_ids`]: with the opening of an assistant's turn.
+            End of the state `s_t` in [`Episode.token_ids`], after the opening of the assistant's turn.
         action_length (`int`):
-            Number of tokens after `prompt_end` that are `a_t` as it stands in the conversation, end-of-turn token
-            included. They are the sampled ones, but for a chain of thought that the chat template forgets.
+            Number of tokens after `prompt_end` that hold `a_t` as it stands in the conversation, with its end-of-turn
+            token. They are the sampled tokens, without a chain of thought that the chat template drops.
         action (`str`):
             The action as the environment received it (for ReAct, without the thought; a tool call as JSON). Empty if
-            it could not be read.
+            it could not be parsed.
         next_observation (`str`):
-            What the environment answered. It is not part of any prompt that predicts it.
+            The environment's answer. It is in no prompt that predicts it.
         reward (`float`):
             Reward of this step.
         prompt_start (`int`, *optional*, defaults to `0`):
-            Where the state `s_t` starts. Above 0 once the history was cut to keep to a maximum length.
+            Start of the state `s_t`. Above 0 once the history was cut to a maximum length.
     """
 
     prompt_end: int
@@ -50,41 +56,39 @@ class Turn:
     prompt_start: int = 0
 
 
-FAILURE_KINDS = ("reset", "step", "reward", "observation", "timeout")  # where an environment failed, or how
-
-
 @dataclass(frozen=True, eq=False)
 class Episode:
     """
-    One interaction with an environment. Its tokens are stored once: every state is a prefix of `token_ids`, until the
-    history is cut, when `token_ids` goes on with the cut history.
+    One interaction with an environment. Its tokens are stored once: every state is a prefix of `token_ids`. Where the
+    history is cut, `token_ids` continues with the cut history.
 
     Args:
         task (`dict[str, Any]`):
             Row of the dataset that started the episode.
         opening (`tuple[dict[str, Any], ...]`):
-            What `reset` returned, as messages; the words of the policy's own prompt are not in them.
+            Messages that `reset` returned, without the policy's own prompt.
         token_ids (`np.ndarray` of shape `(length,)` and dtype `int32`):
             The whole conversation, from the first prompt to the last action.
         turns (`tuple[Turn, ...]`):
             The steps in order.
         terminated (`bool`):
-            The task itself ended: the score is final and nothing is bootstrapped from the last step.
+            Whether the task itself ended: the score is final and the last step does not bootstrap.
         truncated (`bool`):
-            The episode was cut (turn limit, length limit, failed environment): the last step still bootstraps.
+            Whether the episode was cut (turn limit, length limit, failed environment): the last step bootstraps.
         failure (`str`, *optional*):
-            What went wrong in the environment, if anything: one of `FAILURE_KINDS`, a colon, the error. A failure
+            What failed in the environment, if anything: one of `FAILURE_KINDS`, a colon, the error. A failure
             truncates.
         is_log (`bool`, *optional*, defaults to `False`):
-            Whether it was read from a log, and not played here.
+            Whether it was read from a log rather than played here.
         tools (`tuple[dict[str, Any], ...]`, *optional*):
-            JSON schemas of the tools that actions could call.
+            JSON schemas of the tools that actions can call.
         extra (`dict[str, Any]`, *optional*):
-            What reward functions noted about it, for its row in the table of episodes; the replay buffer's files leave it out.
+            Values that reward functions logged, for its row in the table of episodes. Not saved with the replay
+            buffer.
     """
 
     task: dict[str, Any]
-    opening: tuple[dict[str, Any], ...]
+    opening: tuple[Message, ...]
     token_ids: np.ndarray
     turns: tuple[Turn, ...]
     terminated: bool
@@ -96,13 +100,62 @@ class Episode:
 
     @property
     def first_observation(self) -> str:
-        """What the last message before the first action says; empty if `reset` failed."""
+        """Content of the last message before the first action; empty if `reset` failed."""
         return self.opening[-1]["content"] if self.opening else ""
 
     @property
     def score(self) -> float:
         """Return of the episode: the sum of its rewards, `r(s_T)` of the paper where only the last step pays."""
         return float(sum(turn.reward for turn in self.turns))
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """
+    Token ids as a shared trunk and a private branch, so that the samples of one episode stay a forest.
+
+    Args:
+        trunk (`np.ndarray` of shape `(length,)`):
+            Tokens shared with other prompts, by reference.
+        trunk_end (`int`):
+            Where this prompt leaves the trunk.
+        branch (`tuple[int, ...]`):
+            Tokens that follow the trunk in this prompt only.
+        trunk_start (`int`, *optional*, defaults to `0`):
+            Where this prompt starts in the trunk.
+        tools (`tuple[dict[str, Any], ...]`, *optional*):
+            JSON schemas of the tools that an answer can call. The arguments of its calls are parsed by them.
+    """
+
+    trunk: np.ndarray
+    trunk_end: int
+    branch: tuple[int, ...] = ()
+    trunk_start: int = 0
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, token_ids: list[int], tools: tuple[dict[str, Any], ...] = ()) -> "Prompt":
+        """Make a prompt that shares nothing with others."""
+        return cls(np.array(token_ids, dtype=np.int32), len(token_ids), tools=tools)
+
+    @property
+    def ids(self) -> list[int]:
+        """All token ids."""
+        return self.trunk[self.trunk_start : self.trunk_end].tolist() + list(self.branch)
+
+    @property
+    def last_id(self) -> int:
+        """The last token id."""
+        return self.branch[-1] if self.branch else int(self.trunk[self.trunk_end - 1])
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of token ids."""
+        return self.trunk_end - self.trunk_start + len(self.branch)
+
+    def extended(self, token_ids: list[int]) -> "Prompt":
+        """Append `token_ids`; nothing before them changes."""
+        return Prompt(self.trunk, self.trunk_end, self.branch + tuple(token_ids), self.trunk_start, self.tools)
 
 
 @dataclass(frozen=True)
@@ -114,32 +167,33 @@ class Transition:
 
     @property
     def turn(self) -> Turn:
+        """The turn of the episode."""
         return self.episode.turns[self.index]
 
     @property
     def is_last(self) -> bool:
+        """Whether it is the last step of its episode."""
         return self.index == len(self.episode.turns) - 1
 
     @property
     def terminated(self) -> bool:
-        """Whether this very step ended the task. Only then is the score known and nothing bootstrapped."""
+        """Whether this step ended the task. Only then is the score known, and nothing is bootstrapped."""
         return self.is_last and self.episode.terminated
 
     @property
     def observation(self) -> str:
-        """What the policy observed last before it acted."""
+        """The last observation before the action."""
         return self.episode.turns[self.index - 1].next_observation if self.index else self.episode.first_observation
 
     @property
-    def state(self) -> "Prompt":
+    def state(self) -> Prompt:
         """`s_t` as the policy saw it."""
-        return Prompt(self.episode.token_ids, self.turn.prompt_end, trunk_start=self.turn.prompt_start)
+        return self._prefix(self.turn.prompt_end)
 
     @property
-    def state_action(self) -> "Prompt":
+    def state_action(self) -> Prompt:
         """`(s_t, a_t)`, the prefix that critic, backup and refinement prompts extend."""
-        end = self.turn.prompt_end + self.turn.action_length
-        return Prompt(self.episode.token_ids, end, trunk_start=self.turn.prompt_start)
+        return self._prefix(self.turn.prompt_end + self.turn.action_length)
 
     @property
     def action_ids(self) -> tuple[int, ...]:
@@ -147,64 +201,36 @@ class Transition:
         start = self.turn.prompt_end
         return tuple(self.episode.token_ids[start : start + self.turn.action_length].tolist())
 
+    def _prefix(self, end: int) -> Prompt:
+        episode = self.episode
+        return Prompt(episode.token_ids, end, trunk_start=self.turn.prompt_start, tools=episode.tools)
 
-@dataclass(frozen=True, eq=False)
-class Prompt:
-    """
-    Token ids kept as a shared trunk and a private branch, so that samples of one episode stay a forest.
 
-    Args:
-        trunk (`np.ndarray` of shape `(length,)`):
-            Tokens shared with other prompts, by reference.
-        trunk_end (`int`):
-            Where this prompt leaves the trunk.
-        branch (`tuple[int, ...]`):
-            Tokens that follow the trunk in this prompt only.
-        trunk_start (`int`, *optional*, defaults to `0`):
-            Where this prompt starts in the trunk.
-    """
+@dataclass(frozen=True)
+class Sample:
+    """A transition drawn from the replay buffer, with its stable id, its importance weight and its priority then."""
 
-    trunk: np.ndarray
-    trunk_end: int
-    branch: tuple[int, ...] = ()
-    trunk_start: int = 0
-
-    @classmethod
-    def of(cls, token_ids: list[int]) -> "Prompt":
-        """A prompt that shares nothing with others."""
-        return cls(np.array(token_ids, dtype=np.int32), len(token_ids))
-
-    @property
-    def ids(self) -> list[int]:
-        return self.trunk[self.trunk_start : self.trunk_end].tolist() + list(self.branch)
-
-    @property
-    def last_id(self) -> int:
-        return self.branch[-1] if self.branch else int(self.trunk[self.trunk_end - 1])
-
-    @property
-    def num_tokens(self) -> int:
-        return self.trunk_end - self.trunk_start + len(self.branch)
-
-    def extended(self, token_ids: list[int]) -> "Prompt":
-        """This prompt with `token_ids` appended; nothing before them changes."""
-        return Prompt(self.trunk, self.trunk_end, self.branch + tuple(token_ids), self.trunk_start)
+    transition: Transition
+    transition_id: int
+    weight: float
+    priority: float
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
     """
-    What the model said in one role.
+    What the model generated in one role.
 
     Args:
         prompt ([`Prompt`]):
-            The conversation up to where it speaks, without the prefill of the chat template.
+            The conversation up to the answer, without the prefill of the chat template.
         token_ids (`tuple[int, ...]`):
-            What it sampled, chain of thought and end-of-turn token included.
+            The sampled tokens, with chain of thought and end-of-turn token.
         text (`str`):
-            What it said after its chain of thought, decoded without special tokens; a tool call as JSON.
+            The text after the chain of thought, decoded without special tokens; a tool call as JSON.
         parsed (`Any`):
-            What the role's parser read from the text (a [`~prompts.Critique`], an action, or the text itself).
+            What the role's parser made of the text (a [`Critique`], an action, or the text itself); `None` if the
+            answer breaks its format or was cut off.
     """
 
     prompt: Prompt
@@ -214,13 +240,58 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A transition drawn from the replay buffer, with its stable id, its importance weight and the priority it was drawn by."""
+class Critique:
+    """
+    A natural language value Q_L(s, a): a possible future of an action and a verdict on it.
 
-    transition: Transition
-    transition_id: int
-    weight: float
-    priority: float
+    Args:
+        future (`str`):
+            What will happen; empty where a task is a single step.
+        optimal (`bool` or `None`):
+            The verdict; `None` where only the future was asked for (k > 1).
+        advice (`str`):
+            How to do better; empty where the verdict is "Yes".
+    """
+
+    future: str
+    optimal: bool | None
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """The critique in its format."""
+        verdict = "Yes" if self.optimal else f"No {self.advice}".strip()
+        return f"Future: {self.future}\nOptimality: {verdict}" if self.future else f"Correctness: {verdict}"
+
+
+class Judgement(NamedTuple):
+    """The critic's judgement of an action: the critique, its verdict, and log P(Yes) - log P(No) of the verdict."""
+
+    critique: str
+    verdict: bool
+    verdict_score: float
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """
+    An action and its refinement.
+
+    Args:
+        action (`str`):
+            The first attempt: a fresh action a_t ~ pi_theta(. | s_t), or the stored one.
+        attempt (`str`):
+            The attempt that was refined last; with one round, the same.
+        critique ([`Critique`]):
+            Q_L(s_t, a_t) of that attempt.
+        refined_action ([`Answer`]):
+            a_t^r, the target of the policy loss.
+    """
+
+    action: str
+    attempt: str
+    critique: Critique
+    refined_action: Answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,15 +303,15 @@ class TrainingExample:
         loss (`str`):
             Which loss it belongs to: `"critic"` (L1, equation 5), `"policy"` (L2, equation 6) or `"rehearsal"`.
         prompt ([`Prompt`]):
-            Context, not trained on; with the prefill of the chat template.
+            Context that is not trained on, with the prefill of the chat template.
         completion_ids (`tuple[int, ...]`):
             Trained tokens, as sampled.
         weight (`float`):
             Factor of its loss (importance weight of the replay sample).
         transition_id (`int`, *optional*):
-            Transition that it comes from; the loss of the critic sets its priority.
+            Its transition. The critic's loss sets the priority of that transition.
         teacher_prompt ([`Prompt`], *optional*):
-            Context in which the target weights said the completion, where their whole distribution is the target.
+            Context in which the target weights generated the completion, where their whole distribution is the target.
     """
 
     loss: str
@@ -252,4 +323,5 @@ class TrainingExample:
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens of prompt and completion."""
         return self.prompt.num_tokens + len(self.completion_ids)

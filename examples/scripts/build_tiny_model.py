@@ -16,21 +16,21 @@
 # dependencies = ["trl-nlac"]
 # ///
 """
-Build the embedded tiny chat model from scratch: a Llama of 0.8 million parameters with a byte-level BPE tokenizer of
-its own and a chat template, trained on *other* instances of the embedded tasks in all roles and action formats.
+Build the embedded tiny chat model from scratch: a Llama of 0.8 million parameters with its own byte-level BPE
+tokenizer and chat template, trained on *other* instances of the embedded tasks in all roles and action formats.
 
-Like a pretrained LLM it then knows how the roles speak, how to copy, how to follow advice, and has a mediocre policy.
-About an instance that a run will train on it knows nothing: half of the data are instances with fixed rules over names
-that no run uses, the other half have fresh random rules in every sample.
+Like a pretrained LLM it can then answer in every role, copy, and follow advice, and it has a mediocre policy. It knows
+nothing about the instances of training runs: half of the data are instances with fixed rules and names that no run
+uses, the other half have new random rules in every sample.
 
 python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 10000
 
-The base of the benchmarks knows the variants of the service desk, and plain text only:
+The base model of the benchmarks knows the variants of the service desk, and only plain text:
 
-python examples/scripts/build_tiny_model.py --output_dir benchmarks/base_model --max_steps 8000 \\
+python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model --max_steps 8000 \\
     --families told hinted delayed --action_formats text
 
-With `--several_futures` the model also knows the roles with which a critic weighs several futures (`num_futures` above 1).
+With `--several_futures` the model also learns the roles that weigh several futures (`num_futures` above 1).
 """
 
 import argparse
@@ -51,13 +51,14 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, draw_dialogue
 from trl_nlac.environments.embedded.dialogues import RoleDialogue
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
-from trl_nlac.environments.embedded.rooms import DOORS, RoomsFamily
+from trl_nlac.environments.embedded.rooms import DOORS
+from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, format_call, parse_call
 from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, follow, lesson
 
 
 ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "refine", "refine"]
-MIX_OF_SEVERAL_FUTURES = ["future", "backup_future", *["evaluation"] * 5]  # to weigh is harder than to copy
+MIX_OF_SEVERAL_FUTURES = ["future", "backup_future", *["evaluation"] * 5]  # weighing is harder than copying
 FORMAT_MIX = ["text", "text", "react", "tool_call"]
 FAMILIES = {
     "rooms": RoomsFamily(),
@@ -66,7 +67,8 @@ FAMILIES = {
 }
 CHAT_TEMPLATE = """\
 {%- set system = '' %}
-{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
+{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}\
+{% endif %}
 {%- if system or tools %}
     {{- '<|system|>' + system }}
     {%- for tool in tools or [] %}
@@ -101,7 +103,7 @@ RESPONSE_TEMPLATE = {
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which every word of the tasks and roles is one token, and any other text is bytes."""
+    """Build a byte-level BPE in which every word of the tasks and roles is one token; other text is bytes."""
     words = ["take", "trap", "treasure", "late", "win", "lose", "route", "refused", "needs", "unreadable", "closed"]
     words += ["Future:", "Optimality:", "Yes", "No", "use", "avoid", "Critique?", "Scenario?", "Summary?", "Revise?"]
     words += [
@@ -153,7 +155,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, num_layers
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=hidden_size // 32,  # head dimension 32, the smallest that vLLM's CPU backend runs
+        num_attention_heads=hidden_size // 32,  # head dimension 32, the smallest that vLLM's CPU backend supports
         num_key_value_heads=hidden_size // 32,
         max_position_embeddings=512,
         tie_word_embeddings=True,
@@ -187,7 +189,7 @@ def collate(samples: list[tuple[list[int], list[int]]], pad_token_id: int, promp
 def score(
     model, chat: ChatEncoder, family, action_format: str, number: int, several_futures: bool = False
 ) -> dict[str, float]:
-    """Greedy skill of every role: exact backups and weighed futures, obeyed critiques, known dynamics, mended calls."""
+    """Measure the greedy skill of every role, as shares of right answers."""
     rng = random.Random("score")
 
     def answers(role, known):
@@ -206,7 +208,7 @@ def score(
         _, texts, right = answers(role, False)
         result[name] = sum(map(str.__eq__, texts, right)) / number
     dialogues, texts, right = answers("refine", False)
-    if isinstance(family, RoomsFamily):  # any other door obeys "avoid"
+    if isinstance(family, RoomsFamily):  # any other door follows the advice "avoid"
         acted = [
             chat.decode(encode(chat, replace(d, refined_action=d.action), "refine", action_format)[1])
             for d in dialogues
@@ -242,7 +244,7 @@ def score(
 
 
 def _avoids(text: str, dialogue: RoleDialogue) -> bool:
-    """Whether an action in plain text changes the value that the last critique warns of, and nothing else."""
+    """Whether an action in plain text changes only the value that the last critique warns of."""
     call, before = parse_call(text), parse_call(dialogue.action)
     warned = dialogue.advice.split()[-1]
     if call is None:
@@ -258,19 +260,22 @@ def main():
         "--first_step",
         type=int,
         default=0,
-        help="go on with the weights of this step in `output_dir`, with a fresh optimizer and fresh samples",
+        help="continue from the weights of this step in `output_dir`, with a new optimizer and new samples",
     )
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=["rooms", "service_desk"])
     parser.add_argument(
-        "--action_formats", nargs="+", default=FORMAT_MIX, help="drawn from, so that one may be repeated"
+        "--action_formats",
+        nargs="+",
+        default=FORMAT_MIX,
+        help="one is drawn per sample; repeat one to draw it more often",
     )
-    parser.add_argument("--several_futures", action="store_true", help="also the roles for `num_futures` above 1")
+    parser.add_argument("--several_futures", action="store_true", help="add the roles for `num_futures` above 1")
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--num_layers", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--prompt_weight", type=float, default=0.1, help="weight of the loss on prompt tokens")
-    parser.add_argument("--num_scored", type=int, default=128, help="number of samples of each role in a score")
+    parser.add_argument("--num_scored", type=int, default=128, help="number of samples per role in a score")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

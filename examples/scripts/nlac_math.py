@@ -16,22 +16,22 @@
 # dependencies = ["trl-nlac[math,peft]"]
 # ///
 r"""
-Train a model on mathematical problems, where a task is a single step: the critic judges solutions, the policy learns what
-is refined by its critiques (paper, section 6.1).
+Train a model on math problems, where a task is a single step: the critic judges solutions, and the policy learns from
+solutions that were refined with its critiques (paper, section 6.1).
 
-The real run needs one GPU for LoRA adapters, and downloads MATH from the Hub. The paper's split: 500 problems of the
-highest level are kept for evaluation, the other 12,000 are trained on.
+A full run needs one GPU for LoRA adapters and downloads MATH from the Hub. As in the paper, 500 problems of the
+highest level are for evaluation, the other 12,000 for training.
 
 accelerate launch examples/scripts/nlac_math.py \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_completion_length 2048 \
     --max_steps 1000 --eval_strategy steps --eval_steps 200 \
     --output_dir runs/math
 
-Several GPUs are used with `accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. Problems of one's
-own are rows of a JSONL file, `--dataset PATH`, with the columns `problem` and `answer`, or `problem` and a `solution` with
+For several GPUs, use `accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. Your own problems
+are rows of a JSONL file, `--dataset PATH`, with the columns `problem` and `answer`, or `problem` and a `solution` with
 the answer in \boxed{}.
 
-To see it run on a CPU within a minute, with the tiny model of the package, which learns nothing here:
+A test run on a CPU takes less than a minute; the package's tiny model learns nothing here:
 
 for i in 1 2 3 4 5 6 7 8; do echo '{"problem": "'$i' + 1", "solution": "\\boxed{'$((i + 1))'}"}'; done > sums.jsonl
 python examples/scripts/nlac_math.py \
@@ -58,36 +58,36 @@ PROMPTS = NLACPrompts(
 @dataclass
 class MathArguments:
     """
-    Arguments of this script, besides those of [`NLACConfig`] and [`~trl.ModelConfig`].
+    Arguments of this script, in addition to those of [`NLACConfig`] and [`~trl.ModelConfig`].
 
     Args:
         dataset (`str`, *optional*, defaults to `"DigitalLearningGmbH/MATH-lighteval"`):
             Dataset on the Hub, or path of a JSONL file.
         num_eval_problems (`int`, *optional*, defaults to `500`):
-            Number of problems to evaluate on, drawn from the split `test`, or from `train` if there is no other. The
-            others of both are trained on.
+            Number of evaluation problems, drawn from the split `test`, or from `train` if it is the only one. All
+            others are for training.
         eval_level (`str`, *optional*, defaults to `"Level 5"`):
-            Problems to evaluate on have this value in the column `level`, if there is such a column.
+            Value of the column `level` of evaluation problems, if the dataset has this column.
         prompts (`str`, *optional*):
-            YAML or JSON file with words of the roles, see [`NLACPrompts.from_file`]. If `None`, those of this script.
+            YAML or JSON file with prompts, see [`NLACPrompts.from_file`]. If `None`, those of this script.
     """
 
     dataset: str = field(
         default="DigitalLearningGmbH/MATH-lighteval", metadata={"help": "Dataset on the Hub, or path of a JSONL file."}
     )
-    num_eval_problems: int = field(default=500, metadata={"help": "Number of problems to evaluate on."})
-    eval_level: str = field(default="Level 5", metadata={"help": "Column `level` of problems to evaluate on."})
-    prompts: str | None = field(default=None, metadata={"help": "File with words of the roles."})
+    num_eval_problems: int = field(default=500, metadata={"help": "Number of evaluation problems."})
+    eval_level: str = field(default="Level 5", metadata={"help": "Column `level` of evaluation problems."})
+    prompts: str | None = field(default=None, metadata={"help": "File with prompts."})
 
 
 def to_task(row: dict) -> dict:
-    """Problem and answer of a row; the answer may be in the box of a solution."""
+    """Return the problem and the answer of a row; the answer can be in the box of a solution."""
     answer = boxed_answer(row["solution"]) if row.get("answer") is None else str(row["answer"])
     return {"problem": row["problem"], "answer": answer}
 
 
 def load_tasks(name: str, num_eval_problems: int, eval_level: str) -> tuple[Dataset, Dataset]:
-    """Tasks to train on and others to evaluate on. A problem without an answer is left out."""
+    """Load tasks for training and for evaluation, without problems that have no answer."""
     splits = load_dataset("json", data_files=name) if Path(name).is_file() else load_dataset(name)
     source = splits["test" if "test" in splits else "train"].shuffle(seed=0)
     if not {"answer", "solution"} & set(source.column_names):
@@ -97,8 +97,8 @@ def load_tasks(name: str, num_eval_problems: int, eval_level: str) -> tuple[Data
         rows = [row for row, level in enumerate(source["level"]) if level == eval_level]
     if len(rows) < num_eval_problems:
         raise ValueError(
-            f"`num_eval_problems` is {num_eval_problems}, but {name} has {len(rows)} problems to draw them from. Ask for "
-            "fewer."
+            f"`num_eval_problems` is {num_eval_problems}, but {name} has {len(rows)} problems to draw them from. "
+            "Lower `num_eval_problems`."
         )
     held_out = set(rows[:num_eval_problems])
     train = [source.select([row for row in range(len(source)) if row not in held_out])]
@@ -146,8 +146,8 @@ def main():
         trainer.push_to_hub()
     metrics = trainer.evaluate()
     trainer.accelerator.print(
-        f"Trained on {len(train_dataset)} problems. Of {len(eval_dataset)} others it solves "
-        f"{metrics['eval_episode/success_rate']:.0%}. The model is in {training_args.output_dir}.\n"
+        f"Trained on {len(train_dataset)} problems. The model solves {metrics['eval_episode/success_rate']:.0%} of "
+        f"{len(eval_dataset)} others. It is saved in {training_args.output_dir}.\n"
         f"Next: trl-nlac report {training_args.output_dir}"
     )
 

@@ -16,15 +16,16 @@
 # /// script
 # dependencies = ["trl-nlac[peft,openenv]"]
 # ///
-"""
-Train an agent on a text game behind an OpenEnv server: Wordle, or whatever game the server of the TextArena environment plays.
+r"""
+Train an agent on a text game behind an OpenEnv server: Wordle, or another game of the TextArena environment.
 
-OpenEnv environments run on servers, often as Spaces of the Hugging Face Hub; only the package openenv is needed here. A
-server for training is best a copy on your own machine, with at least as many sessions as there are episodes at once:
+OpenEnv environments run on servers, often as Spaces on the Hugging Face Hub; this script needs only the openenv
+package. For training, run a copy of the server on your own machine, with at least as many sessions as concurrent
+episodes:
 
 docker run -d -p 8001:8000 -e MAX_CONCURRENT_ENVS=64 registry.hf.space/openenv-wordle:latest
 
-The real run needs one GPU for LoRA adapters:
+A full run needs one GPU for LoRA adapters:
 
 accelerate launch examples/scripts/nlac_openenv.py \
     --env_url http://localhost:8001 --max_concurrent_environments 64 \
@@ -32,11 +33,12 @@ accelerate launch examples/scripts/nlac_openenv.py \
     --max_turns 6 --max_steps 500 --eval_strategy steps --eval_steps 50 \
     --output_dir runs/openenv
 
-To see it run on a CPU, with the tiny model of the package, which learns nothing here, and a server on this machine whose
-game needs no download:
+A test run on a CPU, with the package's tiny model, which learns nothing here, and a local server whose game needs no
+download:
 
 git clone https://github.com/huggingface/OpenEnv && pip install ./OpenEnv/envs/textarena_env
-TEXTARENA_ENV_ID=GuessTheNumber-v0 TEXTARENA_DOWNLOAD_NLTK=0 python -m uvicorn textarena_env.server.app:app --port 8001 &
+TEXTARENA_ENV_ID=GuessTheNumber-v0 TEXTARENA_DOWNLOAD_NLTK=0 \
+    python -m uvicorn textarena_env.server.app:app --port 8001 &
 python examples/scripts/nlac_openenv.py \
     --env_url http://localhost:8001 --model_name_or_path trl_nlac/tiny_model --use_cpu --bf16 False \
     --num_tasks 8 --num_eval_tasks 2 --max_steps 2 --max_turns 3 --max_completion_length 32 --action_format text
@@ -56,37 +58,37 @@ from trl_nlac.environments.openenv import OpenEnvEnvironment
 @dataclass
 class OpenEnvArguments:
     """
-    Arguments of this script, besides those of [`NLACConfig`] and [`~trl.ModelConfig`].
+    Arguments of this script, in addition to those of [`NLACConfig`] and [`~trl.ModelConfig`].
 
     Args:
         env_url (`str`, *optional*, defaults to `"https://openenv-wordle.hf.space"`):
             Address of a server of OpenEnv's TextArena environment.
         num_tasks (`int`, *optional*, defaults to `500`):
-            Number of games to train on.
+            Number of training games.
         num_eval_tasks (`int`, *optional*, defaults to `50`):
-            Number of games to evaluate on.
+            Number of evaluation games.
     """
 
     env_url: str = field(default="https://openenv-wordle.hf.space", metadata={"help": "Address of the server."})
-    num_tasks: int = field(default=500, metadata={"help": "Number of games to train on."})
-    num_eval_tasks: int = field(default=50, metadata={"help": "Number of games to evaluate on."})
+    num_tasks: int = field(default=500, metadata={"help": "Number of training games."})
+    num_eval_tasks: int = field(default=50, metadata={"help": "Number of evaluation games."})
 
 
 class News:
-    """Reads what is new in an observation: the server repeats all that was said before, which the agent has read."""
+    """Returns the new text of an observation: the server repeats all earlier messages, which the agent has read."""
 
     def __init__(self):
         self.seen = ""
 
     def __call__(self, observation: dict[str, Any]) -> str:
         text = "".join(message["content"] for message in observation["messages"])
-        news = text.removeprefix(self.seen) or text  # nothing is new only where a game begins as the last one ended
+        news = text.removeprefix(self.seen) or text  # only a new game can have the same text as before
         self.seen = text
         return news.strip()
 
 
 def make_tasks(seeds: range) -> Dataset:
-    """One row for each game. Seeds are told to the server, which may or may not heed them."""
+    """Make one row for each game. The server gets the seed, but some games ignore it."""
     return Dataset.from_dict({"seed": list(seeds)})
 
 
@@ -103,7 +105,7 @@ def main():
     num_tasks = script_args.num_tasks
 
     def make_environment() -> OpenEnvEnvironment:
-        # The generic client speaks in dicts. With the package of an environment, use its own client and action class.
+        # The generic client uses dicts. With an environment's own package, use its client and action class.
         return OpenEnvEnvironment(
             make_client=lambda: GenericEnvClient(base_url=script_args.env_url).sync(),
             to_action=lambda text: {"message": text},
@@ -125,9 +127,9 @@ def main():
         trainer.push_to_hub()
     metrics = trainer.evaluate()
     trainer.accelerator.print(
-        f"Of {script_args.num_eval_tasks} games on {script_args.env_url} it wins "
-        f"{metrics['eval_episode/success_rate']:.0%}, with a mean reward of {metrics['eval_episode/return']:.2f}. The "
-        f"model is in {training_args.output_dir}.\n"
+        f"The agent wins {metrics['eval_episode/success_rate']:.0%} of {script_args.num_eval_tasks} games on "
+        f"{script_args.env_url}, with a mean reward of {metrics['eval_episode/return']:.2f}. The model is in "
+        f"{training_args.output_dir}.\n"
         f"Next: trl-nlac report {training_args.output_dir}"
     )
 

@@ -16,21 +16,23 @@
 # dependencies = ["trl-nlac[report]"]
 # ///
 """
-Train the embedded tiny chat model on a world that it has never seen, on a CPU, within minutes.
+Train the embedded tiny chat model on a world that it has never seen, on a CPU, in a few minutes.
 
 python examples/scripts/nlac_quickstart.py
 python examples/scripts/nlac_quickstart.py --world rooms --world_seed 3 --output_dir runs/rooms
 
-The service desk has 4,096 actions per turn, of which one is right; before training the model hits it less than once in
-fifty episodes. The rooms have four doors; there it wins about one episode in six. A run prints success and the
+The service desk has 4,096 actions per turn, one of which is right; before training the model finds it in fewer than
+one of fifty episodes. The rooms have four doors; there it wins about one episode in six. A run prints success and the
 critic's accuracy before and after training, and saves `learning_curve.png`, `results.json` and the model.
 
-With `--action_format react` or `tool_call` most tokens of an action are its thought or the form of the call. Nothing mends a
-thought that was sampled wrong, which the policy would then learn, so refinement is greedy and unlikely tokens are not sampled.
+With `--action_format react` or `tool_call` most tokens of an action are its thought or the syntax of the call. Nothing
+corrects a badly sampled thought, and the policy would learn it, so refinement is greedy and unlikely tokens are not
+sampled.
 
-Departures from the paper's settings, all needed because the model is tiny: rehearsal of the roles (without it the shared
-weights forget how to copy and how to follow advice), greedy Bellman targets, cooler bootstrapped futures, a faster target
-update, a larger learning rate and, on the desk, no unlikely tokens (`min_p`; the policy learns from what was sampled, accidents included).
+Departures from the paper's settings, all needed because the model is tiny: rehearsal of the roles (without it the
+shared weights forget how to copy and follow advice), greedy Bellman targets, bootstrapped futures at a lower
+temperature, a faster target update, a larger learning rate and, on the desk, no unlikely tokens (`min_p`; otherwise
+the policy would also learn sampled accidents).
 """
 
 import argparse
@@ -46,6 +48,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import TrlParser
 
 from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.cli.origin import note_origin
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     TINY_MODEL,
@@ -53,12 +56,11 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
-from trl_nlac.records.folder import note_origin
 
 
 matplotlib.use("Agg")
 
-# Every setting can be changed on the command line.
+# Every option can be changed on the command line.
 SETTINGS = dict(
     output_dir="runs/quickstart",
     use_cpu=True,
@@ -81,8 +83,7 @@ SETTINGS = dict(
     max_generation_batch_size=512,
     action_format="text",
     max_completion_length=64,
-    successor_temperature=0.5,
-    backup_temperature=0.0,
+    role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
     target_update_rate=0.05,
 )
 WORLD_SETTINGS = {
@@ -96,8 +97,8 @@ WORLD_SETTINGS = {
         eval_steps=20,
         logging_steps=20,
     ),
-    # A critique names a door to avoid, not the right one, so several rounds find more than one does; and what follows a door
-    # is foreseen by the critic rather than by the successor prompt, which a tiny model does not learn along with it.
+    # A critique names a door to avoid, not the right one, so several rounds of refinement find more than one. The
+    # future of a door is predicted by the critic: a tiny model does not learn the successor prompt in addition.
     "rooms": dict(
         max_steps=450,
         lr_scheduler_kwargs={"num_decay_steps": 100},
@@ -115,29 +116,30 @@ WORLD_SETTINGS = {
 @dataclass
 class QuickstartArguments:
     """
-    Arguments of this script, besides those of [`NLACConfig`].
+    Arguments of this script, in addition to those of [`NLACConfig`].
 
     Args:
         world (`str`, *optional*, defaults to `"service_desk"`):
-            Which embedded task: `"service_desk"` or `"rooms"`.
+            Embedded task: `"service_desk"` or `"rooms"`.
         world_seed (`int`, *optional*, defaults to `0`):
-            Which instance of it.
+            Seed of the task's instance.
     """
 
     world: str = field(
-        default="service_desk", metadata={"help": "Which embedded task.", "choices": ["service_desk", "rooms"]}
+        default="service_desk", metadata={"help": "Embedded task.", "choices": ["service_desk", "rooms"]}
     )
-    world_seed: int = field(default=0, metadata={"help": "Which instance of it."})
+    world_seed: int = field(default=0, metadata={"help": "Seed of the task's instance."})
 
 
 class QuickstartProgress(ProgressCallback):
-    """The progress bar of training, with a line for each evaluation in place of all metrics."""
+    """The progress bar of training, with one line for each evaluation instead of all metrics."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and "eval_episode/success_rate" in logs:
             line = (
                 f"step {state.global_step:4d}  environment steps {logs['eval_environment/steps']:5d}  success "
-                f"{logs['eval_episode/success_rate']:.2f}  critic's future right {logs['eval_oracle/future_accuracy']:.2f}"
+                f"{logs['eval_episode/success_rate']:.2f}  critic's future right "
+                f"{logs['eval_oracle/future_accuracy']:.2f}"
             )
             if self.training_bar is None:
                 print(line)
@@ -146,7 +148,7 @@ class QuickstartProgress(ProgressCallback):
 
 
 def plot_learning_curve(evaluations: list[dict], title: str, path: Path) -> None:
-    """Success of the sampled policy and accuracy of the critic against environment steps."""
+    """Plot success of the sampled policy and accuracy of the critic against environment steps."""
     from matplotlib import pyplot as plt
 
     steps = [evaluation["eval_environment/steps"] for evaluation in evaluations]
@@ -169,7 +171,7 @@ def plot_learning_curve(evaluations: list[dict], title: str, path: Path) -> None
     }
     for name, label in names.items():
         right.plot(steps, [e[f"eval_oracle/{name}"] for e in evaluations], marker="o", ms=3, label=label)
-    right.set(ylabel="share of critiques", title="The critic against the truth")
+    right.set(ylabel="share of critiques", title="The critic compared with the oracle")
     right.legend(loc="center left", frameon=False)
     for axes in (left, right):
         axes.set(xlabel="environment steps", ylim=(-0.02, 1.02))
@@ -203,7 +205,8 @@ def main():
     chosen = first.parse_known_args()[0]
     world, settings = chosen.world, {**SETTINGS, **WORLD_SETTINGS[chosen.world]}
     if chosen.action_format != "text":
-        settings.update(refine_temperature=0.0, top_k=16, min_p=None)
+        role_sampling = {**SETTINGS["role_sampling"], "refine": {"temperature": 0.0}}
+        settings.update(role_sampling=role_sampling, top_k=16, min_p=None)
     parser = TrlParser((QuickstartArguments, NLACConfig))
     parser.set_defaults(**settings)
     script_args, training_args = parser.parse_args_and_config()
@@ -247,10 +250,10 @@ def main():
     note_origin(output_dir, [environment], keywords, str(output_dir / "tasks.jsonl"))
     print_table(evaluations[0], evaluations[-1])
     print(f"""
-Trained for {seconds:.0f} s. In {output_dir}: the model, learning_curve.png, results.json, and what happened.
+Trained for {seconds:.0f} s. {output_dir} has the model, learning_curve.png, results.json and the records of the run.
 
-    trl-nlac report {output_dir}            # a page of curves, and of episodes with their critiques and targets
-    trl-nlac play {output_dir} --refine 1   # watch the agent at work
+    trl-nlac report {output_dir}            # a page with curves, and episodes with their critiques and targets
+    trl-nlac play {output_dir} --refine 1   # watch the agent play
 
 (This run used rehearsal samples of the roles, which a tiny model needs; see `rehearsal_ratio`.)
 
@@ -259,7 +262,7 @@ Your own environment is a class with `reset(**task)` and `step(action)`:
     trainer = NLACTrainer(
         model="Qwen/Qwen2.5-7B-Instruct",
         args=NLACConfig(output_dir="my-agent"),
-        train_dataset=tasks,                  # one row per task, its columns are the keywords of reset()
+        train_dataset=tasks,                  # one row per task; its columns are the arguments of reset()
         environment_factory=MyEnvironment,
     )
     trainer.train()

@@ -19,11 +19,12 @@
 #     "tau_bench @ git+https://github.com/sierra-research/tau-bench",
 # ]
 # ///
-"""
-Train an agent on the retail tasks of τ-bench and evaluate it on retail tasks and on the airline, which it never trains on.
+r"""
+Train an agent on the retail tasks of τ-bench, and evaluate it on other retail tasks and on airline tasks, on which it
+is not trained.
 
-The real run needs a model that plays the user. The paper took GPT-4.1 (`OPENAI_API_KEY` must be set; every turn of an
-agent is a call of it), and 64 GPUs for a larger policy. With LoRA adapters on one node of GPUs:
+A full run needs a model that plays the user. The paper used GPT-4.1 (`OPENAI_API_KEY` must be set; every turn of an
+agent is one call), and 64 GPUs for a larger policy. With LoRA adapters on one node with several GPUs:
 
 accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml examples/scripts/nlac_tau_bench.py \
     --user_model gpt-4.1 \
@@ -32,14 +33,13 @@ accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml examp
     --max_steps 2000 --eval_strategy steps --eval_steps 100 \
     --output_dir runs/tau-bench
 
-Any OpenAI-compatible server can play the user instead. On another GPU:
+The user can also be played by a model on any OpenAI-compatible server. On another GPU, run
 
 vllm serve Qwen/Qwen3-30B-A3B-Instruct-2507 --port 8001
 
-and here `--user_model Qwen/Qwen3-30B-A3B-Instruct-2507 --user_base_url http://localhost:8001/v1`.
+and add `--user_model Qwen/Qwen3-30B-A3B-Instruct-2507 --user_base_url http://localhost:8001/v1` to the command above.
 
-To see it run on a CPU, with any tiny chat model that has room for such long prompts (5,000 tokens to begin with), and
-such a server:
+A test run on a CPU needs such a server and a tiny chat model with a long context (the first prompt has 5,000 tokens):
 
 python examples/scripts/nlac_tau_bench.py \
     --model_name_or_path PATH --use_cpu --bf16 False \
@@ -59,25 +59,25 @@ from trl_nlac.environments.tau_bench import TauBenchEnvironment, make_tasks
 @dataclass
 class TauBenchArguments:
     """
-    Arguments of this script, besides those of [`NLACConfig`] and [`~trl.ModelConfig`].
+    Arguments of this script, in addition to those of [`NLACConfig`] and [`~trl.ModelConfig`].
 
     Args:
         user_model (`str`, *optional*, defaults to `"gpt-4.1"`):
             Model that plays the user.
         user_base_url (`str`, *optional*):
-            Address of an OpenAI-compatible server that serves it, such as `"http://localhost:8001/v1"`. If `None`, that
-            of OpenAI.
+            Address of an OpenAI-compatible server for this model, such as `"http://localhost:8001/v1"`. If `None`,
+            OpenAI's.
         user_provider (`str`, *optional*):
-            Who serves it, as litellm names it, where that is neither OpenAI nor such a server.
+            Provider of the model, as litellm names it, if it is neither OpenAI nor an OpenAI-compatible server.
         num_eval_tasks (`int`, *optional*):
-            Number of test tasks of each company to evaluate on. If `None`, all.
+            Number of test tasks of each company in an evaluation. If `None`, all.
     """
 
     user_model: str = field(default="gpt-4.1", metadata={"help": "Model that plays the user."})
     user_base_url: str | None = field(
-        default=None, metadata={"help": "Address of an OpenAI-compatible server that serves it."}
+        default=None, metadata={"help": "Address of an OpenAI-compatible server for this model."}
     )
-    user_provider: str | None = field(default=None, metadata={"help": "Who serves it, as litellm names it."})
+    user_provider: str | None = field(default=None, metadata={"help": "Provider of the model, as litellm names it."})
     num_eval_tasks: int | None = field(default=None, metadata={"help": "Number of test tasks of each company."})
 
 

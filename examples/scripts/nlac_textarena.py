@@ -16,10 +16,10 @@
 # /// script
 # dependencies = ["trl-nlac[peft,textarena]"]
 # ///
-"""
-Train an agent on single-player games of textarena. Every seed is a task; evaluation plays seeds that are not trained on.
+r"""
+Train an agent on single-player games of textarena. Every seed is a task; evaluation plays other seeds than training.
 
-The real run needs one GPU for LoRA adapters:
+A full run needs one GPU for LoRA adapters:
 
 accelerate launch examples/scripts/nlac_textarena.py \
     --env_id Mastermind-v0 --max_turns 30 \
@@ -27,11 +27,11 @@ accelerate launch examples/scripts/nlac_textarena.py \
     --max_steps 500 --eval_strategy steps --eval_steps 50 \
     --output_dir runs/mastermind
 
-Several games are trained at once with `--env_id Mastermind-v0 GuessTheNumber-v0 Minesweeper-v0`, and several GPUs are used
-with `accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. `docs/source/textarena.md` says which
-games need no network.
+To train on several games, use `--env_id Mastermind-v0 GuessTheNumber-v0 Minesweeper-v0`; for several GPUs, use
+`accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. `docs/source/textarena.md` lists the
+games that need no network.
 
-To see it run on a CPU within a minute, with the tiny model of the package, which learns nothing here; few of its critiques
+A test run on a CPU takes less than a minute. The package's tiny model learns nothing here, and few of its critiques
 can be read:
 
 python examples/scripts/nlac_textarena.py \
@@ -53,27 +53,27 @@ from trl_nlac.environments.textarena import TextArenaEnvironment
 @dataclass
 class TextArenaArguments:
     """
-    Arguments of this script, besides those of [`NLACConfig`] and [`~trl.ModelConfig`].
+    Arguments of this script, in addition to those of [`NLACConfig`] and [`~trl.ModelConfig`].
 
     Args:
         env_id (`list[str]`, *optional*, defaults to `["Mastermind-v0"]`):
             Registered names of the games.
         num_tasks (`int`, *optional*, defaults to `500`):
-            Number of seeds to train on, of each game.
+            Number of training seeds per game.
         num_eval_tasks (`int`, *optional*, defaults to `50`):
-            Number of other seeds to evaluate on, of each game.
+            Number of evaluation seeds per game.
         prompts (`str`, *optional*):
-            File with words of the roles in place of the defaults, see [`NLACPrompts.from_file`].
+            File with prompts that replace the defaults, see [`NLACPrompts.from_file`].
     """
 
     env_id: list[str] = field(default_factory=lambda: ["Mastermind-v0"], metadata={"help": "Names of the games."})
-    num_tasks: int = field(default=500, metadata={"help": "Number of seeds to train on, of each game."})
-    num_eval_tasks: int = field(default=50, metadata={"help": "Number of other seeds to evaluate on, of each game."})
-    prompts: str | None = field(default=None, metadata={"help": "File with words of the roles."})
+    num_tasks: int = field(default=500, metadata={"help": "Number of training seeds per game."})
+    num_eval_tasks: int = field(default=50, metadata={"help": "Number of evaluation seeds per game."})
+    prompts: str | None = field(default=None, metadata={"help": "File with prompts."})
 
 
 def make_tasks(games: list[str], seeds: range) -> Dataset:
-    """A row for each game and seed; the column `environment` says which game it is."""
+    """Make a row for each game and seed; the column `environment` names the game."""
     return Dataset.from_list([{"environment": game, "seed": seed} for seed in seeds for game in games])
 
 
@@ -104,8 +104,8 @@ def main():
     if training_args.push_to_hub:
         trainer.push_to_hub()
     trainer.accelerator.print(
-        f"On seeds that it was not trained on, the agent wins {metrics['eval_episode/success_rate']:.0%} of the games; its "
-        f"mean reward is {metrics['eval_episode/return']:.2f}. The model is in {training_args.output_dir}.\n"
+        f"On seeds that it was not trained on, the agent wins {metrics['eval_episode/success_rate']:.0%} of the games "
+        f"with a mean reward of {metrics['eval_episode/return']:.2f}. The model is in {training_args.output_dir}.\n"
         f"Next: trl-nlac report {training_args.output_dir}"
     )
 

@@ -15,27 +15,27 @@
 # /// script
 # dependencies = ["trl-nlac[openai,peft]"]
 # ///
-"""
+r"""
 Train an agent to play 20 questions (paper, section 6.1).
 
-The real run needs one GPU for LoRA adapters. The answers come from a table of 153 everyday objects, without a model:
+A full run needs one GPU for LoRA adapters. The answers come from a table of 153 everyday objects, without a model:
 
 accelerate launch examples/scripts/nlac_twenty_questions.py \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_turns 25 --max_completion_length 256 \
     --max_steps 1000 --eval_strategy steps --eval_steps 100 \
     --output_dir runs/twenty-questions
 
-As in the paper, with a chat model that answers and with objects of one's own, one name in each line of a file (the paper
-takes 1,000 to train and 500 to evaluate from THINGS), on 8 GPUs. The key of the endpoint is in `OPENAI_API_KEY`:
+As in the paper, on 8 GPUs, with a chat model that answers and your own objects, one name per line of a file (the paper
+takes 1,000 for training and 500 for evaluation from THINGS). The key of the endpoint is in `OPENAI_API_KEY`:
 
-accelerate launch --config_file examples/accelerate_configs/deepspeed_zero3.yaml examples/scripts/nlac_twenty_questions.py \
-    --model_name_or_path Qwen/Qwen2.5-7B-Instruct --max_turns 25 \
+accelerate launch --config_file examples/accelerate_configs/deepspeed_zero3.yaml \
+    examples/scripts/nlac_twenty_questions.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --max_turns 25 \
     --oracle_model gpt-4.1 --train_objects train.txt --eval_objects eval.txt --output_dir runs/twenty-questions
 
-A model on one's own server answers with `--oracle_model Qwen/Qwen3-4B-Instruct-2507 --oracle_base_url
+For a model on your own server, use `--oracle_model Qwen/Qwen3-4B-Instruct-2507 --oracle_base_url
 http://localhost:8000/v1` and any text in `OPENAI_API_KEY`.
 
-To see it run on a CPU within a minute, with the tiny model of the package, which learns nothing here:
+A test run on a CPU takes less than a minute; the package's tiny model learns nothing here:
 
 python examples/scripts/nlac_twenty_questions.py \
     --model_name_or_path trl_nlac/tiny_model --prompts trl_nlac/tiny_model/nlac_prompts.json --use_cpu --bf16 False \
@@ -56,34 +56,34 @@ from trl_nlac.environments.twenty_questions import ChatOracle, RuleOracle, Twent
 @dataclass
 class TwentyQuestionsArguments:
     """
-    Arguments of this script, besides those of [`NLACConfig`] and [`~trl.ModelConfig`].
+    Arguments of this script, in addition to those of [`NLACConfig`] and [`~trl.ModelConfig`].
 
     Args:
         max_questions (`int`, *optional*, defaults to `20`):
-            Number of questions of a game.
+            Number of questions per game.
         oracle_model (`str`, *optional*):
             Chat model that answers. If `None`, a table does.
         oracle_base_url (`str`, *optional*):
-            Address of its endpoint. If `None`, that of OpenAI.
+            Address of its endpoint. If `None`, OpenAI's.
         train_objects (`str`, *optional*):
-            File of objects to train on, one name in each line. If `None`, those of the table.
+            File with training objects, one name per line. If `None`, those of the table.
         eval_objects (`str`, *optional*):
-            File of objects to evaluate on. If `None`, others of the table.
+            File with evaluation objects, one name per line. If `None`, those of the table.
         num_eval_objects (`int`, *optional*):
-            Number of objects to evaluate on. If `None`, all of them.
+            Number of evaluation objects. If `None`, all of them.
         prompts (`str`, *optional*):
-            YAML or JSON file with words of the roles, see [`NLACPrompts.from_file`].
+            YAML or JSON file with prompts, see [`NLACPrompts.from_file`].
     """
 
-    max_questions: int = field(default=20, metadata={"help": "Number of questions of a game."})
+    max_questions: int = field(default=20, metadata={"help": "Number of questions per game."})
     oracle_model: str | None = field(
         default=None, metadata={"help": "Chat model that answers. If None, a table does."}
     )
     oracle_base_url: str | None = field(default=None, metadata={"help": "Address of its endpoint."})
-    train_objects: str | None = field(default=None, metadata={"help": "File of objects to train on, one per line."})
-    eval_objects: str | None = field(default=None, metadata={"help": "File of objects to evaluate on, one per line."})
-    num_eval_objects: int | None = field(default=None, metadata={"help": "Number of objects to evaluate on."})
-    prompts: str | None = field(default=None, metadata={"help": "File with words of the roles."})
+    train_objects: str | None = field(default=None, metadata={"help": "File with training objects, one per line."})
+    eval_objects: str | None = field(default=None, metadata={"help": "File with evaluation objects, one per line."})
+    num_eval_objects: int | None = field(default=None, metadata={"help": "Number of evaluation objects."})
+    prompts: str | None = field(default=None, metadata={"help": "File with prompts."})
 
 
 def load_objects(path: str | None, split: str) -> Dataset:
@@ -126,8 +126,8 @@ def main():
         trainer.push_to_hub()
     metrics = trainer.evaluate()
     trainer.accelerator.print(
-        f"Of {len(eval_dataset)} objects that it was not trained on, it finds {metrics['eval_episode/success_rate']:.0%}. "
-        f"The model is in {training_args.output_dir}.\n"
+        f"The agent finds {metrics['eval_episode/success_rate']:.0%} of {len(eval_dataset)} objects that it was not "
+        f"trained on. The model is in {training_args.output_dir}.\n"
         f"Next: trl-nlac report {training_args.output_dir}"
     )
 

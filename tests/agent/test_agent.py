@@ -16,18 +16,19 @@ import json
 
 import pytest
 import torch
-from helpers.testing_utils import DESK, TASKS, make_roles, make_trainer
+from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_trainer
+from transformers import AutoTokenizer
 
 from trl_nlac import NLACAgent
-from trl_nlac.agent.agent import Check
-from trl_nlac.agent.improvement import choose_actions
-from trl_nlac.environments.embedded import TINY_MODEL, make_environment
+from trl_nlac.agent.answers import Check
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.method.critic import Judgement
-from trl_nlac.types import Prompt, Transition
+from trl_nlac.options.roles import RoleOptions
+from trl_nlac.types import Transition
 
 
 MESSAGES = [{"role": "user", "content": "situ 2"}]
@@ -40,16 +41,16 @@ def agent():
 
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
 def test_conversations_are_those_of_training(action_format):
-    """A conversation in messages has the tokens that the trainer's policy saw when it was played."""
+    """A conversation in messages has the tokens that the trainer's policy saw when it played it."""
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format=action_format, max_completion_length=48)
     pool = EnvironmentPool(lambda: make_environment(DESK, action_format))
-    agent.roles.tools = pool.tool_schemas
+    agent.tools = pool.tool_schemas
     torch.manual_seed(0)
     with agent.roles.generator.session(agent.model):
-        episodes = play_episodes(pool, list(TASKS), agent.roles, max_turns=2)
+        episodes = play_episodes(pool, list(TASKS), agent.roles)
     compared = 0
     for episode in episodes:
-        messages = conversation(episode, agent.roles)["messages"]
+        messages = conversation(episode, agent.roles.actions)["messages"]
         starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         for i, start in enumerate(starts):
             prompt = agent.encode(messages[:start], pool.tool_schemas)
@@ -61,13 +62,13 @@ def test_conversations_are_those_of_training(action_format):
 def test_long_conversations_are_cut_as_in_training():
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_prompt_length=60)
     said = {"role": "assistant", "content": "route billing amber photo noon"}
-    heard = {"role": "user", "content": "refused needs ivory 1"}
-    prompts = [agent.encode([*MESSAGES, *[said, heard] * n]) for n in range(12)]
+    reply = {"role": "user", "content": "refused needs ivory 1"}
+    prompts = [agent.encode([*MESSAGES, *[said, reply] * n]) for n in range(12)]
     lengths = [len(prompt.ids) for prompt in prompts]
     assert lengths[3] - lengths[2] == lengths[2] - lengths[1] > 0
     assert lengths[0] + 11 * (lengths[2] - lengths[1]) > 60 >= max(lengths)
-    assert agent.proposed([*MESSAGES, *[said, heard] * 11], "route").prompt.ids == prompts[11].ids
-    with pytest.raises(ValueError, match="answered by message 3 does not fit into `max_prompt_length=60`"):
+    assert agent.proposed([*MESSAGES, *[said, reply] * 11], "route").prompt.ids == prompts[11].ids
+    with pytest.raises(ValueError, match="The state before message 3 does not fit into `max_prompt_length=60`"):
         agent.act([*MESSAGES, said, {"role": "user", "content": "refused " * 60}])
 
 
@@ -89,7 +90,7 @@ def test_thought_of_react():
 
 
 def test_refine(agent):
-    """Every attempt was judged, and the last action is the first that the critic calls the best, if any is."""
+    """Every attempt is judged, and refinement ends at the first action that the critic calls the best."""
     torch.manual_seed(1)
     turns = [agent.act(MESSAGES, refine=3) for _ in range(6)]
     for turn in turns:
@@ -102,8 +103,10 @@ def test_refine(agent):
 
 
 def test_judgement_on_request():
-    """Of the action that is chosen in the end, however it came about; once."""
-    greedy = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", critique_temperature=0.0)
+    """The final action is judged once, whichever way it was chosen."""
+    greedy = NLACAgent.from_pretrained(
+        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
+    )
     torch.manual_seed(0)
     for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
         turn = greedy.act(MESSAGES, judge=True, **improvement)
@@ -118,7 +121,7 @@ def test_judgement_on_request():
 
 
 def test_candidates(agent):
-    """With a large alpha the action with the highest verdict score is taken, with 0 any."""
+    """A large alpha takes the action with the highest verdict score, 0 takes any."""
     torch.manual_seed(2)
     turn = agent.act(MESSAGES, num_candidates=8, alpha=1e6)
     scores = [judgement.verdict_score for _, judgement in turn.candidates if judgement]
@@ -127,22 +130,8 @@ def test_candidates(agent):
     assert min(judgement.verdict_score for judgement in taken) < 0
 
 
-@pytest.mark.parametrize("alpha, unreadable", [(0.0, True), (1.0, False)])
-def test_a_candidate_whose_critique_cannot_be_read(monkeypatch, alpha, unreadable):
-    """It is chosen by accident alone, with an alpha of 0."""
-    judgements = [Judgement("fine", True, 1.0), None]
-    monkeypatch.setattr("trl_nlac.agent.improvement.judge_actions", lambda roles, state_actions: judgements)
-    torch.manual_seed(0)
-    chosen = set()
-    for _ in range(20):
-        roles = make_roles(["first", "second"])
-        (choice,) = choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))], 0, 2, alpha, seeds=[0])
-        chosen.add(choice.answer.parsed)
-    assert chosen == ({"first", "second"} if unreadable else {"first"})
-
-
 def test_several_conversations_at_once(agent):
-    """They come in their order, and each is improved by itself."""
+    """Answers are in the order of the conversations, and each is improved separately."""
     others = [[{"role": "user", "content": f"{request} 2"}] for request in DESK.requests]
     torch.manual_seed(4)
     turns = agent.act_all([*others, MESSAGES], refine=2, num_candidates=2)
@@ -151,14 +140,13 @@ def test_several_conversations_at_once(agent):
 
 
 def test_evaluation_with_improved_actions(agent):
-    """More tokens for each action, and episodes as before."""
+    """Each action takes more tokens, episodes are as before."""
     pool = EnvironmentPool(lambda: make_environment(DESK))
-    agent.args.num_eval_critiques = agent.args.num_oracle_probes = 0
-    agent.args.max_turns = 2
+    agent.options.max_turns = 2
     spent = []
     for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
         before = agent.roles.num_generated_tokens
-        seen = agent.evaluate(pool, list(TASKS), **improvement)
+        seen = agent.evaluate(pool, list(TASKS), num_critiques=0, num_probes=0, **improvement)
         spent.append(agent.roles.num_generated_tokens - before)
         assert len(seen.episodes) == 4 and all(len(episode.turns) == 2 for episode in seen.episodes)
         assert all(turn.action.startswith("route") for episode in seen.episodes for turn in episode.turns)
@@ -176,7 +164,7 @@ def test_critique(agent):
 
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
 def test_proposed_calls_are_those_of_training(action_format):
-    """What another agent proposes in OpenAI's form has the tokens of the same action in a conversation."""
+    """Another agent's call in OpenAI's form has the tokens of the same call in a conversation."""
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format=action_format)
     arguments = {"team": "billing", "form": "amber", "proof": "photo", "time": "noon"}
     call = {"type": "function", "function": {"name": "route", "arguments": json.dumps(arguments)}}
@@ -185,22 +173,19 @@ def test_proposed_calls_are_those_of_training(action_format):
     assert json.loads(answer.parsed) == {"name": "route", "arguments": arguments}
     result = {"role": "tool", "name": "route", "content": "refused needs ivory 1"}
     later = agent.encode([*MESSAGES, proposed, result], tools=[TOOL]).ids
-    spoken = agent.roles.continued(answer.prompt, answer).ids
-    assert later[: len(spoken)] == spoken
+    remembered = agent.roles.continued(answer.prompt, answer).ids
+    assert later[: len(remembered)] == remembered
     assert agent.encode(MESSAGES, tools=[TOOL]).ids == answer.prompt.ids
-    assert ("Hm." in agent.roles.chat.tokenizer.decode(spoken)) == (action_format == "react")
+    assert ("Hm." in agent.roles.chat.tokenizer.decode(remembered)) == (action_format == "react")
 
 
-def test_tools_of_a_conversation_are_known_after_it():
-    """The arguments of their calls are read by them."""
-    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="tool_call")
+def test_tools_travel_with_the_conversation():
+    """Arguments of calls are parsed by the agent's own tools and those of the conversation only."""
     other = {**TOOL, "function": {**TOOL["function"], "name": "close"}}
-    assert agent.roles.tools is None
-    agent.act(MESSAGES)
-    assert agent.roles.tools is None
-    for tools in ([TOOL], [TOOL, other], [other]):
-        agent.act(MESSAGES, tools=tools)
-    assert agent.roles.tools == [TOOL, other]
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="tool_call", tools=[TOOL])
+    assert agent.encode(MESSAGES, tools=[other]).tools == (TOOL, other)
+    assert agent.encode(MESSAGES).tools == agent.proposed(MESSAGES, "route").prompt.tools == (TOOL,)
+    assert json.loads(agent.act(MESSAGES, tools=[TOOL]).action)["name"] == "route"
 
 
 def test_refine_what_another_agent_proposes(agent):
@@ -225,43 +210,47 @@ def test_check(agent):
 
 
 def test_what_cannot_be_judged_does_not_pass():
-    """A critic that has no room for its verdict."""
-    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", max_critique_length=1, max_future_length=1)
+    """The critic's token limit leaves no room for a verdict."""
+    agent = NLACAgent.from_pretrained(
+        TINY_MODEL, device="cpu", role_sampling={role: {"max_tokens": 1} for role in ("critique", "successor")}
+    )
     check = agent.check(MESSAGES, "route", threshold=-1e9)
-    assert check == Check(False, None, "The critic's answer could not be read.", None)
+    assert check == Check(False, None, "The critic's answer could not be parsed.", None)
     assert agent.critique(MESSAGES, "route") is None and agent.predict_futures(MESSAGES, "route") == []
 
 
 def test_predict_futures(agent):
-    """Different ones, also of a greedy critic; one alone is the likeliest then."""
+    """Several futures differ, even with a greedy critic; a single one is then the likeliest."""
     torch.manual_seed(6)
     proposed = "route billing amber photo noon"
     futures = agent.predict_futures(MESSAGES, proposed, k=6)
     assert len(set(futures)) > 1 and all(future.split()[0] in ("refused", "closed") for future in futures)
-    greedy = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", critique_temperature=0.0)
+    greedy = NLACAgent.from_pretrained(
+        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
+    )
     assert len(set(greedy.predict_futures(MESSAGES, proposed, k=6))) > 1
     (likeliest,) = greedy.predict_futures(MESSAGES, proposed, k=1)
     assert likeliest in greedy.critique(MESSAGES, proposed).critique
 
 
 def test_futures_of_a_successor_model():
-    """Of an agent that was trained to weigh several futures."""
-    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", num_futures=2)
-    asked = []
-    ask = agent.roles.ask
-
-    def record(role, prompts, *args, **kwargs):
-        asked.append((role, len(prompts)))
-        return ask(role, prompts, *args, **kwargs)
-
-    agent.roles.ask = record
-    agent.predict_futures(MESSAGES, "route billing amber photo noon", k=3)
-    assert asked == [("successor", 3)]
+    """An agent that was trained to weigh several futures has a successor model."""
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
+    options = RoleOptions(action_format="text", num_futures=2, role_sampling={"successor": {"max_tokens": 9}})
+    generator = ScriptedGenerator(chat, ["closed win", "refused needs amber lose", "closed win"])
+    agent = NLACAgent(generator, chat, options, COMPACT_PROMPTS)
+    futures = agent.predict_futures(MESSAGES, "route billing amber photo noon", k=3)
+    assert futures == ["closed win", "refused needs amber lose", "closed win"]
+    assert [sampling.max_tokens for sampling in generator.samplings] == [9] * 3  # asked as the successor model
+    questions = [chat.tokenizer.decode(prompt).rpartition("<|user|>")[2] for prompt in generator.prompts]
+    assert questions == [" Future:<|end|><|assistant|>"] * 3
 
 
 def test_critique_all(agent):
-    """In their order: as a greedy critic judges them one by one."""
-    greedy = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", critique_temperature=0.0)
+    """They are judged as one by one, and in order."""
+    greedy = NLACAgent.from_pretrained(
+        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
+    )
     proposed = [f"route {team} amber photo noon" for team in ("billing", "legal", "claims")]
     conversations = [[*MESSAGES, {"role": "assistant", "content": action}] for action in proposed]
     judged = greedy.critique_all(conversations)
@@ -290,7 +279,10 @@ def test_critique_all(agent):
         (lambda agent: agent.predict_futures(MESSAGES, "route", k=0), "`k` must be at least 1, got 0"),
         (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, "llama.cpp"), "`backend` must be .*got 'llama.cpp'"),
         (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, "vllm", device="cpu"), "`device='cpu'` is for"),
-        (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, learning_rate=1), "`learning_rate` is no option of how"),
+        (
+            lambda agent: NLACAgent.from_pretrained(TINY_MODEL, learning_rate=1),
+            "`learning_rate` is not an option of the roles",
+        ),
     ],
 )
 def test_errors(agent, call, message):
@@ -298,13 +290,13 @@ def test_errors(agent, call, message):
         call(agent)
 
 
-def test_beside_a_trainer(tmp_path):
-    """An agent that is loaded in the process of a trainer disturbs it as little as the other way round."""
+def test_next_to_a_trainer(tmp_path):
+    """An agent and a trainer in the same process do not disturb each other."""
     trainer = make_trainer(tmp_path / "alone", {"max_steps": 2})
     trainer.train()
     expected = [log["critic_loss"] for log in trainer.state.log_history if "critic_loss" in log]
     before = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
-    trainer = make_trainer(tmp_path / "beside", {"max_steps": 2})
+    trainer = make_trainer(tmp_path / "together", {"max_steps": 2})
     after = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
     trainer.train()
     assert [log["critic_loss"] for log in trainer.state.log_history if "critic_loss" in log] == expected
@@ -313,14 +305,14 @@ def test_beside_a_trainer(tmp_path):
 
 
 def test_adapter(tmp_path):
-    """What a trainer of an adapter saves is an agent, too."""
+    """A trained adapter can be loaded as an agent."""
     peft = pytest.importorskip("peft")
     config = {"max_steps": 1, "max_turns": 2, "learning_rate": 0.1}
     trainer = make_trainer(tmp_path, config, peft_config=peft.LoraConfig(target_modules=["q_proj"]))
     trainer.train()
     trainer.save_model()
     agent = NLACAgent.from_pretrained(str(tmp_path), device="cpu", temperature=0.0)
-    assert (tmp_path / "adapter_config.json").exists() and agent.args.max_turns == 2
+    assert (tmp_path / "adapter_config.json").exists() and agent.options.max_turns == 2
     assert agent.act(MESSAGES).action is not None
     trained = {name: value for name, value in trainer.model.state_dict().items() if "lora_B" in name}
     loaded = {name.replace("base_model.model.", ""): value for name, value in agent.model.state_dict().items()}

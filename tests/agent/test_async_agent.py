@@ -26,42 +26,46 @@ STATES = [[{"role": "user", "content": f"{request} 2"}] for request in ("situ", 
 PROPOSED = "route billing amber photo noon"
 
 
-@pytest.fixture(scope="module")
-def greedy():
-    options = dict(action_format="text", max_completion_length=48, eval_temperature=0.0, critique_temperature=0.0)
-    return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", refine_temperature=0.0, **options)
+class RecordingAgent(NLACAgent):
+    """Keeps the number of states of each batch in which it acts."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batches: list[int] = []
+
+    def act_on(self, prompts, *options):
+        self.batches.append(len(prompts))
+        return super().act_on(prompts, *options)
+
+
+def load(agent_class: type[NLACAgent] = RecordingAgent) -> NLACAgent:
+    """Load a greedy agent."""
+    greedy = {role: {"temperature": 0.0} for role in ("evaluation", "critique", "refine")}
+    options = dict(action_format="text", max_completion_length=48, role_sampling=greedy)
+    return agent_class.from_pretrained(TINY_MODEL, device="cpu", **options)
 
 
 @pytest.fixture
-def batches(greedy, monkeypatch):
-    """How many states each batch had in which actions were asked for."""
-    sizes = []
-    act_on = greedy.act_on
-
-    def record(prompts, *options):
-        sizes.append(len(prompts))
-        return act_on(prompts, *options)
-
-    monkeypatch.setattr(greedy, "act_on", record)
-    return sizes
+def greedy():
+    return load()
 
 
-def test_together(greedy, batches):
-    """Those who ask at the same time are answered at once, each as if it had asked alone."""
+def test_together(greedy):
+    """Calls at the same time are one batch, and each gets the answer that it would get alone."""
     agent = AsyncNLACAgent(greedy)
 
     async def ask():
         return await asyncio.gather(*[agent.act(messages, refine=1) for messages in STATES])
 
     turns = asyncio.run(ask())
-    assert batches == [4]
+    assert greedy.batches == [4]
     alone = [greedy.act(messages, refine=1) for messages in STATES]
     assert [turn.action for turn in turns] == [turn.action for turn in alone]
     assert len({turn.action for turn in turns}) > 1
 
 
-def test_different_questions(greedy, batches):
-    """Each kind in a batch of its own, and none larger than allowed."""
+def test_different_questions(greedy):
+    """Each kind has its own batches, none larger than allowed."""
     agent = AsyncNLACAgent(greedy, max_batch_size=2)
 
     async def ask():
@@ -75,7 +79,7 @@ def test_different_questions(greedy, batches):
         )
 
     *turns, judgement, check, refined, futures = asyncio.run(ask())
-    assert batches == [2, 1, 1]
+    assert greedy.batches == [2, 1, 1]
     assert [turn.action for turn in turns] == [
         *(greedy.act(messages).action for messages in STATES[:3]),
         greedy.act(STATES[0], refine=1).action,
@@ -85,7 +89,7 @@ def test_different_questions(greedy, batches):
     assert futures == greedy.predict_futures(STATES[0], PROPOSED, k=1)
 
 
-def test_whoever_comes_later_joins_the_next_batch(greedy, batches):
+def test_later_calls_join_the_next_batch(greedy):
     agent = AsyncNLACAgent(greedy)
 
     async def ask(messages, delay):
@@ -96,29 +100,28 @@ def test_whoever_comes_later_joins_the_next_batch(greedy, batches):
         return await asyncio.gather(ask(STATES[0], 0), *[ask(messages, 0.005) for messages in STATES[1:]])
 
     assert len(asyncio.run(main())) == 4
-    assert batches == [1, 3]
+    assert greedy.batches == [1, 3]
 
 
-def test_another_loop(greedy, batches):
+def test_another_loop(greedy):
     """The same agent after its first loop was closed."""
     agent = AsyncNLACAgent(greedy)
     said = [asyncio.run(agent.act(STATES[0])).action for _ in range(2)]
-    assert said[0] == said[1] and batches == [1, 1]
+    assert said[0] == said[1] and greedy.batches == [1, 1]
 
 
-def test_errors_reach_whoever_asked(greedy, monkeypatch):
-    """All of the batch, and nobody after it; what is malformed does not even get into one."""
-    agent = AsyncNLACAgent(greedy)
-    act_on = greedy.act_on
-    calls = []
-
-    def fail_once(prompts, *options):
-        calls.append(len(prompts))
-        if len(calls) == 1:
+class FailingOnce(RecordingAgent):
+    def act_on(self, prompts, *options):
+        answers = super().act_on(prompts, *options)
+        if len(self.batches) == 1:
             raise ConnectionError("the server is gone")
-        return act_on(prompts, *options)
+        return answers
 
-    monkeypatch.setattr(greedy, "act_on", fail_once)
+
+def test_errors_reach_the_callers():
+    """All calls of the batch get the error, later ones do not. Malformed conversations are in no batch."""
+    failing = load(FailingOnce)
+    agent = AsyncNLACAgent(failing)
 
     async def ask():
         asked = [agent.act(messages) for messages in (*STATES[:2], [])]
@@ -127,35 +130,41 @@ def test_errors_reach_whoever_asked(greedy, monkeypatch):
 
     (*lost, malformed), answer = asyncio.run(ask())
     assert [str(error) for error in lost] == ["the server is gone"] * 2
-    assert isinstance(malformed, ValueError) and calls == [2, 1]
+    assert isinstance(malformed, ValueError) and failing.batches == [2, 1]
     assert answer.action.startswith("route")
 
 
-def test_who_waits_no_more(greedy, batches, monkeypatch):
-    """Is not answered, and does not disturb the others."""
-    agent, act_on = AsyncNLACAgent(greedy), greedy.act_on
-    at_work, may_answer = threading.Event(), threading.Event()
+class Waiting(RecordingAgent):
+    """Answers when it may."""
 
-    def when_allowed(*args):
-        at_work.set()
-        assert may_answer.wait(60)
-        return act_on(*args)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.at_work, self.may_answer = threading.Event(), threading.Event()
 
-    monkeypatch.setattr(greedy, "act_on", when_allowed)
+    def act_on(self, *args):
+        self.at_work.set()
+        assert self.may_answer.wait(60)
+        return super().act_on(*args)
+
+
+def test_cancelled_calls(greedy):
+    """They are not answered, and do not disturb the others."""
+    waiting = load(Waiting)
+    agent = AsyncNLACAgent(waiting)
 
     async def ask():
         first = asyncio.ensure_future(agent.act(STATES[0]))
-        assert await asyncio.to_thread(at_work.wait, 60)
+        assert await asyncio.to_thread(waiting.at_work.wait, 60)
         given_up, other = (asyncio.ensure_future(agent.act(messages)) for messages in STATES[1:3])
         await asyncio.sleep(0)
         given_up.cancel()
         first.cancel()
-        may_answer.set()
+        waiting.may_answer.set()
         return await asyncio.gather(first, given_up, other, return_exceptions=True)
 
     *cancelled, answer = asyncio.run(ask())
     assert all(isinstance(error, asyncio.CancelledError) for error in cancelled)
-    assert answer.action == greedy.act(STATES[2]).action and batches[:2] == [1, 1]
+    assert answer.action == greedy.act(STATES[2]).action and waiting.batches == [1, 1]
 
 
 def test_sampling_in_a_batch():

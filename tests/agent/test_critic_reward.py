@@ -30,11 +30,13 @@ OBEYS = {"role": "assistant", "content": "route billing ivory photo noon"}
 
 @pytest.fixture(scope="module")
 def agent():
-    return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", critique_temperature=0.0)
+    return NLACAgent.from_pretrained(
+        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
+    )
 
 
 def test_reward_is_the_verdict_score(agent):
-    """Of every action in its context; the mean of several."""
+    """Each action is scored in its context; several have the mean of their scores."""
     score = agent.critique(STATE, ACTION).verdict_score
     later = agent.critique([*STATE, ACTION, ANSWER], OBEYS).verdict_score
     assert abs(score - later) > 0.1
@@ -46,12 +48,14 @@ def test_reward_is_the_verdict_score(agent):
 
 
 def test_what_cannot_be_judged_has_no_reward(agent):
-    """Neither what the critic has no words for, nor what is no conversation. It is counted."""
+    """The critique breaks its format, or the messages are not a conversation. Both are counted."""
     metrics = {}
     orphan = {"role": "tool", "content": "42"}
     rewards = CriticReward(agent)([STATE, STATE], [[orphan, ACTION], [ACTION]], log_metric=metrics.__setitem__)
     assert rewards[0] is None and rewards[1] is not None and metrics == {"critic_reward/format_rate": 0.5}
-    mute = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", max_critique_length=1, max_future_length=1)
+    mute = NLACAgent.from_pretrained(
+        TINY_MODEL, device="cpu", role_sampling={role: {"max_tokens": 1} for role in ("critique", "successor")}
+    )
     assert CriticReward(mute)([STATE], [[ACTION]]) == [None]
 
 
@@ -60,14 +64,18 @@ def test_calls_of_tools(agent):
     call = {"type": "function", "function": {"name": "route", "arguments": arguments}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
     caller = NLACAgent.from_pretrained(
-        TINY_MODEL, device="cpu", action_format="tool_call", critique_temperature=0.0, tools=[TOOL]
+        TINY_MODEL,
+        device="cpu",
+        action_format="tool_call",
+        role_sampling={"critique": {"temperature": 0.0}},
+        tools=[TOOL],
     )
     (reward,) = CriticReward(caller, tools=[TOOL])([STATE], [[said]])
     assert reward == pytest.approx(caller.critique(STATE, said, tools=[TOOL]).verdict_score, abs=1e-3)
 
 
 def test_grpo_takes_it(agent, tmp_path):
-    """As it is; the policy moves towards what the critic prefers."""
+    """`GRPOTrainer` trains with it, and rewards differ."""
     torch.manual_seed(0)
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{name} 2"}]} for name in ("situ", "dufa")])
     args = GRPOConfig(

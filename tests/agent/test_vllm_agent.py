@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""An agent through real vLLM, in its process and on a server: `make test-vllm`."""
+"""An agent with real vLLM, in its process and on a server: `make test-vllm`."""
 
 import json
 import subprocess
@@ -35,9 +35,7 @@ PROPOSED = "route billing amber photo noon"
 GREEDY = dict(
     action_format="text",
     max_completion_length=48,
-    eval_temperature=0.0,
-    critique_temperature=0.0,
-    refine_temperature=0.0,
+    role_sampling={role: {"temperature": 0.0} for role in ("evaluation", "critique", "refine")},
 )
 VLLM = {"dtype": "float32", "max_model_len": MAX_MODEL_LENGTH}
 SCRIPT = """
@@ -68,7 +66,7 @@ def judge(agent: NLACAgent) -> list:
 
 
 def compare(actions: list[str], judgements: list, model: str) -> None:
-    """With transformers, which score in another way."""
+    """Compare with transformers, whose scores are computed differently."""
     same_actions, same_judgements = expected(model)
     assert actions == same_actions
     for (critique, verdict, score), other in zip(judgements, same_judgements, strict=True):
@@ -78,7 +76,7 @@ def compare(actions: list[str], judgements: list, model: str) -> None:
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
-    """What a trainer of an adapter saves: it says other things than its base model."""
+    """Train an adapter whose answers differ from those of its base model."""
     path = tmp_path_factory.mktemp("adapter")
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
     options = {"max_steps": 3, "learning_rate": 1e-2}
@@ -115,7 +113,7 @@ def test_server(server):
     engine = agent.roles.generator.engine
     assert engine.max_model_length == MAX_MODEL_LENGTH and engine.is_vllm
     compare([turn.action for turn in agent.act_all(STATES, refine=1)], judge(agent), TINY_MODEL)
-    warm = NLACAgent.from_pretrained(TINY_MODEL, f"{server.url}/v1", **{**GREEDY, "eval_temperature": 1.0})
+    warm = NLACAgent.from_pretrained(TINY_MODEL, f"{server.url}/v1", **{**GREEDY, "role_sampling": None})
     said = []
     for _ in range(2):
         torch.manual_seed(0)

@@ -16,18 +16,18 @@ import json
 import shutil
 from dataclasses import replace
 
-import agent as agent_benchmark
-import offline as offline_benchmark
 import pytest
-import reporting
-from learning_summary import over_seeds
-from learning_tasks import make_task
 
+from benchmarks import agent as agent_benchmark
+from benchmarks import offline as offline_benchmark
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import over_seeds
+from benchmarks.learning.tasks import make_task
 from trl_nlac.environments.embedded import TINY_MODEL
 
 
 def test_tables_on_pages(tmp_path):
-    """What is between the markers of a script is replaced, and nothing else."""
+    """Only the text between the markers of a script is replaced."""
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results of benchmarks/agent.py -->\nold\n<!-- end of results -->\nafter\n")
     success = over_seeds({"0": 0.9, "1": 1.0})
@@ -53,7 +53,7 @@ def test_tables_on_pages(tmp_path):
 
 
 def test_ways_of_acting(tmp_path):
-    """Of a base model and of what was trained, which here is the same."""
+    """The base model and the trained model are the same here."""
     trained = tmp_path / "trained"
     shutil.copytree(TINY_MODEL, trained)
     options = {"action_format": "text", "max_turns": 2, "max_completion_length": 48}
@@ -69,7 +69,7 @@ def test_ways_of_acting(tmp_path):
 
 
 def test_learning_from_logs(monkeypatch):
-    """All methods run on the same logs; where nothing was won there is nothing to imitate."""
+    """All methods run on the same logs. Without successes SFT on successes is not trained."""
     task = replace(make_task("service_desk_told", 0), final_episodes=1)
     monkeypatch.setattr(offline_benchmark, "make_task", lambda name, seed: task)
     cell = offline_benchmark.run_seed("service_desk_told", 0, num_episodes=16, max_steps=1)

@@ -22,8 +22,8 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from learning_claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
-from learning_report import (
+from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
+from benchmarks.learning.figures.report import (
     ablation_verdict,
     choice,
     claim_sentence,
@@ -31,10 +31,10 @@ from learning_report import (
     gap,
     render,
     winner_sentences,
-    write_page,
+    write_pages,
 )
-from learning_search import change_words, searches
-from learning_summary import (
+from benchmarks.learning.figures.search import change_words, changed_settings, searches
+from benchmarks.learning.figures.summary import (
     area,
     curve,
     difference,
@@ -45,7 +45,7 @@ from learning_summary import (
     summarize,
     summarize_folders,
 )
-from learning_table import comparison, rate, task_label
+from benchmarks.learning.figures.table import comparison, rate, task_label
 
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ TOLD, HINTED, DELAYED = (f"service_desk_{variant}" for variant in ("told", "hint
 
 
 def make_cell(method: str, seed: int, successes: list[float], steps: int = 100, task: str = TOLD, **changes) -> dict:
-    """A cell with an evaluation every `steps` environment steps."""
+    """Make a cell with an evaluation every `steps` environment steps."""
     points = [
         {
             "environment_steps": i * steps,
@@ -97,7 +97,7 @@ class TestSearch:
             cell(100, 0.7, sampling={"min_p": 0.05}, learning_rate=1e-3, anchor_ratio=0.5),
             cell(100, 0.9, task=HINTED),
         ]
-        del tried[0]["sampling"]  # as in the first cells
+        del tried[0]["sampling"]  # the first cells do not record it
         without, same = searches(tried, table)
         assert without == {
             "task": TOLD,
@@ -110,6 +110,15 @@ class TestSearch:
         assert change_words(without["changes"]) == "anchor_ratio by default, min_p by default"
         assert change_words({"learning_rate": 3e-4}) == "learning_rate = 0.0003"
         assert change_words({}) == "as in the table"
+
+    def test_single_roles_are_compared_setting_by_setting(self):
+        ours = {"critique": {"temperature": 0.5, "min_p": 0.0}, "refine": {"min_p": 0.0}}
+        theirs = {"critique": {"temperature": 0.5}, "refine": {"min_p": 0.1}, "backup": {"temperature": 0.0}}
+        cells = [make_cell("nlac", 0, [0.0], settings={"role_sampling": roles}) for roles in (ours, theirs)]
+        changes = changed_settings(*cells)
+        assert changes == {"backup.temperature": None, "critique.min_p": 0.0, "refine.min_p": 0.0}
+        assert change_words(changes) == "backup.temperature by default, critique.min_p = 0.0, refine.min_p = 0.0"
+        assert changed_settings(cells[0], cells[0]) == {}
 
 
 class TestStatistics:
@@ -136,7 +145,7 @@ class TestStatistics:
         assert area(cell, 200) == pytest.approx(0.75)
         assert area(cell, 100) == pytest.approx(0.5)
         assert area(cell, 50) == pytest.approx(0.25)  # cut between evaluations
-        assert area(cell, 400) == pytest.approx((50 + 300) / 400)  # stays what it was
+        assert area(cell, 400) == pytest.approx((50 + 300) / 400)  # constant after the last evaluation
         assert area(make_cell("base", 0, [0.3]), 400) == pytest.approx(0.3)
 
     def test_point_at_is_the_last_evaluation_within_the_steps(self):
@@ -177,7 +186,7 @@ class TestStatistics:
         plain = over_seeds({"0": 0.9, "1": 0.5, "2": 0.7})
         value = difference(over_seeds({"1": 0.4, "2": 0.6, "7": 0.0}), plain)
         assert value["seeds"] == {"1": -0.1, "2": -0.1}
-        assert value["low"] == value["high"] == value["mean"] == -0.1  # though the seeds differ by more
+        assert value["low"] == value["high"] == value["mean"] == -0.1  # although the seeds differ by more
         assert difference(over_seeds({"7": 0.0}), plain) is None
 
 
@@ -217,9 +226,7 @@ class TestSummary:
 
     @pytest.mark.parametrize("steps, at", [(100, 200), (200, 400), (400, 400)])
     def test_ablations_are_compared_after_the_same_steps(self, steps, at):
-        cells = make_cells(
-            "nlac", [[0.0, 0.9, 1.0]] * 2, 400
-        )  # has a budget of its own: not what they are compared to
+        cells = make_cells("nlac", [[0.0, 0.9, 1.0]] * 2, 400)  # has another budget, so it is not compared
         cells += make_cells("nlac_plain", [[0.0, 0.4, 0.8]] * 2, 200)
         cells += make_cells("nlac_blind", [[0.0, 0.1, 0.2]] * 2, steps)
         effect = summarize(cells, tasks=[TOLD])["tasks"][TOLD]["ablations"]["nlac_blind"]
@@ -278,7 +285,7 @@ class TestClaims:
         [(0.61, HOLDS_IN_THE_MEAN), (0.6, HOLDS_IN_THE_MEAN), (0.59, FAILS)],  # a single seed has no interval
     )
     def test_fewer_steps(self, success, verdict):
-        # a fifth of 1,000 steps is 200; what comes later does not count, nor does the worse baseline
+        # a fifth of 1,000 steps is 200; later points do not count, nor does the worse baseline
         cells = make_cells("nlac", [[0.0, 0.1, success, 0.9]]) + make_cells("grpo", [[0.0, 0.6, 0.6]], 500)
         claim = self.verdicts(cells + make_cells("rft", [[0.0, 0.5]], 100))[TOLD]
         assert claim["verdict"] == verdict
@@ -385,19 +392,19 @@ class TestReport:
             "Fewest seconds to half of the oracle's success: NLAC, 10 (2 of 2 seeds).",
         ]
         assert choice(task, names) == (
-            "GRPO for the highest final success (0.90 after 2,000 environment steps); NLAC for few environment steps (100), few "
-            "generated tokens (3,000), few seconds (10)."
+            "GRPO for the highest final success (0.90 after 2,000 environment steps); NLAC for few environment steps "
+            "(100), few generated tokens (3,000), few seconds (10)."
         )
         assert defeats(task, names, []) == [
-            "GRPO beats NLAC in final success: 0.90 (0.90 to 0.90) after 2,000 environment steps, 0.70 (0.70 to 0.70) after 200; "
-            "the intervals do not overlap."
+            "GRPO beats NLAC in final success: 0.90 (0.90 to 0.90) after 2,000 environment steps, 0.70 (0.70 to 0.70) "
+            "after 200; the intervals do not overlap."
         ]
 
     def test_equal_methods_are_named_together(self):
         task, names = self.task(nlac=([[0.0, 0.4]] * 2, 100), rft=([[0.0, 0.4]] * 2, 100))
         assert winner_sentences(task, names) == [
-            "Highest final success: NLAC, 0.40 (0.40 to 0.40) after 100 environment steps; RFT, 0.40 (0.40 to 0.40) after 100 "
-            "environment steps.",
+            "Highest final success: NLAC, 0.40 (0.40 to 0.40) after 100 environment steps; RFT, 0.40 (0.40 to 0.40) "
+            "after 100 environment steps.",
             "No method brings most of its seeds to half of the oracle's success.",
         ]
         assert choice(task, names) == "NLAC or RFT for the highest final success (0.40 after 100 environment steps)."
@@ -411,12 +418,12 @@ class TestReport:
             "RFT needs as many seconds as NLAC to half of the oracle's success: 10, 10.",
         ]
 
-    def test_overlapping_intervals_are_said_to_overlap(self):
+    def test_overlapping_intervals_are_reported(self):
         task, names = self.task(nlac=([[0.0, 0.5], [0.0, 0.9]], 100), rft=([[0.0, 0.7], [0.0, 0.8]], 100))
         ahead, *costs = defeats(task, names, [])
         assert ahead == (
-            "RFT is ahead of NLAC in final success: 0.75 (0.11 to 1.00) after 100 environment steps, 0.70 (0.00 to 1.00) after "
-            "100; the intervals overlap."
+            "RFT is ahead of NLAC in final success: 0.75 (0.11 to 1.00) after 100 environment steps, 0.70 (0.00 to "
+            "1.00) after 100; the intervals overlap."
         )
         assert ["fewer" in sentence for sentence in costs] == [False, True, False]
 
@@ -428,11 +435,11 @@ class TestReport:
         assert [sentence.split(":")[0] for sentence in defeats(task, names, [])] == [
             "Base model beats NLAC in the unseen domain"
         ]
-        after["low"] = 0.3  # what NLAC has
+        after["low"] = 0.3  # NLAC's value
         assert defeats(task, names, []) == []
         task["methods"]["nlac"]["unseen_domain"]["after"] = {"mean": 0.0, "low": 0.0, "high": 0.0}
         task["methods"]["base"]["unseen_domain"]["after"] = {"mean": 0.004, "low": 0.001, "high": 0.007}
-        assert defeats(task, names, []) == []  # the same in the tables
+        assert defeats(task, names, []) == []  # equal in the tables
 
     def test_success_on_the_way_is_compared_where_budgets_differ(self):
         task, names = self.task(nlac=([[0.0, 0.6]] * 2, 100), grpo=([[0.0, 0.7, 0.5]] * 2, 100))
@@ -457,13 +464,13 @@ class TestReport:
 
     def test_committed_pages_are_those_of_the_committed_cells(self):
         results = ROOT / "benchmarks" / "results"
-        page = (ROOT / "docs" / "source" / "results.md").read_text()
-        assert render(json.loads((results / "learning.json").read_text())) == page
+        pages = {name: (ROOT / "docs" / "source" / name).read_text() for name in ("results.md", "results_search.md")}
+        assert render(json.loads((results / "learning.json").read_text())) == pages
         summary = summarize_folders(results / "learning", results / "learning_search")
-        assert render(summary) == page
+        assert render(summary) == pages
         assert comparison(summary) in (ROOT / "README.md").read_text()
 
-    def test_page(self, tmp_path):
+    def test_pages(self, tmp_path):
         cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]]) + make_cells(
             "nlac_blind", [[0.0, 0.1, 0.2]] * 2
         )
@@ -473,14 +480,15 @@ class TestReport:
         tried = make_cell("grpo", 100, [0.0, 0.3], settings={"beta": 0.1})
         summary["searches"] = searches([tried], cells)
         summary["claims"] = claims(summary)
-        write_page(json.loads(json.dumps(summary)), tmp_path)
+        write_pages(json.loads(json.dumps(summary)), tmp_path)
         page = (tmp_path / "results.md").read_text()
         assert "| NLAC | 200 | 0.01 | 0.80 (0.00 to 1.00) | 0.70 | 0.70, 0.90 | 0.80 (0.00 to 1.00) |" in page
         assert "| GRPO | not reached (0 of 2) | – | – |" in page
-        assert "| Service desk (told) | GRPO | beta = 0.1 | 100 | 0.30 (100) |" in page
+        row = "| Service desk (told) | GRPO | beta = 0.1 | 100 | 0.30 (100) |"
+        assert row in (tmp_path / "results_search.md").read_text()
         assert (
-            "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 | -0.60 (-1.87 to +0.67) | not clear |"
-            in page
+            "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 "
+            "| -0.60 (-1.87 to +0.67) | not clear |" in page
         )
         assert "- Service desk (told): NLAC itself has 0.80 (0.00 to 1.00) after 200 environment steps.\n" in page
         assert "- Service desk (told), RFT: seeds 0, 1\n" in page

@@ -17,28 +17,31 @@
 
 import argparse
 import json
+import shlex
 import shutil
 import sys
 from dataclasses import fields, replace
 
-import learning
-import learning_real_models
 import pytest
 from helpers.testing_utils import make_roles
-from learning_grpo import as_completion
-from learning_playing import Player
-from learning_roles import BlindRoles
-from learning_tasks import TASKS, Instances, make_task
 
+from benchmarks.learning import real_models, run
+from benchmarks.learning.methods.base import play_base
+from benchmarks.learning.methods.grpo import as_completion
+from benchmarks.learning.methods.roles import blind_critiques, refine_once
+from benchmarks.learning.methods.settings import NLAC, POLICY_MIN_P, acting_config, default_settings, merge_settings
+from benchmarks.learning.playing import Player
+from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
 from trl_nlac.environments import ServiceDesk, twenty_questions
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.method.critic import critic_prompt
 from trl_nlac.types import Prompt
 
 
 def small_task(name: str, seed: int):
-    """With few episodes in an evaluation."""
+    """Make a task with few episodes in an evaluation."""
     task = make_task(name, seed)
     instances = {
         name: Instances(chosen.environment_factory, chosen.rows.select(range(0, len(chosen.rows), 16)))
@@ -48,7 +51,7 @@ def small_task(name: str, seed: int):
 
 
 def make_args(tmp_path, **changes):
-    """Arguments of the command line for a cell of ten environment steps."""
+    """Return command-line arguments for a cell of ten environment steps."""
     args = dict(model=None, use_peft=False, user_model="", user_base_url=None, budget=10, runs=tmp_path)
     return argparse.Namespace(**{**args, **changes})
 
@@ -68,10 +71,10 @@ class TestTasks:
 
 
 class TestCells:
-    @pytest.mark.parametrize("method", [*learning.METHODS, "nlac_blind", "nlac_monte_carlo"])
+    @pytest.mark.parametrize("method", [*run.METHODS, "nlac_blind", "nlac_monte_carlo"])
     def test_cell(self, method, tmp_path, monkeypatch):
-        monkeypatch.setattr(learning, "make_task", small_task)
-        cell = learning.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
+        monkeypatch.setattr(run, "make_task", small_task)
+        cell = run.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
         steps = [point["environment_steps"] for point in cell["points"]]
         if method.startswith("base"):
             assert steps == [0] and cell["settings"] == {}
@@ -85,44 +88,63 @@ class TestCells:
             assert 0 <= point["episode/success_rate"] <= 1
             assert 0 <= point["oracle/future_accuracy"] <= 1
         assert cell["command"].startswith(
-            f"python benchmarks/learning.py --tasks service_desk_delayed --methods {method}"
+            f"python -m benchmarks.learning.run --tasks service_desk_delayed --methods {method}"
         )
 
     def test_settings_of_the_command_line(self):
         words = ["--learning_rate", "1e-3", "--use_vllm", "--beta", "-1", "--bootstrap", "explicit", "--bf16", "false"]
         expected = {"learning_rate": 0.001, "use_vllm": True, "beta": -1, "bootstrap": "explicit", "bf16": False}
-        assert learning.read_settings(words) == expected
-        with pytest.raises(ValueError, match="What is '4'"):
-            learning.read_settings(["--num_refinements", "2", "4"])
+        assert run.read_settings(words) == expected
+        with pytest.raises(ValueError, match="'4' in '--num_refinements 2 4' has no name"):
+            run.read_settings(["--num_refinements", "2", "4"])
+
+    def test_settings_of_single_roles_are_merged(self):
+        merged = merge_settings(NLAC, POLICY_MIN_P, {"role_sampling": {"successor": {"temperature": 0.0}}})
+        assert merged["role_sampling"] == {
+            "successor": {"temperature": 0.0, "min_p": 0.0},
+            "backup": {"temperature": 0.0},
+            "critique": {"min_p": 0.0},
+            "refine": {"min_p": 0.0},
+        }
+        assert {**merged, "role_sampling": None} == {**NLAC, "min_p": 0.05, "role_sampling": None}
+        assert NLAC["role_sampling"] == {"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}}
+
+    def test_changes_of_the_command_line_are_in_the_cell(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(run, "make_task", small_task)
+        changes = {"num_refinements": 2, "role_sampling": {"critique": {"temperature": 0.5}}, "bootstrap": "explicit"}
+        cell = run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), changes)
+        assert cell["settings"]["role_sampling"] == {**NLAC["role_sampling"], "critique": {"temperature": 0.5}}
+        words = shlex.split(cell["command"])
+        assert run.read_settings(words[words.index("10") + 1 :]) == changes
 
 
 class TestCommandLine:
     @pytest.fixture
-    def run(self, tmp_path, monkeypatch):
-        def run(main, *words):
-            monkeypatch.setattr(sys, "argv", ["learning.py", *words])
+    def start(self, tmp_path, monkeypatch):
+        def start(main, *words):
+            monkeypatch.setattr(sys, "argv", ["run.py", *words])
             main()
 
-        return run
+        return start
 
-    def test_cells_that_are_there_make_the_table(self, run, tmp_path, capsys):
-        learning_report = pytest.importorskip("learning_report")
+    def test_existing_cells_make_the_table(self, start, tmp_path, capsys):
+        report = pytest.importorskip("benchmarks.learning.figures.report")
         for method in ("grpo", "base"):
-            shutil.copytree(learning.CELLS / "rooms" / method, tmp_path / "cells" / "rooms" / method)
+            shutil.copytree(run.CELLS / "rooms" / method, tmp_path / "cells" / "rooms" / method)
         words = ["--tasks", "rooms", "--methods", "grpo", "base", "--cells", str(tmp_path / "cells")]
-        run(learning.main, *words, "--json", str(tmp_path / "json" / "rooms.json"))
+        start(run.main, *words, "--json", str(tmp_path / "json" / "rooms.json"))
         summary = json.loads((tmp_path / "json" / "rooms.json").read_text())
         final = summary["tasks"]["rooms"]["methods"]["grpo"]["final"]["mean"]
         lines = capsys.readouterr().out.splitlines()
         assert lines[1:3] == ["| task | GRPO | Base model |", "|---|---|---|"]
         assert lines[3].startswith(f"| Rooms | {final:.2f} (") and len(lines) == 4
-        run(learning_report.main, "--json", str(tmp_path / "json" / "rooms.json"), "--plots", str(tmp_path / "plots"))
+        start(report.main, "--json", str(tmp_path / "json" / "rooms.json"), "--plots", str(tmp_path / "plots"))
         assert {path.name for path in (tmp_path / "plots").iterdir()} == {"learning_rooms.png", "learning_rooms.svg"}
 
-    def test_failed_cells_are_told(self, run, tmp_path, capsys):
+    def test_failed_cells_are_reported(self, start, tmp_path, capsys):
         words = ["--tasks", "rooms", "--methods", "nlac", "--seeds", "0", "--cells", str(tmp_path / "cells")]
         with pytest.raises(SystemExit, match="1 of 1 cells failed"):
-            run(learning.main, *words, "--runs", str(tmp_path), "--num_dreams", "2")
+            start(run.main, *words, "--runs", str(tmp_path), "--num_dreams", "2")
         log = tmp_path / "rooms" / "nlac" / "0" / "log.txt"
         out = capsys.readouterr().out
         assert f"rooms nlac 0: failed, see {log}\n" in out and "| Rooms | – |" in out
@@ -130,20 +152,18 @@ class TestCommandLine:
         assert not (tmp_path / "cells").exists()
 
     @pytest.mark.parametrize("words", [["--num_refinements", "2"], ["--budget", "100"]])
-    def test_the_table_keeps_the_settings_of_the_code(self, run, words, capsys):
+    def test_the_table_keeps_the_settings_of_the_code(self, start, words, capsys):
         with pytest.raises(SystemExit):
-            run(learning.main, "--tasks", "rooms", *words)
+            start(run.main, "--tasks", "rooms", *words)
         assert f"add --cells, a folder for --tasks rooms {' '.join(words)}" in capsys.readouterr().err
 
     def test_other_models_have_their_own_folder(self):
-        assert learning.default_cells(None, quick=False) == learning.CELLS
-        assert (
-            str(learning.default_cells("Qwen/Qwen2.5-7B-Instruct", quick=False)) == "runs/learning_Qwen2.5-7B-Instruct"
-        )
+        assert run.default_cells(None, quick=False) == run.CELLS
+        assert str(run.default_cells("Qwen/Qwen2.5-7B-Instruct", quick=False)) == "runs/learning_Qwen2.5-7B-Instruct"
 
 
 class TestCommittedCells:
-    """`make bench-learning` from scratch would do again what the table was filled with."""
+    """`make bench-learning` from scratch would use the settings of the table."""
 
     @pytest.mark.parametrize("name", TASKS)
     def test_settings_are_those_of_the_code(self, name):
@@ -153,24 +173,24 @@ class TestCommittedCells:
             return {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
 
         task = make_task(name, 0)
-        paths = sorted((learning.CELLS / name).glob("*/*.json"))
-        assert len(paths) >= len(learning.METHODS) * len(learning.SEEDS)
+        paths = sorted((run.CELLS / name).glob("*/*.json"))
+        assert len(paths) >= len(run.METHODS) * len(run.SEEDS)
         for path in paths:
             cell, method = json.loads(path.read_text()), path.parent.name
             trains = method not in ("base", "base_refined")
-            expected = learning.default_settings(task, method) if trains else {}
-            # Cells that are older than `min_p` say nothing of it.
+            expected = default_settings(task, method) if trains else {}
+            # Cells that are older than `min_p` do not record it.
             min_p = cell.get("sampling", {}).get("min_p")
             assert changed({**cell["settings"], "min_p": min_p}) == changed({"min_p": None, **expected}), path
-            assert cell["budget"] == learning.budget_of(name, method), path
-            command = f"python benchmarks/learning.py --tasks {name} --methods {method} --seeds {cell['seed']}"
+            assert cell["budget"] == run.budget_of(name, method), path
+            command = f"python -m benchmarks.learning.run --tasks {name} --methods {method} --seeds {cell['seed']}"
             assert cell["command"].startswith(command), path
-            named = learning.read_settings(cell["command"].removeprefix(command).split())
-            assert named.items() <= expected.items(), path
+            named = run.read_settings(shlex.split(cell["command"].removeprefix(command)))
+            assert merge_settings(expected, named) == expected, path
 
 
 class TestRealModels:
-    """With the tiny model in the place of a real one: tasks, prompts and settings are those of a real one."""
+    """With the tiny model in place of a real model: tasks, prompts and settings are those of real models."""
 
     CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "max_completion_length": 8}
 
@@ -184,11 +204,11 @@ class TestRealModels:
 
     @pytest.fixture
     def short_games(self, monkeypatch):
-        """Few objects, two questions."""
-        make_real_task, make_rows = learning_real_models.make_task, twenty_questions.make_tasks
+        """Play with few objects and two questions."""
+        make_real_task, make_rows = real_models.make_task, twenty_questions.make_tasks
         monkeypatch.setattr(twenty_questions, "make_tasks", lambda split: make_rows(split).select(range(4)))
         monkeypatch.setattr(
-            learning_real_models,
+            real_models,
             "make_task",
             lambda *args, **kwargs: replace(make_real_task(*args, **kwargs), max_turns=2),
         )
@@ -198,7 +218,7 @@ class TestRealModels:
     def test_cell(self, method, use_peft, tmp_path, short_games):
         changes = {**self.CPU} if method == "base" else {**self.CPU, "episodes_per_iteration": 4, **self.SMALL[method]}
         args = make_args(tmp_path, model=TINY_MODEL, use_peft=use_peft)
-        cell = learning.run_cell("twenty_questions", method, 0, args, changes)
+        cell = run.run_cell("twenty_questions", method, 0, args, changes)
         assert set(cell["final"]) == {"held_out"} and not cell["before"]
         assert cell["points"][-1]["environment_steps"] >= (10 if method != "base" else 0)
         assert cell["model"] == TINY_MODEL
@@ -207,19 +227,19 @@ class TestRealModels:
             assert cell["settings"].get("rehearsal_ratio", 0) == 0
 
     def test_desks_are_shown_as_tools(self, tmp_path):
-        task = learning_real_models.make_task("service_desk_told", 0, TINY_MODEL)
+        task = real_models.make_task("service_desk_told", 0, TINY_MODEL)
         assert not task.is_tiny and make_task("service_desk_told", 0).is_tiny
         assert task.environment_factory().tool_schemas
-        acting = learning.acting_config(task, str(tmp_path), 0, use_cpu=True, bf16=False)
+        acting = acting_config(task, str(tmp_path), 0, use_cpu=True, bf16=False)
         assert (acting.action_format, acting.max_prompt_length) == ("tool_call", 8192)
         with pytest.raises(ValueError, match="--tasks rooms"):
-            learning_real_models.make_task("rooms", 0, TINY_MODEL)
+            real_models.make_task("rooms", 0, TINY_MODEL)
 
 
 class TestEvaluation:
     def test_costs_nothing(self, tmp_path):
         task = small_task("service_desk_told", 0)
-        player = learning.play_base(task, learning.acting_config(task, str(tmp_path), 0))
+        player = play_base(task, acting_config(task, str(tmp_path), 0))
         player.play(list(task.rows)[:2])
         spent = player.num_environment_steps, player.roles.num_generated_tokens
         metrics = {name: list(values) for name, values in player.roles.metrics.items()}
@@ -237,7 +257,7 @@ class TestGRPO:
     def test_only_actions_are_trained_on(self):
         roles = make_roles([])
         actions = ["route billing ruby photo noon", "route billing amber badge noon"]
-        episode = replay_actions(make_environment(DESK), {"request": "baku"}, actions, roles)
+        episode = replay_actions(make_environment(DESK), {"request": "baku"}, actions, roles.actions, roles.prompts)
         prompt_ids, completion_ids, mask = as_completion(episode)
         decode = roles.chat.tokenizer.decode
         assert decode(prompt_ids) == "<|user|> baku 2<|end|><|assistant|>"
@@ -250,24 +270,43 @@ class TestGRPO:
 class TestBlindRefinement:
     def test_critiques_are_about_other_requests(self):
         critiques = [f"Future: {word} win\nOptimality: Yes" for word in ("treasure", "closed", "late")]
-        scripted = make_roles(critiques)
-        roles = BlindRoles(
-            scripted.generator, scripted.chat, scripted.prompts, scripted.samplings, action_format="text"
-        )
-        topics = ["baku", "dela", "baku"]
-        prompts = [Prompt.of(roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None)) for topic in topics]
-        answers = roles.ask("critique", prompts, lambda text: text)
+        roles = make_roles(critiques)
+        action = roles.chat.past_turn("route billing ruby photo noon")
+        states = [
+            roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None) for topic in ("baku", "dela", "baku")
+        ]
+        prompts = [Prompt.of(state).extended(action) for state in states]
+        answers = blind_critiques(roles, prompts)
         assert [answer.text for answer in answers] == [critiques[1], critiques[2], critiques[1]]
-        assert [answer.prompt for answer in answers] == prompts
+        assert [answer.prompt.ids for answer in answers] == [critic_prompt(roles, prompt).ids for prompt in prompts]
+
+
+class TestRefineOnce:
+    @pytest.mark.parametrize(
+        "answers, action",
+        [
+            (["take red", "Future: win\nOptimality: No", "take blue"], "take blue"),
+            (["take red", "Future: win\nOptimality: Yes", "take blue"], "take blue"),  # also what is called the best
+            (["take red", "win", "win"], "take red"),  # the critique is unreadable, twice
+            (["take red", "Future: win\nOptimality: No", "", ""], "take red"),  # the refinement is
+            ([""], None),
+        ],
+    )
+    def test_action(self, answers, action):
+        roles = make_roles(answers)
+        prompt = Prompt.of(roles.chat.start([{"role": "user", "content": "win 1"}], None))
+        [answer] = refine_once(roles, [prompt], [0])
+        assert (answer.parsed, answer.prompt) == (action, prompt)
+        assert len(roles.generator.prompts) == len(answers)
 
 
 class TestPlayer:
     def test_self_refinement_changes_what_is_played(self, tmp_path):
-        """A critic that names the right value, followed by refinement, mends every first call of the base model."""
+        """A critic that names the right value, followed by refinement, corrects the first call of the base model."""
         task = small_task("service_desk_told", 0)
-        acting: NLACConfig = learning.acting_config(task, str(tmp_path), 0)
-        plain: Player = learning.play_base(task, acting)
-        refined: Player = learning.play_base(task, acting, refines=True)
+        acting: NLACConfig = acting_config(task, str(tmp_path), 0)
+        plain: Player = play_base(task, acting)
+        refined: Player = play_base(task, acting, refines=True)
         rows = [task.rows[0]]
         for player in (plain, refined):
             player.roles.samplings = {

@@ -94,8 +94,8 @@ def folder(tmp_path, monkeypatch):
 class TestTrain:
     def test_from_a_file_to_playing(self, folder, capsys):
         assert main(["train", "--config", "run.yaml", "--learning_rate", "1e-4"]) == 0
-        told = capsys.readouterr().out
-        assert "What was learned" in told and "trl-nlac report run" in told and "last evaluation" in told
+        printed = capsys.readouterr().out
+        assert "What was learned" in printed and "trl-nlac report run" in printed and "last evaluation" in printed
         noted = json.loads((folder / "run" / "_nlac_run.json").read_text())
         assert noted["dataset_name"] == "held_out.csv" and noted["environment_kwargs"] == {"limit": 7}
         assert json.loads((folder / "run" / "nlac_roles.json").read_text())["max_turns"] == 2
@@ -105,13 +105,13 @@ class TestTrain:
         assert main(["evaluate", "run", "--num_episodes", "2", "--json", "metrics.json"]) == 0
         assert "3 tasks, 2 episodes each" in capsys.readouterr().out
         metrics = json.loads((folder / "metrics.json").read_text())
-        # As in training: the reward function pays, and that is enough.
+        # As in training: the reward function gives the rewards.
         assert metrics["episode/return"] >= 0.25 and metrics["episode/pass^2"] == 1.0
 
         assert main(["play", "run", "--row", "1", "--refine", "1", "--auto"]) == 0
-        told = capsys.readouterr().out
-        assert '{"number": 2}' in told and "from 1 to 7" in told and "turn 2" in told
-        assert "[bold]That is no number.[/bold]" in told and "truncated after 2 turns, return 0.25" in told
+        printed = capsys.readouterr().out
+        assert '{"number": 2}' in printed and "from 1 to 7" in printed and "turn 2" in printed
+        assert "[bold]That is no number.[/bold]" in printed and "truncated after 2 turns, return 0.25" in printed
 
         assert main(["train", "--config", "run.yaml", "--max_steps", "4", "--resume_from_checkpoint", "last"]) == 0
         lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
@@ -130,9 +130,9 @@ class TestTrain:
             (["--environment_factory", "nothing.py:Guess"], "No such file or directory"),
             (["--environment_factory", "no_module:Guess"], "No module named 'no_module'"),
             (["--environment_factory", "guess"], "must be written `module:Name`"),
-            (["--environment_factory", "guess.py:broken"], "is 3, which is no class or function."),
+            (["--environment_factory", "guess.py:broken"], "is 3, which is not a class or function."),
             (["--environment_factory", "guess.py:pay", "guess.py:GuessTheNumber"], "need names of their own"),
-            (["--environment_kwargs", "{limit}"], "is no JSON"),
+            (["--environment_kwargs", "{limit}"], "is not JSON"),
             (["--environment_kwargs", '{"size": 3}'], "unexpected keyword argument 'size'"),
             (["--max_turns", "many"], "invalid int value: 'many'"),
             (["--max_turns", "0"], "`max_turns` must be at least 1, got 0."),
@@ -140,12 +140,12 @@ class TestTrain:
             (["--prompts", "guess.py"], "guess.py"),
             (
                 ["--resume_from_checkpoint", "run/checkpoint-7"],
-                "run/checkpoint-7 is no folder: name a checkpoint, or `last`",
+                "run/checkpoint-7 is not a folder: name a checkpoint, or `last`",
             ),
             (["--eval_dataset_name", ""], "needs tasks: add --eval_dataset_name or --dataset_test_split."),
         ],
     )
-    def test_wrong_words_take_one_line(self, folder, capsys, words, message):
+    def test_wrong_arguments_give_one_line(self, folder, capsys, words, message):
         config = [] if "--config" in words else ["--config", "run.yaml"]
         assert main(["train", *config, *words]) == 2
         error = capsys.readouterr().err.splitlines()[-1]
@@ -167,7 +167,7 @@ class TestTrain:
         assert "there is no option '--max_turn', did you mean '--max_turns'?" in capsys.readouterr().err
 
     def test_several_environments_and_a_crash(self, folder, capsys):
-        """The column `environment` chooses; an error in the middle of training keeps its traceback."""
+        """The column `environment` names one of them; an error during training keeps its traceback."""
         (folder / "tasks.jsonl").write_text(
             '{"number": 3, "environment": "small"}\n{"number": 5, "environment": "none"}\n'
         )
@@ -203,17 +203,21 @@ def test_from_logs_alone(folder, run, capsys):
 class TestHelp:
     def test_all_commands_have_help(self, capsys):
         assert main([]) == main(["--help"]) == 0
-        told = capsys.readouterr().out
-        assert all(f"{name} " in told and description in told for name, description in COMMANDS.items())
+        printed = capsys.readouterr().out
+        assert all(f"{name} " in printed and description in printed for name, description in COMMANDS.items())
         for name in COMMANDS:
             with pytest.raises(SystemExit) as end:
                 main([name, "--help"])
             assert end.value.code == 0
-            told = capsys.readouterr().out
-            assert told.startswith(f"usage: trl-nlac {name}")
+            printed = capsys.readouterr().out
+            assert printed.startswith(f"usage: trl-nlac {name}")
             if name == "train":
-                assert "--environment_factory" in told and "--audit_samples" in told and "--adam_beta1" not in told
-                special = told
+                assert (
+                    "--environment_factory" in printed
+                    and "--audit_samples" in printed
+                    and "--adam_beta1" not in printed
+                )
+                special = printed
         with pytest.raises(SystemExit):
             main(["train", "--help_all"])
         everything = capsys.readouterr().out
@@ -229,20 +233,20 @@ class TestHelp:
 
 
 class TestPlay:
-    def test_a_plain_model_with_its_own_words(self, folder, capsys):
+    def test_a_plain_model_with_its_own_prompts(self, folder, capsys):
         words = ["play", TINY_MODEL, "--environment_factory", "guess.py:GuessTheNumber", "--task", '{"number": 4}']
         words += ["--option", "action_format=text", "max_turns=1", "max_completion_length=32"]
         assert main([*words, "--auto", "--num_candidates", "2"]) == 0
-        told = capsys.readouterr().out
-        assert "candidate 2" in told and "from 1 to 100" in told and "truncated after 1 turns" in told
+        printed = capsys.readouterr().out
+        assert "candidate 2" in printed and "from 1 to 100" in printed and "truncated after 1 turns" in printed
 
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            ([], "does not say where it was trained: add --environment_factory"),
+            ([], "has no _nlac_run.json, which names its environment: add --environment_factory"),
             (
                 ["--environment_factory", "guess.py:GuessTheNumber", "--option", "learning_rate=1"],
-                "`learning_rate` is no option",
+                "`learning_rate` is not an option",
             ),
             (["--environment_factory", "guess.py:GuessTheNumber", "--option", "top_k"], "must be written name=value"),
             (
@@ -252,7 +256,7 @@ class TestPlay:
             (["--refin", "1"], "there is no option '--refin', did you mean '--refine'?"),
         ],
     )
-    def test_wrong_words(self, folder, capsys, words, message):
+    def test_wrong_arguments(self, folder, capsys, words, message):
         assert main(["play", TINY_MODEL, *words]) == 2
         assert message in capsys.readouterr().err
 
@@ -269,8 +273,8 @@ def run(tmp_path_factory):
 class TestBuffer:
     def test_stats(self, run, capsys):
         assert main(["buffer", "stats", str(run[0] / "checkpoint-2")]) == 0
-        told = capsys.readouterr().out
-        assert "transitions" in told and str(len(run[1].replay)) in told and "priorities: mean" in told
+        printed = capsys.readouterr().out
+        assert "transitions" in printed and str(len(run[1].replay)) in printed and "priorities: mean" in printed
 
     @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
     def test_out_and_in_again(self, run, tmp_path, capsys, suffix):
@@ -296,8 +300,8 @@ class TestBuffer:
         assert main(["buffer", "import", str(logs), "--model", TINY_MODEL, "--check"]) == 2
         assert "1 of 1 rows" in capsys.readouterr().err
         assert main(["buffer", "import", str(logs), "--model", TINY_MODEL]) == 2
-        assert "Add --output FOLDER, or --check" in capsys.readouterr().err
+        assert "add --output FOLDER, or --check" in capsys.readouterr().err
         assert main(["buffer", "stats", str(tmp_path)]) == 2
-        assert "holds no replay buffer" in capsys.readouterr().err
+        assert "has no replay buffer" in capsys.readouterr().err
         assert main(["buffer", "export", str(run[0] / "checkpoint-2"), "logs.txt"]) == 2
         assert "must end with .jsonl or .parquet" in capsys.readouterr().err

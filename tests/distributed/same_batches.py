@@ -13,8 +13,9 @@
 # limitations under the License.
 
 """
-Trains the embedded model for some steps, in one process or sharded over several, on the same global batches: every process
-plays all episodes and asks for all targets and refined actions, with the same seeds, and keeps its share of the samples.
+Train the embedded model for a few steps, in one process or sharded over several, on the same global batches: every
+process plays all episodes and generates all targets and refined actions, with the same seeds, and keeps its share of
+the samples.
 
 python same_batches.py KIND OUTPUT_DIR    # of KIND single, zero2, zero3, fsdp2
 """
@@ -38,14 +39,14 @@ from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_env
 
 kind, output_dir = sys.argv[1], Path(sys.argv[2])
 if kind.startswith("zero"):
-    import deepspeed  # before any Accelerator: on a CPU it would not
+    import deepspeed  # before any Accelerator, which does not import it on a CPU
 
     deepspeed.init_distributed("gloo")
 GLOBAL_BATCH_SIZE = 8
 
 
 class OneProcess(NLACConfig):
-    """The configuration as one process would have it."""
+    """The configuration with the values of a single process."""
 
     world_size = 1
 
@@ -53,7 +54,7 @@ class OneProcess(NLACConfig):
 class SameBatchesTrainer(NLACTrainer):
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
-        if kind == "fsdp2":  # on a CPU, accelerate sets the plugin aside; this is what it does on GPUs
+        if kind == "fsdp2":  # as accelerate does on GPUs; on a CPU it ignores the plugin
             PartialState().distributed_type = self.accelerator.state.distributed_type = DistributedType.FSDP
             self.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
                 fsdp_version=2, auto_wrap_policy="transformer_based_wrap", state_dict_type="FULL_STATE_DICT"
@@ -105,7 +106,7 @@ def deepspeed_config(stage, persistence_threshold):
 
 
 def train(name, lora=False, resume_from=None, persistence_threshold=100, **options):
-    """Some steps; their losses, the trained weights and the distance of the target weights go to files named `name`."""
+    """Train and write losses, trained weights and the distance of the target weights to files named `name`."""
     if kind.startswith("zero"):
         options["deepspeed"] = deepspeed_config(int(kind[-1]), persistence_threshold)
     num_processes = 1 if kind == "single" else 2
@@ -145,6 +146,6 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, **optio
 
 train("sampled", save_strategy="steps", save_steps=2)
 train("resumed", resume_from=str(output_dir / "sampled" / "checkpoint-2"))
-# Each layer gathered for each token, and nothing kept whole; swaps within the loss.
+# Each layer is gathered for each token, and nothing is kept gathered; swaps within the loss.
 train("distill", critic_loss_type="distill", ds3_gather_for_generation=False, persistence_threshold=0, max_steps=2)
 train("lora", lora=True, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)

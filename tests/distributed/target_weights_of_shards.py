@@ -13,8 +13,8 @@
 # limitations under the License.
 
 """
-Target weights of a small model that two processes train, sharded in each way: against averages of the whole weights, which
-DeepSpeed and PyTorch gather by functions of their own.
+Compare the target weights of a small model that two processes train, sharded in each way, with averages of the whole
+weights, which DeepSpeed and PyTorch gather with their own functions.
 
 torchrun --nproc_per_node 2 target_weights_of_shards.py OUTPUT_DIR
 """
@@ -41,7 +41,7 @@ UPDATE_RATE = 0.1
 
 
 def make_model() -> nn.Module:
-    """Of odd sizes, which two processes cannot share equally; the last layer is frozen."""
+    """Make a model with odd sizes, which two processes cannot share equally; the last layer is frozen."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 3))
     model[4].requires_grad_(False)
@@ -84,7 +84,7 @@ def fsdp2_model(mesh_shape: tuple[int, ...]):
 
 def whole_weights(model: nn.Module, whole) -> dict[str, torch.Tensor]:
     if isinstance(model, FSDPModule):
-        model.reshard()  # after a forward pass, the outermost module shows whole parameters
+        model.reshard()  # after a forward pass, the outermost module has whole parameters
     model = model.module if isinstance(model, deepspeed.DeepSpeedEngine) else model
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return {name: whole(p).detach().float().clone() for name, p in parameters.items()}
@@ -109,7 +109,7 @@ def check(directory: Path, model: nn.Module, step, whole, offload: bool = False)
         weights = whole_weights(model, whole)
         average = {name: average[name].lerp(weights[name], UPDATE_RATE) for name in average}
 
-    # In and out again: whatever was gathered before, and also after an exception on one process alone.
+    # Swapped in and out, with weights gathered before, and after an exception on only one process.
     with torch.no_grad():
         own = model(inputs)
         assert torch.equal(own, with_weights(weights, dtype)(inputs))
@@ -129,7 +129,7 @@ def check(directory: Path, model: nn.Module, step, whole, offload: bool = False)
     after = whole_weights(model, whole)
     assert all(torch.equal(after[name], weights[name]) for name in weights)
 
-    # As one process: the same average, the same distance.
+    # The same average and distance as with one process.
     one_process = with_weights(weights, torch.float32)
     same = TargetWeights(one_process)
     assert target.distance(model) != 0
@@ -140,7 +140,7 @@ def check(directory: Path, model: nn.Module, step, whole, offload: bool = False)
     torch.testing.assert_close(same.state_dict(), average, rtol=0, atol=1e-7)
     assert target.distance(model) == pytest.approx(same.distance(one_process), rel=1e-6)
 
-    # Each value on one process, and each process with about half of them.
+    # Each value is on one process, and each process has about half of them.
     sizes = [None, None]
     dist.all_gather_object(sizes, sum(place.size for place in target.places.values() if place.is_counted))
     num_values = sum(values.numel() for values in average.values())

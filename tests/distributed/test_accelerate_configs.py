@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Every configuration of Accelerate is what its name says, and starts the quickstart as far as a CPU allows."""
+"""Every Accelerate configuration matches its name, and starts the quickstart as far as a CPU allows."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGS = ROOT / "examples" / "accelerate_configs"
-# DeepSpeed's engine on a CPU wants this before anything else.
+# DeepSpeed's engine needs this first on a CPU.
 GLOO = """
 import runpy
 import sys
@@ -43,9 +43,9 @@ ON_CPU = {
     "multi_gpu": ["--cpu", "--num_processes", "2"],
     "deepspeed_zero2": ["--num_processes", "2"],
     "deepspeed_zero3": ["--num_processes", "2"],
-    # DeepSpeed's Adam for offloaded states takes minutes to build.
+    # Building DeepSpeed's Adam for offloaded states takes minutes.
     "deepspeed_zero3_offload": ["--num_processes", "2", "--offload_optimizer_device", "none"],
-    "fsdp2": ["--cpu", "--num_processes", "2"],  # without sharding: Accelerate has FSDP for GPUs only
+    "fsdp2": ["--cpu", "--num_processes", "2"],  # without sharding: Accelerate supports FSDP only on GPUs
 }
 
 

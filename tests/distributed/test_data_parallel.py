@@ -47,7 +47,8 @@ trainer = NLACTrainer(
 trainer.train(resume_from_checkpoint=str(output_dir / "checkpoint-2") if len(sys.argv) > 2 else None)
 metrics = trainer.evaluate()
 rank = trainer.args.process_index
-save_file({k: v.clone() for k, v in trainer.model.state_dict().items() if "lm_head" not in k}, output_dir / f"model_{rank}")
+weights = {k: v.clone() for k, v in trainer.model.state_dict().items() if "lm_head" not in k}
+save_file(weights, output_dir / f"model_{rank}")
 save_file(trainer.target_weights.state_dict(), output_dir / f"target_{rank}")
 if rank == 0:
     (output_dir / "metrics.json").write_text(json.dumps(metrics))
@@ -62,17 +63,19 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from helpers.testing_utils import make_roles
 
-from trl_nlac.method.critic import bellman_targets, critiques, verdict_scores
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.critic import critiques, verdict_scores
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.generation.base import Completion, JointGenerator
+from trl_nlac.generation.base import Completion
+from trl_nlac.generation.joint import JointGenerator
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.types import Transition
-from trl_nlac.generation.engine import TensorParallelGenerator
+from trl_nlac.generation.joint import TensorParallelGenerator
 
 rank = PartialState(cpu=True).process_index
-roles = make_roles([])
+roles = make_roles([], max_turns=9, max_turns=**options)
 
 
 class Model:
@@ -122,7 +125,7 @@ tasks = [{"name": f"{rank}{i}", "turns": 1 + (i + 3 * rank) % 7} for i in range(
 rewards = EpisodeRewards([lambda environments, **kwargs: [0.0] * len(environments)])
 for options in ({}, {"rewards": rewards}):
     pool = EnvironmentPool(Counting, max_instances=2)
-    episodes = play_episodes(pool, tasks, roles, max_turns=9, **options)
+    episodes = play_episodes(pool, tasks, roles)
     for task, episode in zip(tasks, episodes):
         if task["name"] == "14":
             assert episode.failure
@@ -145,7 +148,7 @@ def assert_same(first: Path, second: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    """Data-parallel training: one model, one set of target weights, two replay buffers, and all of it resumes."""
+    """Data-parallel training has one model, one set of target weights and two replay buffers, and can resume."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     launch(str(script), str(tmp_path))
@@ -167,7 +170,7 @@ def test_two_processes(tmp_path):
 
 @pytest.mark.parametrize("what", ["sharded", "shared"])
 def test_processes_that_generate_together_may_play_differently(tmp_path, what):
-    """Other numbers of episodes, turns and transitions on each process: nothing hangs, nobody gets another's answer."""
+    """With different numbers of episodes, turns and transitions, nothing hangs and each process gets its answers."""
     script = tmp_path / "script.py"
     script.write_text(JOINT_SCRIPT)
     output = launch(str(script), what)

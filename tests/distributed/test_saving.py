@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Killed at any instant, a run leaves whole checkpoints and goes on from the last one to the same weights."""
+"""A run that is killed at any moment leaves complete checkpoints and resumes from the last to the same weights."""
 
 import json
 import multiprocessing
@@ -44,7 +44,7 @@ NUM_KILLS = 20
 
 
 def train(output_dir: Path, kill: tuple[str, float] | None, max_steps: int = NUM_STEPS, **config) -> None:
-    """Go on with the run in `output_dir`, to its end or to a kill: a while `"after"` the start or once it `"saves"`."""
+    """Continue the run in `output_dir` to its end or to a kill, some time `"after"` the start or once it `"saves"`."""
     desk, tasks = make_tasks("rooms", 0)
     options = dict(
         max_steps=max_steps,
@@ -80,7 +80,7 @@ def kill_later(output_dir: Path, when: str, seconds: float) -> None:
 
 
 def run(*args, **kwargs) -> int:
-    """The exit code of `train` in a process of its own, forked from one that has imported everything."""
+    """Return the exit code of `train` in a separate process, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["test_saving", "deepspeed"])
     process = context.Process(target=train, args=args, kwargs=kwargs)
@@ -90,7 +90,7 @@ def run(*args, **kwargs) -> int:
 
 
 def assert_whole(checkpoint: Path) -> None:
-    """Every file of a checkpoint that this run writes is there, and can be read."""
+    """Every file of this run's checkpoints exists and can be read."""
     names = {path.name for path in checkpoint.rglob("*")}
     needed = "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json target_weights.safetensors"
     assert names >= {
@@ -106,7 +106,7 @@ def assert_whole(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path):
+def test_a_run_that_is_killed_repeatedly_ends_like_one_that_is_not(tmp_path):
     """Bit for bit, with kills at random moments, half of them while a checkpoint is being written."""
     assert run(tmp_path / "whole", None) == 0
     expected = load_file(tmp_path / "whole" / "end" / "model.safetensors")
@@ -116,20 +116,20 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path
         assert all(actual[name].equal(expected[name]) for name in expected)
         assert len(list(output_dir.glob("checkpoint-*"))) == 2 and not (output_dir / "_incomplete").exists()
 
-    rng = random.Random()  # other moments each time: whatever they are, the end is the same
+    rng = random.Random()  # different moments each time; the end must be the same
     num_kills, num_runs, step = 0, 0, 0
     while num_kills < NUM_KILLS:
         output_dir = tmp_path / f"killed_{num_runs}"
         kill = rng.choice([("saves", rng.uniform(0, 0.1)), ("after", rng.uniform(0, 2.5))])
         code = run(output_dir, kill)
-        if code == 0:  # the end came first
+        if code == 0:  # it ended before the kill
             assert_ended(output_dir)
             num_runs, step = num_runs + 1, 0
             continue
         assert code == -signal.SIGKILL, kill
         num_kills += 1
         checkpoints = list(output_dir.glob("checkpoint-*"))
-        assert len(checkpoints) <= 3  # the limit, and one that was new
+        assert len(checkpoints) <= 3  # the limit, and a new one
         for checkpoint in checkpoints:
             assert_whole(checkpoint)
         before, step = step, max((int(checkpoint.name[11:]) for checkpoint in checkpoints), default=0)
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """Without pickle in the files of this package; models alone on demand, from which no run goes on."""
+    """The package's files have no pickle. With `save_only_model` there is only the model, and no run can resume."""
     assert run(tmp_path, None, max_steps=1, save_only_model=True) == 0
     names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
     assert "model.safetensors" in names and not names & {"optimizer.pt", "nlac", "target_weights.safetensors"}

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Two processes that share the weights of a model, under DeepSpeed and FSDP2, do what one process does."""
+"""With DeepSpeed and FSDP2, two processes that share a model's weights give the results of one process."""
 
 import json
 import os
@@ -65,8 +65,8 @@ def saved_target_weights(checkpoint: Path) -> dict:
 @pytest.mark.parametrize("kind", ["zero2", "zero3", "fsdp2"])
 def test_trains_as_one_process(kind, one_process, tmp_path):
     """
-    The same losses, weights and target weights, up to the order in which float32 numbers are added: 1e-5 of a loss. Adam
-    turns that into more where a gradient is almost zero, but into less than a tenth of the first step (1e-3).
+    Losses, weights and target weights are the same, up to the order of float32 additions: 1e-5 of a loss. Adam
+    increases the difference where a gradient is almost zero, but to less than a tenth of the first step (1e-3).
     """
     launch(str(HERE / "same_batches.py"), kind, str(tmp_path))
     for run in RUNS:
@@ -86,5 +86,5 @@ def test_trains_as_one_process(kind, one_process, tmp_path):
 
 
 def test_target_weights_of_shards(tmp_path):
-    """Swap, average, distance and files of every kind of shard, bit for bit; the script says what it checks."""
+    """Swap, average, distance and files of every kind of shard, bit for bit; the script has the checks."""
     launch(str(HERE / "target_weights_of_shards.py"), str(tmp_path))

@@ -82,7 +82,7 @@ def train(script: Path, world_size: int, *arguments: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved", "resumed"), [(2, 1), (1, 2)])
 def test_resume_on_another_number_of_processes(tmp_path, saved, resumed):
-    """From the middle of an iteration, with the same global batch: nothing is lost, nothing is there twice."""
+    """From the middle of an iteration, with the same global batch: nothing is lost or duplicated."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     train(script, saved, str(tmp_path), str(8 // saved), "3")

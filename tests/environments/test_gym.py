@@ -58,7 +58,7 @@ class Safe(gymnasium.Env):
 
 
 def make(max_episode_steps: int = 2) -> gymnasium.Env:
-    """As `gymnasium.make` does it, with its checks and its limit of time."""
+    """Wrap it like `gymnasium.make`, with its checks and its time limit."""
     spec = gymnasium.envs.registration.EnvSpec("Safe-v0", entry_point=Safe, max_episode_steps=max_episode_steps)
     return gymnasium.make(spec)
 
@@ -142,9 +142,9 @@ class TestIsGym:
 def test_rollout():
     pool = EnvironmentPool(make)
     assert isinstance(pool.example, GymEnvironment)
-    (lost,) = play_episodes(pool, [{"seed": 0, "code": "7"}], make_roles(["1", "2"]), max_turns=5)
+    (lost,) = play_episodes(pool, [{"seed": 0, "code": "7"}], make_roles(["1", "2"], max_turns=5))
     assert lost.truncated and not lost.terminated and len(lost.turns) == 2
-    (won,) = play_episodes(pool, [{"seed": 1, "code": "8"}], make_roles(["1", "8"]), max_turns=5)
+    (won,) = play_episodes(pool, [{"seed": 1, "code": "8"}], make_roles(["1", "8"], max_turns=5))
     assert won.terminated and won.score == 1.0
     pool.close()
 

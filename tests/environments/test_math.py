@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 import trl_nlac.environments.math
@@ -141,16 +142,18 @@ def test_answer_that_is_computed_forever_is_wrong_and_stops_nobody():
         assert thread.submit(environment.step, r"\boxed{9^{9^{9^{9}}}}").result().reward == 0
     done.set()
     heart.join()
-    assert len(beats) > 5  # other threads went on
-    assert environment.step(r"\boxed{5}").reward == 1  # with a fresh process
+    assert len(beats) > 5  # other threads continued
+    assert environment.step(r"\boxed{5}").reward == 1  # with a new process
     verifier.close()
 
 
 def test_process_that_dies_is_a_failure():
+    earlier = psutil.Process().children()
     verifier = AnswerVerifier(num_processes=1)
     assert verifier("5", "5")
-    verifier._idle.queue[0].kill()
-    verifier._idle.queue[0].wait()
+    (process,) = set(psutil.Process().children()) - set(earlier)
+    process.kill()
+    process.wait()
     with pytest.raises((RuntimeError, OSError)):
         verifier("5", "5")
     assert verifier("5", "5")
@@ -175,7 +178,7 @@ def test_example_script(tmp_path):
         {"problem": f"{i} + 1", "solution": rf"It is $\boxed{{{i + 1}}}$.", "level": f"Level {4 + i % 2}"}
         for i in range(8)
     ]
-    rows[0]["solution"] = "I do not know."  # is left out
+    rows[0]["solution"] = "I do not know."  # will be dropped
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = f"""{sys.executable} examples/scripts/nlac_math.py --output_dir {tmp_path} --report_to none
         --model_name_or_path trl_nlac/tiny_model --prompts trl_nlac/tiny_model/nlac_prompts.json --use_cpu --bf16 False
@@ -189,4 +192,4 @@ def test_example_script(tmp_path):
         cwd=Path(__file__).parents[2],
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "Trained on 4 problems. Of 3 others it solves" in finished.stdout
+    assert "Trained on 4 problems. The model solves" in finished.stdout

@@ -13,7 +13,7 @@
 # limitations under the License.
 
 
-"""OpenEnv's own servers, clients and base classes; the servers listen on this machine for the length of a test."""
+"""Tests with OpenEnv's own servers, clients and base classes; the servers run locally during a test."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ class Hint(Observation):
 
 
 class GuessingGame(Environment[Guess, Hint, State]):
-    """Pays 1 for the right number and nothing, not even 0, before it. 13 breaks it."""
+    """Pays 1 for the right number, and `None` before it. 13 raises an error."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     number_of_steps = 0
@@ -113,7 +113,7 @@ class Echo(MCPEnvironment):
 
 @contextmanager
 def serving(*app_args, port: int = 0, **app_kwargs):
-    """Serve an environment, give its address."""
+    """Serve an environment and return its address."""
     config = uvicorn.Config(create_fastapi_app(*app_args, **app_kwargs), "127.0.0.1", port, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -153,7 +153,7 @@ def test_an_episode(url, kind):
         ),
         "in this process": guessing(GuessingGame),
     }[kind]
-    for number in (7, 70):  # an instance is used again
+    for number in (7, 70):  # an instance is reused
         assert environment.reset(number=number, difficulty="hard", seed=1) == "Guess a number."
         step = environment.step(str(number - 1))
         assert (step.observation, step.reward, step.terminated) == ("Higher.", 0.0, False)
@@ -190,7 +190,7 @@ def test_a_failing_game_is_raised(url, kind):
     environment.reset(number=13)
     with pytest.raises(RuntimeError, match="the game broke"):
         environment.step("13")
-    environment.reset(number=14)  # and then plays on
+    environment.reset(number=14)  # then it can be used again
     assert environment.step("14").reward == 1.0
     environment.close()
 
@@ -231,7 +231,7 @@ def to_tool_call(text: str) -> CallToolAction:
 
 
 def read_tool(observation) -> str:
-    """What a tool said. The server gives a plain observation at the start."""
+    """Return a tool's answer. The server gives a plain observation at the start."""
     if not isinstance(observation, CallToolObservation):
         return observation.metadata.get("message", "ready")
     return observation.error.message if observation.error else str(observation.result["content"][0]["text"])
@@ -274,7 +274,7 @@ class Conversation(Observation):
 
 
 class TalkingGame(Environment[Say, Conversation, State]):
-    """As OpenEnv's TextArena environment: an observation holds all that was said so far. The second word wins."""
+    """Like OpenEnv's TextArena environment: an observation has all messages so far. The second word wins."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -318,4 +318,4 @@ def test_example_script(tmp_path):
             [*command, "--env_url", url], capture_output=True, text=True, env=environment, cwd=root
         )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "Of 2 games on http://127.0.0.1" in finished.stdout and (tmp_path / "model.safetensors").exists()
+    assert "of 2 games on http://127.0.0.1" in finished.stdout and (tmp_path / "model.safetensors").exists()

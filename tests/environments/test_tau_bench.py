@@ -13,7 +13,7 @@
 # limitations under the License.
 
 
-"""τ-bench itself, with a user who is played by a script behind a local OpenAI-compatible server."""
+"""Tests with τ-bench itself; a script behind a local OpenAI-compatible server plays the user."""
 
 import json
 import os
@@ -42,7 +42,7 @@ from trl_nlac.environments.tau_bench import TauBenchEnvironment, make_tasks  # n
 
 
 class UserServer(ThreadingHTTPServer):
-    """Plays the user: greets, and says goodbye once the agent does. `failures` requests are refused first."""
+    """Plays the user: greets, and says goodbye once the agent does. The first `failures` requests are refused."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), UserHandler)
@@ -92,7 +92,7 @@ def make_environment(server, env_name="retail", task_split="test", **kwargs) -> 
 
 
 def right_actions(task) -> list[str]:
-    """Actions that solve a task: its calls, what the user wants to hear, and goodbye."""
+    """Return actions that solve a task: its calls, the information for the user, and goodbye."""
     calls = [format_tool_call(action.name, action.kwargs) for action in task.actions]
     return [*calls, f"All done. {' '.join(task.outputs)} Goodbye!"]
 
@@ -115,7 +115,7 @@ def test_right_and_wrong_play(server, env_name, task_split, tasks):
     assert not any(step.truncated for step in steps)
     assert steps[-1].observation == "###STOP###" and steps[-1].info["reward_info"]["reward"] == 1.0
 
-    steps = play(environment, 0, actions[-1:])  # promises, and does nothing
+    steps = play(environment, 0, actions[-1:])  # promises something and does nothing
     assert steps[-1].terminated and steps[-1].reward == 0.0
 
 
@@ -134,7 +134,7 @@ def test_a_transfer_ends_the_task(server):
 
 def test_the_conversation(server):
     environment = make_environment(server, user_kwargs={"temperature": 0.5})
-    assert not server.requests  # nobody is called before the first task
+    assert not server.requests  # no call before the first task
     messages = environment.reset(task_index=3, environment="retail_test")
     assert [message["role"] for message in messages] == ["system", "user"]
     assert messages[0]["content"].startswith("# Retail agent policy")
@@ -179,7 +179,7 @@ def test_mistakes_are_answered(server, action, words):
     (step,) = play(make_environment(server), 0, [action])
     assert words in step.observation and step.observation.startswith(("Error: ", "Unknown action "))
     assert not step.terminated and step.reward == 0.0
-    assert len(server.requests) == 1  # the user heard nothing of it
+    assert len(server.requests) == 1  # nothing reached the user
 
 
 def test_a_tool_without_an_answer(server):
@@ -197,10 +197,10 @@ def test_a_failing_user_is_raised(server):
     with pytest.raises(Exception, match="Internal Server Error"):
         environment.step("Hello?")
     server.silent = True
-    with pytest.raises(RuntimeError, match="The user's model 'customer' said nothing"):
+    with pytest.raises(RuntimeError, match="The user's model 'customer' returned no text"):
         environment.step("Hello?")
     server.silent = False
-    assert play(environment, 0, right_actions(TASKS_TEST[0]))[-1].reward == 1.0  # and then plays on
+    assert play(environment, 0, right_actions(TASKS_TEST[0]))[-1].reward == 1.0  # then it can be used again
 
 
 def test_a_failing_user_is_asked_again(server):
@@ -284,4 +284,4 @@ def test_example_script(server, tmp_path):
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "retail: solves" in finished.stdout and "airline: solves" in finished.stdout
-    assert len(server.requests) >= 4  # two tasks of training, and one of each company
+    assert len(server.requests) >= 4  # two training tasks, and one of each company

@@ -24,19 +24,18 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_config
+from helpers.testing_utils import ScriptedGenerator, make_config
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.environments.textarena import TextArenaEnvironment
-from trl_nlac.generation.base import Completion
 
 
 pytest.importorskip("textarena")
 
 ROOT = Path(__file__).parents[2]
 
-# Some moves, and whether the seed changes what they show.
+# Some moves, and whether the seed changes their observations.
 GAMES = {
     "2048-v0": (["[Up]", "[Left]", "[Down]", "[Right]", "[Up]", "[Left]"], True),
     "Bandit-v0": (["[red]", "[blue]", "[green]", "[red]", "[blue]", "[green]", "[red]", "[blue]"], True),
@@ -63,7 +62,7 @@ GAMES = {
 
 
 def play(environment: TextArenaEnvironment, seed: int, actions: list[str]) -> list:
-    """What was seen and paid."""
+    """Return observations and rewards."""
     seen = [environment.reset(seed=seed)]
     for action in actions:
         result = environment.step(action)
@@ -75,13 +74,13 @@ def play(environment: TextArenaEnvironment, seed: int, actions: list[str]) -> li
 
 
 def pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
-    """Black and white pegs, without duplicates."""
+    """Return the numbers of black and white pegs, for codes without duplicates."""
     black = sum(a == b for a, b in zip(code, guess, strict=True))
     return black, len(set(code) & set(guess)) - black
 
 
 def hanoi(disks: int, source: str, target: str, other: str) -> list[str]:
-    """The shortest solution."""
+    """Return the shortest solution."""
     if not disks:
         return []
     first, last = hanoi(disks - 1, source, other, target), hanoi(disks - 1, other, target, source)
@@ -249,8 +248,25 @@ TextArenaEnvironment("Mastermind-v0").reset(seed=1)
         assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
 
 
+class GameGenerator(ScriptedGenerator):
+    """Answers by the question at the end of the prompt; actions are random."""
+
+    rng = random.Random(0)
+
+    def generate(self, prompts, *args, **kwargs):
+        self.answers += [self.answer(self.chat.tokenizer.decode(prompt[-12:])) for prompt in prompts]
+        return super().generate(prompts, *args, **kwargs)
+
+    def answer(self, question: str) -> str:
+        if "Critique?" in question or "Summary?" in question:
+            return "Future:\na higher value\nOptimality:\nNo, wait"
+        if "Scenario?" in question:
+            return "a higher value"
+        return "[continue]" if "Revise?" in question else self.rng.choice(["[continue]", "[accept]"])
+
+
 def test_training(tmp_path):
-    """The trainer plays real games; what the roles say is given, in the form that the tiny model does not keep here."""
+    """The trainer plays real games with scripted answers: the tiny model's critiques break their format here."""
     trainer = NLACTrainer(
         model=TINY_MODEL,
         args=make_config(tmp_path, logging_steps=1),
@@ -258,20 +274,7 @@ def test_training(tmp_path):
         environment_factory=partial(TextArenaEnvironment, "Secretary-v0"),
         prompts=COMPACT_PROMPTS,
     )
-    chat, rng = trainer.roles.chat, random.Random(0)
-
-    def say(prompt: list[int]) -> str:
-        question = chat.tokenizer.decode(prompt[-12:])
-        if "Critique?" in question or "Summary?" in question:
-            return "Future:\na higher value\nOptimality:\nNo, wait"
-        if "Scenario?" in question:
-            return "a higher value"
-        return "[continue]" if "Revise?" in question else rng.choice(["[continue]", "[accept]"])
-
-    def generate(prompts, *args, **kwargs):
-        return [Completion(chat.completion(say(prompt)), True) for prompt in prompts]
-
-    trainer.roles.generator.generate = generate
+    trainer.roles.generator = GameGenerator(trainer.roles.chat, [])
     trainer.train()
     for log in trainer.state.log_history[:2]:
         assert log["critic/loss"] > 0 and log["policy/loss"] > 0 and log["grad_norm"] > 0
@@ -286,8 +289,6 @@ def test_example(tmp_path):
     finished = subprocess.run(command.split(), capture_output=True, text=True, cwd=ROOT)
     assert finished.returncode == 0, finished.stderr
     losses = [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", finished.stdout)]
-    assert (
-        len(losses) == 3 and max(losses) > 0
-    )  # the tiny model's critiques of a game it never saw are seldom readable
+    assert len(losses) == 3 and max(losses) > 0  # the tiny model's critiques of an unknown game are rarely readable
     assert "On seeds that it was not trained on, the agent wins" in finished.stdout
     assert (tmp_path / "model.safetensors").exists()

@@ -29,18 +29,18 @@ def ask(object: str, question: str) -> Answer:
 
 
 def phrases(attribute: str) -> list[tuple[str, bool]]:
-    """Phrases that ask for an attribute, with whether they ask for it or its opposite."""
+    """Return phrases that ask for an attribute, and whether they ask for it or its opposite."""
     parts = ATTRIBUTES[attribute].split(";")
     return [(phrase.strip(), part is parts[0]) for part in parts for phrase in part.split(",")]
 
 
-def test_every_pair_of_objects_is_told_apart():
+def test_every_two_objects_differ():
     for first, second in itertools.combinations(OBJECTS, 2):
         assert OBJECTS[first] != OBJECTS[second], (first, second)
 
 
 def test_table_is_consistent():
-    assert set().union(*OBJECTS.values()) == set(ATTRIBUTES)  # nothing is misspelled, nothing is never true
+    assert set().union(*OBJECTS.values()) == set(ATTRIBUTES)  # nothing is misspelled, and nothing is never true
     implied = [("mammal", "animal"), ("bird", "animal"), ("insect", "animal"), ("animal", "alive"), ("plant", "alive")]
     implied += [("fourlegs", "legs"), ("huge", "big"), ("engine", "manmade"), ("furniture", "manmade")]
     implied += [("fruit", "edible"), ("vegetable", "edible"), ("utensil", "kitchen")]
@@ -120,7 +120,7 @@ def test_unknown_object_is_a_failure():
 
 
 def play(environment: TwentyQuestionsEnvironment, name: str) -> tuple[float, int]:
-    """Score and number of questions of a solver that halves the objects with every question."""
+    """Return the score and the number of questions of a solver that halves the objects with every question."""
     environment.reset(object=name)
     candidates = set(OBJECTS)
     for number in itertools.count(1):
@@ -155,7 +155,7 @@ def test_guess_ends_the_game():
 
 def test_last_question_ends_the_game():
     environment = TwentyQuestionsEnvironment(max_questions=3)
-    for _ in range(2):  # the second game starts afresh
+    for _ in range(2):  # the second game starts from the beginning
         environment.reset(object="dog")
         assert environment.step("Is it alive?").observation == "Yes. Questions left: 2."
         unclear = environment.step("Could it be used to threaten a king?")
@@ -167,7 +167,7 @@ def test_last_question_ends_the_game():
     environment.reset(object="dog")
     environment.step("Is it alive?")
     environment.step("Is it alive?")
-    assert environment.step("dog").reward == 1  # the last question may be the right guess
+    assert environment.step("dog").reward == 1  # the last question can be the right guess
 
 
 def test_max_questions():
@@ -197,4 +197,4 @@ def test_example_script(tmp_path):
         cwd=Path(__file__).parents[2],
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "Of 2 objects that it was not trained on, it finds" in finished.stdout
+    assert "of 2 objects that it was not trained on" in finished.stdout

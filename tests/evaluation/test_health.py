@@ -12,28 +12,21 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-import itertools
 import json
 import logging
 import random
 
 import pytest
-from accelerate import PartialState, skip_first_batches
-from accelerate.data_loader import prepare_data_loader
+from accelerate import PartialState
 from helpers.testing_utils import make_episode
-from torch.utils.data import DataLoader
 
 from trl_nlac.evaluation.health import HealthMonitor, SuccessMonitor, backup_fidelity, refine_compliance
-from trl_nlac.evaluation.metrics import PassHatK, SuccessRate
-from trl_nlac.method.refinement import Refinement
-from trl_nlac.prompts import Critique
-from trl_nlac.training.sampler import IterationSampler
-from trl_nlac.types import Answer, Transition
+from trl_nlac.types import Answer, Critique, Refinement, Transition
 
 
 @pytest.fixture(autouse=True)
 def process():
-    """The only process; of several, the first one warns."""
+    """Loggers of accelerate need to know the process: only the first one warns."""
     PartialState(cpu=True)
 
 
@@ -93,56 +86,3 @@ class TestSuccessMonitor:
         self.play(monitor, 0.9, 200, rng)
         resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
         assert self.play(resumed, 0.1, 80, rng) == 1
-
-
-class TestSuccessRate:
-    def test_wilson_interval(self):
-        result = SuccessRate().compute(successes=[1] * 8 + [0] * 2)
-        assert result["success_rate"] == 0.8
-        assert result["success_rate_low"] == pytest.approx(0.490, abs=1e-3)
-        assert result["success_rate_high"] == pytest.approx(0.943, abs=1e-3)
-        assert SuccessRate().compute(successes=[0] * 10)["success_rate_high"] == pytest.approx(0.278, abs=1e-3)
-
-
-class TestIterationSampler:
-    def test_rounds_are_repeated_and_filled_up(self):
-        sampler = IterationSampler(range(5), 3, 2, shuffle=False, seed=0)
-        assert list(sampler) == [0, 1, 2, 0, 1, 2, 3, 4, 0, 3, 4, 0]
-        assert len(sampler) == 12
-
-    def test_fewer_tasks_than_episodes(self):
-        assert list(IterationSampler(range(2), 5, 1, shuffle=False, seed=0)) == [0, 1, 0, 1, 0]
-
-    def test_epochs_differ_and_repeat(self):
-        epochs = iter([0, 1, 0])
-        sampler = IterationSampler(range(50), 10, 1, shuffle=True, seed=0, epoch=lambda: next(epochs))
-        first, second, again = list(sampler), list(sampler), list(sampler)
-        assert sorted(second) == sorted(first) and second != first and again == first
-
-    @pytest.mark.parametrize("num_processes", [1, 2])
-    def test_a_resumed_epoch_has_its_own_order(self, num_processes):
-        def batches(epoch, skipped=0):
-            sampler = IterationSampler(range(8), 4, 2, shuffle=True, seed=0, epoch=lambda: epoch)
-            loader = DataLoader(range(8), batch_size=4 // num_processes, sampler=sampler)
-            loader = prepare_data_loader(loader, num_processes=num_processes, process_index=0)
-            return [batch.tolist() for batch in (skip_first_batches(loader, skipped) if skipped else loader)]
-
-        assert batches(1, skipped=2) == batches(1)[2:] != batches(0)[2:]
-
-
-class TestPassHatK:
-    def test_definition(self):
-        """Against the share of all ways to choose k of the episodes of a task in which all succeed."""
-        rng = random.Random(0)
-        tasks = [task for task in range(5) for _ in range(4)] + [5, 5]
-        successes = [rng.randrange(2) for _ in tasks]
-        rates = PassHatK(keep_in_memory=True).compute(tasks=tasks, successes=successes)
-        for k in range(1, 5):
-            chances = []
-            for task in set(tasks):
-                won = [success for other, success in zip(tasks, successes, strict=True) if other == task]
-                choices = list(itertools.combinations(won, k))
-                if choices:
-                    chances.append(sum(map(all, choices)) / len(choices))
-            assert rates[f"pass^{k}"] == pytest.approx(sum(chances) / len(chances))
-        assert set(rates) == {"pass^1", "pass^2", "pass^3", "pass^4"}

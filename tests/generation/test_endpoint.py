@@ -12,14 +12,19 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""An agent whose model is on a server. With real vLLM the same is in `test_vllm_agent.py`."""
+"""An agent whose model is on a server. `test_vllm_agent.py` has the same with real vLLM."""
 
 import pytest
 import torch
 from helpers.completions_server import CompletionsServer
+from transformers import AutoTokenizer
 
 from trl_nlac import NLACAgent
+from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.endpoint import EndpointEngine
+from trl_nlac.generation.engine import FixedGenerator
+from trl_nlac.options.roles import RoleOptions
 
 
 STATES = [[{"role": "user", "content": f"{request} 2"}] for request in ("situ", "dufa", "pave", "runo")]
@@ -33,12 +38,12 @@ def load(backend: str, **kwargs) -> NLACAgent:
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def server(request):
-    """Of which one returns tokens and can be told which to sample, the other returns text and the likelihood of a prompt."""
+    """One server returns tokens and accepts forced ones, the other returns text and the likelihood of a prompt."""
     return CompletionsServer("tiny", owner=request.param, returns_tokens=request.param == "vllm", max_model_length=256)
 
 
 def test_same_as_transformers(server):
-    """What is sampled, refined, judged and scored, by the same seeds."""
+    """Samples, refinements, verdicts and scores are the same with the same seeds."""
     local = load("transformers", device="cpu")
     with server.running() as url:
         remote = load(url)
@@ -63,12 +68,13 @@ def test_same_as_transformers(server):
 
 
 def test_what_is_sent():
-    """Only what OpenAI's interface knows, but for what differs from every server's own values, and never too much at once."""
+    """Requests have OpenAI's parameters, and others if they are not defaults. There are not too many at a time."""
     server = CompletionsServer("tiny", "other")
     with server.running() as url:
-        agent = load(url, backend_kwargs={"served_model_name": "tiny"})
-        agent.roles.generator.engine._slots._value = 2
-        agent.act_all([*STATES, *STATES])
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        engine = EndpointEngine(url, "tiny", tokenizer, max_concurrency=2)
+        generator = FixedGenerator(engine, [tokenizer.eos_token_id])
+        NLACAgent(generator, ChatEncoder(tokenizer), RoleOptions(**OPTIONS)).act_all([*STATES, *STATES])
         load(url, backend_kwargs={"served_model_name": "other"}, top_k=5, min_p=0.1).act(STATES[0])
     assert server.most_at_once <= 2 and len(server.requests) == 9
     usual, special = server.requests[0], server.requests[-1]
@@ -82,7 +88,7 @@ def test_what_is_sent():
 
 
 def test_context(caplog):
-    """What the server has no room for is not asked, and counts as cut off."""
+    """Prompts that do not fit into the server's context are not sent and count as cut off."""
     server = CompletionsServer("tiny", max_model_length=24)
     with server.running() as url:
         agent = load(url)
@@ -94,7 +100,7 @@ def test_context(caplog):
 
 
 def test_which_model():
-    """One that has another name on the server is found if it is the only one."""
+    """A model with another name on the server is found if it is the only one."""
     server = CompletionsServer("one", "two")
     with server.running() as url:
         with pytest.raises(ValueError, match=r"serves one, two, but not .*tiny_model.*served_model_name"):

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Real vLLM in the trainer's process: `make test-vllm`. Each test is a process, because an engine is one, too."""
+"""Real vLLM in the trainer's process: `make test-vllm`. Each test is a process, because each engine needs one."""
 
 import json
 from pathlib import Path
@@ -54,14 +54,15 @@ with generator.session(trainer.model):
     alone = [generator.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
     assert together == alone and generator.generate([], sampling, []) == []
 
-    # Prompts that do not fit are counted as cut off, completions that do not are cut.
+    # Prompts that do not fit count as cut off; completions that do not fit are cut.
     long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
     answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)
     assert answers[0] == ([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
 
     # Structured outputs.
     regex = Sampling(max_tokens=24, temperature=1.5, regex="(ab|cd){3}")
-    said = [trainer.roles.chat.decode(a.token_ids) for a in generator.generate(prompts, regex, list(range(len(prompts))))]
+    answers = generator.generate(prompts, regex, list(range(len(prompts))))
+    said = [trainer.roles.chat.decode(answer.token_ids) for answer in answers]
     assert all(len(text) == 6 and set(text.replace("ab", "").replace("cd", "")) == set() for text in said), said
     assert len(set(said)) > 1
 
@@ -126,8 +127,8 @@ def check(output: str, num_syncs: list[int]) -> None:
     assert logs["generation/num_syncs"] == num_syncs
     assert all(loss > 0 for loss in logs["loss"])
     first, second, other = logs["prefix_hit_rates"]
-    assert 0.8 < first < second  # the second time, nothing is new
-    assert other == first  # other weights know nothing of what these have read
+    assert 0.8 < first < second  # the second time, all prompts are cached
+    assert other == first  # other weights cannot use this cache
 
 
 def test_full_weights(tmp_path):
@@ -136,12 +137,12 @@ def test_full_weights(tmp_path):
 
 
 def test_adapters(tmp_path):
-    """The same with two adapters, without a single sync of the base weights, which stay as they are."""
+    """The same with two adapters, without a sync of the base weights, which do not change."""
     check(run_script(LORA + PREFIXES, tmp_path), [0, 0, 0])
 
 
 @pytest.mark.parametrize("tensor_parallel_size", ["1", "2"])
 def test_two_processes(tmp_path, tensor_parallel_size):
-    """With an engine each, or with one that they share: each process gets its own answers."""
+    """With separate engines or a shared one, each process gets its own answers."""
     output = run_script(PROCESSES, tmp_path, tensor_parallel_size, processes=2)
     assert "done 0 3" in output and "done 1 6" in output

@@ -20,7 +20,17 @@ import time
 
 import pytest
 from helpers.testing_utils import make_config
-from helpers.vllm_utils import Server, compare, free_port, greedy, logged, make_vllm_trainer, prompts_of, run
+from helpers.vllm_utils import (
+    Server,
+    compare,
+    free_port,
+    greedy,
+    logged,
+    make_client,
+    make_vllm_trainer,
+    prompts_of,
+    run,
+)
 from peft import LoraConfig
 
 from trl_nlac.generation.base import Sampling
@@ -43,22 +53,11 @@ def server(only_server):
     return only_server
 
 
-def make_client(server, tmp_path, timeout: float = 240.0, **kwargs):
-    """A trainer whose roles speak through the server."""
-    options = dict(
-        vllm_mode="server",
-        vllm_server_base_url=server.url,
-        vllm_server_weights_dir=str(tmp_path),
-        vllm_server_timeout=timeout,
-    )
-    return make_vllm_trainer(tmp_path / "run", options, **kwargs)
-
-
-# Those with adapters come first: full weights change what the server calls its base model.
+# Tests with adapters come first: full weights replace the server's base model.
 
 
 def test_adapters(server, tmp_path):
-    """Loaded by the server while it runs, told apart by name, and dropped."""
+    """The running server loads adapters, distinguishes them by name, and drops them."""
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
     trainer = make_client(server, tmp_path, peft_config=config)
     trainer.train()
@@ -69,7 +68,7 @@ def test_adapters(server, tmp_path):
 
 @pytest.mark.parametrize("adapters", [True, False])
 def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path, adapters, caplog):
-    """Killed while it generates; what comes back knows nothing but the base model."""
+    """It is killed while it generates; the restarted server has only the base model."""
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
     trainer = make_client(server, tmp_path, peft_config=config)
     trainer.train()
@@ -95,7 +94,7 @@ def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path,
 
 
 def test_full_weights(server, tmp_path):
-    """Weights go through a folder; tokens equal those of transformers, for both sets of weights."""
+    """Weights are sent through a folder; tokens equal those of transformers, for both sets of weights."""
     trainer = make_client(server, tmp_path)
     generator = trainer.roles.generator
     start = greedy(trainer, generator)
@@ -103,7 +102,7 @@ def test_full_weights(server, tmp_path):
     assert compare(trainer) != start
     assert logged(trainer, "generation/num_syncs") == [1, 2, 2]
     assert all(0 <= rate <= 1 for rate in logged(trainer, "generation/prefix_hit_rate"))
-    assert len(list(tmp_path.glob("nlac_*/*"))) == 1  # weights that were replaced are not kept
+    assert len(list(tmp_path.glob("nlac_*/*"))) == 1  # replaced weights are deleted
 
     prompts, sampling = prompts_of(trainer), Sampling(max_tokens=24, temperature=1.5)
     with generator.session(trainer.model):
@@ -140,7 +139,7 @@ PROCESSES = """
 import sys
 from pathlib import Path
 
-from test_vllm_server import make_client
+from helpers.vllm_utils import make_client
 from helpers.vllm_utils import Server, assert_own_answers
 
 trainer = make_client(Server(None, int(sys.argv[2])), Path(sys.argv[1]))
@@ -150,7 +149,7 @@ assert_own_answers(trainer, trainer.roles.generator.scorer)
 
 
 def test_two_processes(server, tmp_path):
-    """Each process gets the answers to its own questions, with the weights that it has."""
+    """Each process gets the answers to its own prompts, with its own weights."""
     script = tmp_path / "script.py"
     script.write_text(PROCESSES)
     output = run(script, str(tmp_path), str(server.port), processes=2)
@@ -158,7 +157,7 @@ def test_two_processes(server, tmp_path):
 
 
 def test_no_answer(server, tmp_path):
-    """A server that hangs, or is gone, ends training with an error that says so."""
+    """A server that hangs or is gone ends training with an error."""
     trainer = make_client(server, tmp_path, timeout=3.0)
     trainer.train()
     server.signal(signal.SIGSTOP)

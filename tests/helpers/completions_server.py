@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A stand-in for a server with OpenAI's interface of completions: the embedded model on transformers, over real HTTP."""
+"""A fake server with OpenAI's completions API: the embedded model on transformers, over real HTTP."""
 
 import threading
 from contextlib import contextmanager
@@ -22,22 +22,23 @@ from helpers.http_utils import JSONHandler
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.generation.base import Sampling, TransformersGenerator
+from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.transformers import TransformersGenerator
 
 
 class CompletionsServer:
     """
-    Takes prompts in tokens, one by one.
+    Accepts prompts as tokens, one per request.
 
     Args:
         models (`str`):
-            Names of what it serves.
+            Names of the served models.
         owner (`str`):
-            Whose it is; `"vllm"` can be told which token to sample.
+            Owner of the models; with `"vllm"`, requests can force a token.
         returns_tokens (`bool`):
-            Whether it answers with tokens, as vLLM does when asked to, or with text only.
+            Whether it returns tokens, as vLLM does on request, or only text.
         max_model_length (`int`, *optional*):
-            What it says about its context.
+            Reported length of the context.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class CompletionsServer:
 
     @contextmanager
     def running(self):
-        """The URL, while it serves."""
+        """Serve in a `with` block and return the URL."""
         handler = type("Handler", (_Handler,), {"server_of_tests": self})
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -12,14 +12,14 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What stand-ins for servers that speak JSON share."""
+"""Common parts of fake servers with JSON requests."""
 
 import json
 from http.server import BaseHTTPRequestHandler
 
 
 class JSONHandler(BaseHTTPRequestHandler):
-    """Reads and answers one request, quietly."""
+    """Reads and answers one request, without logging."""
 
     def read(self) -> dict:
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))

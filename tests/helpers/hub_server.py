@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A stand-in for the Hub: repositories in memory, behind as much of its HTTP interface as uploads and downloads need."""
+"""A fake Hub: repositories in memory, with the parts of the HTTP API that uploads and downloads need."""
 
 import base64
 import hashlib
@@ -25,20 +25,20 @@ from urllib.parse import unquote, urlparse
 
 class HubServer:
     """
-    Serves on a free port of this machine, within a `with` block.
+    Serves on a free local port in a `with` block.
 
     Attributes:
         files (`dict[str, dict[str, bytes]]`):
-            Contents by repository, as `models/me/agent`, and path.
+            Contents by repository, such as `models/me/agent`, and path.
         private (`dict[str, bool]`):
-            What was asked for when a repository was made.
+            Whether each repository was created as private.
     """
 
     def __init__(self):
         self.files: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.private: dict[str, bool] = {}
-        self.large: dict[str, bytes] = {}  # by hash, as Git LFS has it
-        self.unknown: list[str] = []  # requests that nothing here answers
+        self.large: dict[str, bytes] = {}  # by hash, as in Git LFS
+        self.unknown: list[str] = []  # requests that are not supported here
         hub = self
 
         class Handler(_Handler):
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             kind = f"{asked.get('type') or 'model'}s"
             name = f"{kind}/{asked.get('organization') or 'me'}/{asked['name']}"
-            hub.files[name]  # which makes it
+            hub.files[name]  # creates it
             hub.private.setdefault(name, bool(asked.get("private") or asked.get("visibility") == "private"))
             prefix = "" if kind == "models" else f"{kind}/"
             self._json({"url": f"{hub.url}/{prefix}{name.partition('/')[2]}", "name": name.partition("/")[2]})
@@ -132,10 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
                 if folder and not found:
                     self._missing("EntryNotFound")
                 else:
-                    told = [
+                    described = [
                         {"type": "file", "path": p, "size": len(c), "oid": _sha(c)} for p, c in sorted(found.items())
                     ]
-                    self._json(told)
+                    self._json(described)
             else:
                 siblings = [{"rfilename": name} for name in sorted(hub.files[key])]
                 self._json(

@@ -24,7 +24,7 @@ def launch(*arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
     tests = Path(__file__).parent.parent
     path = os.pathsep.join([str(tests), str(tests.parent)])
-    # DeepSpeed builds an extension with ninja, which lies beside Python.
+    # DeepSpeed builds an extension with ninja, which is in the same folder as Python.
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PATH": tools}
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)

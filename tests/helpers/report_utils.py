@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Folders of made-up runs, for tests of the run report."""
+"""Folders of synthetic runs, for tests of the run report."""
 
 import json
 import math

@@ -12,24 +12,36 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Small pieces that several tests share."""
+"""Helpers that several tests share."""
 
 import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 import trl
+from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
+from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer, PrioritizedReplay
 from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.conversations import to_dataset
+from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.base import Completion, Sampling
 from trl_nlac.method.roles import Roles
-from trl_nlac.types import Episode, Turn
+from trl_nlac.options.roles import RoleOptions
+from trl_nlac.replay.files import read_episodes
+from trl_nlac.types import LOSSES, Episode, Turn
 
 
 SAMPLING = Sampling(max_tokens=48, temperature=0.0)
@@ -38,7 +50,7 @@ DESK, TASKS = make_tasks("service_desk", 0)
 
 
 def make_config(output_dir, **kwargs) -> NLACConfig:
-    """A configuration in which the embedded model runs quickly on a CPU."""
+    """Make a configuration with which the embedded model runs quickly on a CPU."""
     settings = dict(
         output_dir=str(output_dir),
         use_cpu=True,
@@ -57,8 +69,26 @@ def make_config(output_dir, **kwargs) -> NLACConfig:
     return NLACConfig(**{**settings, **kwargs})
 
 
-def make_trainer(output_dir, config: dict | None = None, **kwargs) -> NLACTrainer:
-    """A trainer of the embedded model at a service desk."""
+class RecordingTrainer(NLACTrainer):
+    """Keeps the micro-batches of which it computes the loss."""
+
+    def __init__(self, *args, **kwargs):
+        self.micro_batches: list[dict[str, torch.Tensor]] = []
+        super().__init__(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self.micro_batches.append(inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def losses(self) -> list[list[str]]:
+        """Return the losses of the examples of each micro-batch, by name."""
+        return [[LOSSES[i] for i in inputs["loss_ids"]] for inputs in self.micro_batches]
+
+
+def make_trainer(
+    output_dir, config: dict | None = None, trainer_class: type[NLACTrainer] = NLACTrainer, **kwargs
+) -> NLACTrainer:
+    """Make a trainer of the embedded model at a service desk."""
     arguments = dict(
         model=TINY_MODEL,
         args=make_config(output_dir, **(config or {})),
@@ -66,7 +96,22 @@ def make_trainer(output_dir, config: dict | None = None, **kwargs) -> NLACTraine
         environment_factory=lambda: make_environment(DESK),
         prompts=COMPACT_PROMPTS,
     )
-    return NLACTrainer(**{**arguments, **kwargs})
+    return trainer_class(**{**arguments, **kwargs})
+
+
+def make_logs(output_dir) -> Dataset:
+    """Play the base policy, and return its conversations."""
+    trainer = make_trainer(output_dir, {"max_steps": 4, "max_turns": 2, "learning_rate": 0.0})
+    trainer.train()
+    return to_dataset(trainer.replay.episodes, trainer.roles.actions)
+
+
+def priorities_of(replay: PrioritizedReplay) -> np.ndarray:
+    """Return the priorities of the stored transitions, oldest first, as the buffer saves them."""
+    with tempfile.TemporaryDirectory() as folder:
+        replay.save(folder)
+        saved = list(read_episodes(Path(folder) / "episodes.parquet"))
+    return np.concatenate([priorities for _, priorities in saved])
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -83,7 +128,7 @@ OPENING = ({"role": "user", "content": "begin"},)
 
 
 def make_episode(num_turns: int = 2, terminated: bool = True, score: float = 1.0, text: str = "seen") -> Episode:
-    """An episode of `num_turns` turns of two prompt tokens and two action tokens each."""
+    """Make an episode of `num_turns` turns with two prompt tokens and two action tokens each."""
     turns = tuple(
         Turn(4 * i + 2, 2, f"act {i}", f"{text} {i}", score if i == num_turns - 1 else 0.0) for i in range(num_turns)
     )
@@ -97,14 +142,43 @@ def make_episode(num_turns: int = 2, terminated: bool = True, score: float = 1.0
     )
 
 
-class ScriptedGenerator:
-    """Says what it is told to, and remembers what it was asked: for tests of who is asked what."""
+class Countdown(TextEnvironment):
+    """Counts down, whatever the action. Fails in `reset`, or when it reaches `fails_at`."""
 
-    def __init__(self, chat: ChatEncoder, answers: list[str | list[int]]):
+    def reset(self, start, fails_at=None):
+        if fails_at == "reset":
+            raise ConnectionError("no line")
+        self.left, self.fails_at = start, fails_at
+        return f"{start}"
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == self.fails_at:
+            raise TimeoutError("too slow")
+        return StepResult(f"{self.left}", reward=float(self.left == 0), terminated=self.left == 0)
+
+
+class ScriptedGenerator:
+    """
+    Returns scripted answers and records its prompts, for tests of the roles' prompts.
+
+    Args:
+        chat ([`~chat.encoder.ChatEncoder`]):
+            Encodes answers.
+        answers (`list[str | list[int] | Completion]` or `str`):
+            The answers in order, or one that is always given.
+    """
+
+    def __init__(self, chat: ChatEncoder, answers: list[str | list[int] | Completion] | str):
         self.chat = chat
-        self.answers = list(answers)
+        self.answers = answers if isinstance(answers, str) else list(answers)
         self.prompts: list[list[int]] = []
         self.samplings: list[Sampling] = []  # one for each prompt
+        self.batch_sizes: list[int] = []  # one for each call
+
+    @contextmanager
+    def session(self, model: nn.Module | None) -> Iterator[None]:
+        yield
 
     def any_process(self, wants: bool) -> bool:
         return wants
@@ -115,26 +189,55 @@ class ScriptedGenerator:
     def generate(self, prompts, sampling, seeds, bar=None) -> list[Completion]:
         self.prompts += prompts
         self.samplings += [sampling] * len(prompts)
-        answers = [self.answers.pop(0) for _ in prompts]
-        return [Completion(a if isinstance(a, list) else self.chat.completion(a), True) for a in answers]
+        self.batch_sizes.append(len(prompts))
+        always = isinstance(self.answers, str)
+        return [self._completion(self.answers if always else self.answers.pop(0)) for _ in prompts]
+
+    def score(self, prompts, completions) -> list[float]:
+        """Score a "Yes" one nat above everything else."""
+        return [float("yes" in self.chat.decode(token_ids).lower()) for token_ids in completions]
+
+    def _completion(self, answer: str | list[int] | Completion) -> Completion:
+        if isinstance(answer, Completion):
+            return answer
+        return Completion(self.chat.completion(answer) if isinstance(answer, str) else answer, True)
 
 
-def make_roles(answers: list[str], prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:
-    """Roles of the tiny tokenizer whose answers are scripted."""
+def make_roles(answers: list | str, prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:
+    """Make roles with the tiny tokenizer and scripted answers."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
     return make_roles_of(chat, answers, prompts, **kwargs)
 
 
-def make_roles_of(chat: ChatEncoder, answers: list, prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:
-    """Roles of another tokenizer."""
-    names = ["policy", "successor", "backup", "critique", "refine", "correction"]
-    samplings = dict.fromkeys(names, Sampling(max_tokens=48))
-    generator = ScriptedGenerator(chat, answers)
-    return Roles(generator, chat, prompts, samplings, **{"action_format": "text", **kwargs})
+def make_roles_of(chat: ChatEncoder, answers: list | str, prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:
+    """Make roles with another tokenizer and scripted answers."""
+    options = RoleOptions(**{"action_format": "text", "max_completion_length": 48, **kwargs})
+    return Roles(ScriptedGenerator(chat, answers), chat, prompts, options)
+
+
+def play(
+    tasks: list[dict],
+    environment: Callable | dict[str, Callable],
+    roles: Roles | None = None,
+    max_turns: int = 8,
+    rewards: EpisodeRewards | None = None,
+    **pool_kwargs,
+) -> list[Episode]:
+    """Play the tasks in a pool that is closed afterwards; without `roles`, every action is the same."""
+    pool = EnvironmentPool(environment, **pool_kwargs)
+    try:
+        return play_episodes(pool, tasks, roles or make_roles("take red", max_turns=max_turns), rewards=rewards)
+    finally:
+        pool.close()
+
+
+def read_logs(dataset: Dataset, roles: Roles, *args, **kwargs) -> list[Episode]:
+    """Read logged conversations with the format and the prompts of roles."""
+    return episodes_from_logs(dataset, roles.actions, roles.prompts, *args, **kwargs)
 
 
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with a chat template that TRL ships, and the template's special tokens."""
+    """Make a byte-level tokenizer with a chat template that TRL ships, and the template's special tokens."""
     text = (CHAT_TEMPLATES / f"{template}.jinja").read_text()
     special = re.findall(
         r"<\|[^|<>\s']+\|>|<｜[^｜]+｜>|</?(?:start_of_turn|end_of_turn|think|tool_call|tool_response)>", text

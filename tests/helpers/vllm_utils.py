@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What the tests of the vLLM backends share; scripts import it, too, because an engine wants a process of its own."""
+"""Helpers for tests of the vLLM backends. Scripts import them too, because each engine needs its own process."""
 
 import os
 import signal
@@ -27,7 +27,8 @@ from helpers.testing_utils import DESK, make_trainer
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.generation.base import Sampling, TransformersGenerator
+from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.transformers import TransformersGenerator
 
 
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
@@ -50,6 +51,17 @@ def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) ->
     return make_trainer(output_dir, {**options, **(config or {})}, **kwargs)
 
 
+def make_client(server: "Server", tmp_path: Path, timeout: float = 240.0, **kwargs) -> NLACTrainer:
+    """Make a trainer whose roles generate with the server."""
+    options = dict(
+        vllm_mode="server",
+        vllm_server_base_url=server.url,
+        vllm_server_weights_dir=str(tmp_path),
+        vllm_server_timeout=timeout,
+    )
+    return make_vllm_trainer(tmp_path / "run", options, **kwargs)
+
+
 def greedy(trainer: NLACTrainer, generator) -> list[list[int]]:
     with generator.session(trainer.model):
         prompts = prompts_of(trainer)
@@ -59,7 +71,7 @@ def greedy(trainer: NLACTrainer, generator) -> list[list[int]]:
 
 
 def prompts_of(trainer: NLACTrainer) -> list[list[int]]:
-    """States, and as many questions about actions in them."""
+    """Return states, and as many critic prompts about actions in them."""
     chat = trainer.roles.chat
     states = [chat.start([{"role": "user", "content": f"{request} 2"}]) for request in DESK.rules]
     action = chat.completion("route legal amber photo noon")
@@ -67,7 +79,7 @@ def prompts_of(trainer: NLACTrainer) -> list[list[int]]:
 
 
 def compare(trainer: NLACTrainer) -> list[list[int]]:
-    """Greedy tokens of both backends are the same, for both sets of weights, in turn. Returns those of the policy."""
+    """Check that both backends give the same greedy tokens for both sets of weights; return those of the policy."""
     vllm, said = trainer.roles.generator, {}
     transformers = vllm.scorer
     for name in ("policy", "target", "policy again"):
@@ -78,7 +90,7 @@ def compare(trainer: NLACTrainer) -> list[list[int]]:
             said[name] = greedy(trainer, vllm), greedy(trainer, transformers)
         assert said[name][0] == said[name][1], name
     assert said["policy"] == said["policy again"]
-    assert said["policy"] != said["target"]  # or nothing was compared
+    assert said["policy"] != said["target"]  # otherwise the comparison proves nothing
     return said["policy"][0]
 
 
@@ -87,21 +99,21 @@ def logged(trainer: NLACTrainer, name: str) -> list[float]:
 
 
 def assert_own_answers(trainer: NLACTrainer, scorer: TransformersGenerator) -> None:
-    """Each of two processes gets the answers to its own questions, with the weights that it has."""
+    """Check that each of two processes gets the answers to its own prompts, with its own weights."""
     rank = trainer.args.process_index
-    prompts = prompts_of(trainer)[rank : 3 + 4 * rank]  # not the same on both, nor as many
+    prompts = prompts_of(trainer)[rank : 3 + 4 * rank]  # different prompts, and different numbers of them
     for weights in ("policy", "target"):
         said = []
-        for speaker in (trainer.roles.generator, scorer):
-            with speaker.session(trainer.model):
-                said.append(speaker.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts)))
+        for backend in (trainer.roles.generator, scorer):
+            with backend.session(trainer.model):
+                said.append(backend.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts)))
         assert said[0] == said[1], (rank, weights, said)
         trainer.target_weights.swapped_into(trainer.model).__enter__()
     print(f"done {rank} {len(prompts)}\n", end="", flush=True)
 
 
 def run(script: Path, *arguments: str, processes: int = 1) -> str:
-    """What a script prints."""
+    """Run a script and return its output."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
     command = [sys.executable, *launcher, str(script), *arguments]
@@ -117,7 +129,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A real vLLM server on this machine, which can be told to load weights from disk, and adapters."""
+    """A real local vLLM server, which can load weights and adapters from disk on request."""
 
     def __init__(self, log: Path, port: int):
         self.log, self.port = log, port
@@ -125,7 +137,7 @@ class Server:
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        """Start it, if it does not run; do not wait for it."""
+        """Start it if it is not running, without waiting for it."""
         if self.process is not None and self.process.poll() is None:
             return
         options = "--dtype float32 --enable-lora --max-loras 2 --max-lora-rank 8 --no-enable-chunked-prefill".split()
@@ -146,7 +158,7 @@ class Server:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }
-        with self.log.open("a") as log:  # in a session of its own, so that its engine can be killed with it
+        with self.log.open("a") as log:  # in its own session, so that its engine can be killed with it
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )

@@ -12,16 +12,11 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from trl_nlac import TargetWeights
-from trl_nlac.training.checkpoint import _load_target_weights, _save_target_weights
-from trl_nlac.training.loading import check_sharding
 
 
 def make_model(dtype=torch.float32) -> nn.Module:
@@ -95,7 +90,7 @@ class TestTargetWeights:
         with pytest.raises(ValueError, match="do not fit the model"):
             other.load_state_dict({"0.weight": torch.zeros(8, 8)})
 
-    def test_starts_at_the_model_that_it_is_given_and_goes_on(self):
+    def test_starts_at_a_model_and_continues(self):
         model = make_model()
         target = TargetWeights(update_rate=0.1, offload=True)
         assert target.state_dict() == {}
@@ -103,37 +98,12 @@ class TestTargetWeights:
         with torch.no_grad():
             model[0].weight.add_(1)
         target.update(model)
-        target.start(model)  # a second training goes on with the average
+        target.start(model)  # a second training continues the average
         expected = model[0].weight.detach() - 0.9
         torch.testing.assert_close(target.state_dict()["0.weight"], expected)
 
-    def test_wrapped_models_have_the_names_of_their_own(self):
+    def test_names_of_wrapped_models(self):
         model = make_model()
         target = TargetWeights(nn.DataParallel(model))
         assert target.state_dict().keys() == model.state_dict().keys()
         target.update(model)
-
-    def test_parts_on_the_disk_must_be_complete(self, tmp_path):
-        model = make_model()
-        target = TargetWeights(model)
-        _save_target_weights(tmp_path, 0, target)
-        state = load_file(tmp_path / "target_weights.safetensors")
-        torch.testing.assert_close(state, target.state_dict())
-        with pytest.raises(ValueError, match="do not fit the model"):
-            _load_target_weights(tmp_path, TargetWeights(nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))))
-        (tmp_path / "target_weights.safetensors").unlink()
-        with pytest.raises(ValueError, match="does not hold all of the target weights"):
-            _load_target_weights(tmp_path, target)
-
-
-@pytest.mark.parametrize(
-    ("distributed_type", "zero", "message"),
-    [("FSDP", None, "fsdp_version: 2"), ("DEEPSPEED", {"offload_param": {"device": "nvme"}}, "`offload_param`")],
-)
-def test_sharding_that_is_not_supported_is_refused(distributed_type, zero, message):
-    plugin = zero and SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": zero})
-    accelerator = SimpleNamespace(
-        distributed_type=distributed_type, is_fsdp2=False, state=SimpleNamespace(deepspeed_plugin=plugin)
-    )
-    with pytest.raises(ValueError, match=message):
-        check_sharding(accelerator)

@@ -30,7 +30,7 @@ from trl_nlac.environments.embedded import COMPACT_PROMPTS
 
 
 def run(server: HubServer, script: str, home: Path) -> str:
-    """A script in a process of its own, for which the stand-in is the Hub."""
+    """Run a script in a separate process, with the stand-in as its Hub."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": server.url,
@@ -49,7 +49,7 @@ def run(server: HubServer, script: str, home: Path) -> str:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """After a run that pushed its model, checkpoints, episodes and replay buffer."""
+    """A Hub after a run that pushed its model, checkpoints, episodes and replay buffer."""
     home = tmp_path_factory.mktemp("hub")
     with HubServer() as server:
         script = f"""
@@ -60,11 +60,12 @@ config |= dict(eval_strategy="steps", eval_steps=1, hub_private_repo=True, num_e
 trainer = make_trainer({str(home / "run")!r}, config, eval_dataset=TASKS)
 trainer.train()
 trainer.push_to_hub(dataset_name="me/tasks")
-print(trainer.replay.push_to_hub("me/replay", trainer.roles))
-make_trainer({str(home / "other")!r}, config | dict(hub_model_id="me/underway", eval_strategy="no"), eval_dataset=TASKS).train()
+print(trainer.push_replay_to_hub("me/replay"))
+config |= dict(hub_model_id="me/underway", eval_strategy="no")
+make_trainer({str(home / "other")!r}, config, eval_dataset=TASKS).train()
 trainer.replay = type(trainer.replay)(10)
 try:
-    trainer.replay.push_to_hub("me/nothing", trainer.roles)
+    trainer.push_replay_to_hub("me/nothing")
 except ValueError as error:
     print(error)
 """
@@ -82,7 +83,7 @@ class TestPush:
         assert hub.private["models/me/agent"] and hub.private["datasets/me/episodes"]
         assert hub.unknown == []
 
-    def test_what_a_run_uploads_while_it_goes_on(self, hub):
+    def test_what_a_run_uploads_while_it_trains(self, hub):
         files = set(hub.files["models/me/underway"])
         assert {"model.safetensors", "tokenizer.json", "nlac_prompts.json", "nlac_roles.json", "README.md"} <= files
 
@@ -93,14 +94,14 @@ class TestPush:
         assert card.data.datasets == "me/tasks"
         (result,) = card.data.eval_results
         assert result.metric_type == "success_rate" and result.dataset_name == "ServiceDeskEnvironment"
-        for told in (
+        for text in (
             'NLACAgent.from_pretrained("me/agent")',
             "| environment | ServiceDeskEnvironment |",
             "| tasks to train on | 4 |",
             "| `max_turns` | `2` |",
             "@misc{nlac",
         ):
-            assert told in card.text, told
+            assert text in card.text, text
         rows = [line for line in card.text.splitlines() if line.startswith(("| first |", "| last |"))]
         assert len(rows) == 2 and " to " in rows[1] and "hf_of_nobody" not in card.text and "None" not in card.text
 
@@ -124,20 +125,21 @@ class TestPush:
 
 
 def test_agent_from_the_hub(hub, tmp_path):
-    """All roles are restored: their words, and how they speak."""
+    """All roles are restored, with their prompts and options."""
     script = """
 import json
 from trl_nlac import NLACAgent
 agent = NLACAgent.from_pretrained("me/agent", temperature=0.0)
 turn = agent.act([{"role": "user", "content": "situ 2"}])
-print(json.dumps([turn.action, agent.args.max_turns, agent.args.action_format, agent.args.temperature, agent.roles.prompts.critique]))
+options = [agent.options.max_turns, agent.options.action_format, agent.options.temperature]
+print(json.dumps([turn.action, *options, agent.roles.prompts.critique]))
 """
-    told = json.loads(run(hub, script, tmp_path).splitlines()[-1])
-    assert told[0].startswith("route ") and told[1:] == [2, "text", 0.0, COMPACT_PROMPTS.critique]
+    action, *restored = json.loads(run(hub, script, tmp_path).splitlines()[-1])
+    assert action.startswith("route ") and restored == [2, "text", 0.0, COMPACT_PROMPTS.critique]
 
 
 def test_evaluations_on_named_datasets(tmp_path, capsys):
-    """Each has its rows in the card and in what is printed at the end."""
+    """Each has its rows in the card and in the printed summary."""
     config = {"max_steps": 2, "max_turns": 2, "eval_strategy": "steps", "eval_steps": 1}
     datasets = {"easy": TASKS.select([0]), "very_hard": TASKS.select([1])}
     trainer = make_trainer(tmp_path, config, eval_dataset=datasets)
@@ -153,7 +155,7 @@ def test_evaluations_on_named_datasets(tmp_path, capsys):
 
 
 def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
-    """The environment failed in every episode: no success to tell, and no reason to fail."""
+    """The environment failed in every episode: there is no success rate, and no error."""
     trainer = make_trainer(tmp_path)
     trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
     trainer.create_model_card()

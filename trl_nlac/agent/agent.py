@@ -12,11 +12,12 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A trained model at work: it acts, criticises and refines as it learned to."""
+"""A trained model at work: it acts, criticises and refines in the roles that it was trained in."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,90 +26,25 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from ..chat.encoder import ChatEncoder
-from ..environments.base import Message
 from ..environments.pool import EnvironmentPool
 from ..episodes.conversations import problem_of, read_action, record_conversation
 from ..episodes.rewards import EpisodeRewards
 from ..evaluation.evaluation import Evaluation, evaluate_policy
 from ..generation.base import Generator
-from ..method.critic import Judgement, judge_actions, predict_futures
-from ..nlac_config import NLACConfig
-from ..options.saved_roles import ROLE_OPTIONS, load_roles
-from ..prompts import NLACPrompts, react_thought
-from ..training.loading import make_roles
-from ..types import Answer, Prompt
+from ..method.critic import judge_actions, predict_futures
+from ..method.roles import Roles
+from ..options.roles import RoleOptions
+from ..prompts import NLACPrompts
+from ..types import Answer, Judgement, Message, Prompt
+from .answers import AgentAction, Check
 from .backends import load_backend
-from .improvement import Choice, ImprovedRoles, choose_actions, judge_choices, refine_choices
-
-
-@dataclass(frozen=True)
-class AgentAction:
-    """
-    What an agent does.
-
-    Args:
-        action (`str` or `None`):
-            The action as an environment takes it; a tool call as JSON. `None` if what was said is no action.
-        text (`str`):
-            What the model said, without a chain of thought.
-        thought (`str`):
-            What it thought before: its chain of thought, or the thought of a ReAct answer.
-        message (`dict[str, Any]`):
-            The same as a message, with which the conversation goes on.
-        token_ids (`tuple[int, ...]`):
-            The same as it was sampled.
-        judgement ([`~method.critic.Judgement`], *optional*):
-            What the critic says about the action: of candidates, of an action after which refinement ended, or on request.
-        attempts (`list[tuple[str, Judgement]]`):
-            Actions that were refined, with what the critic said about each.
-        candidates (`list[tuple[str, Judgement | None]]`):
-            Actions among which it was chosen.
-    """
-
-    action: str | None
-    text: str
-    thought: str
-    message: Message
-    token_ids: tuple[int, ...]
-    judgement: Judgement | None = None
-    attempts: list[tuple[str, Judgement]] = field(default_factory=list)
-    candidates: list[tuple[str, Judgement | None]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Check:
-    """
-    Whether an action may be done.
-
-    Args:
-        passed (`bool`):
-            Whether the score is above the threshold. What the critic could not judge does not pass.
-        verdict (`bool` or `None`):
-            Whether the critic calls the action optimal; `None` if its answer could not be read.
-        reason (`str`):
-            What the critic says.
-        score (`float` or `None`):
-            log P(Yes) - log P(No) of the verdict.
-    """
-
-    passed: bool
-    verdict: bool | None
-    reason: str
-    score: float | None
-
-    @classmethod
-    def of(cls, judgement: Judgement | None, threshold: float) -> "Check":
-        """By what the critic says, if its answer could be read."""
-        if judgement is None:
-            return cls(False, None, "The critic's answer could not be read.", None)
-        passed = judgement.verdict_score > threshold
-        return cls(passed, judgement.verdict, judgement.critique, judgement.verdict_score)
+from .improvement import Choice, act_better, choose_actions, judge_choices, refine_choices
 
 
 class NLACAgent:
     """
-    A model in its roles: policy, critic and refinement policy. Any chat model can play them, also one that was never
-    trained for it. [`from_pretrained`] makes one.
+    A model in its roles: policy, critic and refinement policy. Any chat model can be an agent, also one that was not
+    trained for it. Load one with [`from_pretrained`].
 
     Example:
 
@@ -125,32 +61,33 @@ class NLACAgent:
 
     Args:
         generator ([`~generation.base.Generator`]):
-            What samples tokens.
+            Samples tokens.
         chat ([`~chat.encoder.ChatEncoder`]):
-            What turns messages into tokens.
-        args ([`NLACConfig`]):
-            How the roles speak.
+            Encodes messages.
+        options ([`~options.roles.RoleOptions`], *optional*):
+            How the roles act and generate. If `None`, the defaults.
         prompts ([`NLACPrompts`], *optional*):
-            Words of the roles. If `None`, the defaults.
+            Prompts of the roles. If `None`, the defaults.
         tools (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of tools that may be called, by which the arguments of calls are read. Those that a conversation
-            comes with are added.
+            JSON schemas of tools that actions can call, by which the arguments of calls are parsed. Those that a
+            conversation comes with are added.
         model ([`~transformers.PreTrainedModel`], *optional*):
-            The model, if the generator is to sample from one in this process.
+            The model, if the generator samples from a model in this process.
     """
 
     def __init__(
         self,
         generator: Generator,
         chat: ChatEncoder,
-        args: NLACConfig,
+        options: RoleOptions | None = None,
         prompts: NLACPrompts | None = None,
         tools: list[dict[str, Any]] | None = None,
         model: PreTrainedModel | None = None,
     ):
         self.model = model
-        self.args = args
-        self.roles = make_roles(generator, chat, prompts, args, tools)
+        self.options = options or RoleOptions()
+        self.tools = tools or []
+        self.roles = Roles(generator, chat, prompts or NLACPrompts(), self.options)
 
     @classmethod
     def from_pretrained(
@@ -166,60 +103,50 @@ class NLACAgent:
         **options,
     ) -> "NLACAgent":
         """
-        Load what a trainer saved, with the words and options of its roles, or any chat model.
+        Load a model that a trainer saved, with the prompts and options of its roles, or any chat model.
 
         Args:
             model (`str`):
-                Folder or repository on the Hub, of a whole model or of an adapter. Of one that is on a server only the
+                Folder or repository on the Hub, of a whole model or of an adapter. For a model on a server, only the
                 tokenizer and the roles are loaded from there.
             backend (`str`, *optional*, defaults to `"transformers"`):
-                `"transformers"` or `"vllm"`, both in this process, or the URL of a server with OpenAI's interface that takes
-                prompts in tokens, as `vllm serve` gives: `"http://localhost:8000/v1"`.
+                `"transformers"` or `"vllm"`, both in this process, or the URL of a server with OpenAI's interface that
+                takes prompts in tokens, as `vllm serve` does: `"http://localhost:8000/v1"`.
             prompts ([`NLACPrompts`] or `str` or `Path`, *optional*):
-                Words of the roles, or a file of them, in place of those that were saved.
+                Prompts of the roles, or a file of them, in place of those that were saved.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of tools that may be called. Those that a conversation comes with are added.
+                JSON schemas of tools that actions can call. Those that a conversation comes with are added.
             device (`str` or [`torch.device`], *optional*):
-                Where transformers run. If `None`, on an accelerator if there is one.
+                Device of the model. If `None`, an accelerator if there is one.
             revision (`str`, *optional*):
                 Branch, tag or commit on the Hub.
             trust_remote_code (`bool`, *optional*, defaults to `False`):
-                Whether code from the Hub may run.
+                Whether code from the Hub can run.
             backend_kwargs (`dict[str, Any]`, *optional*):
-                Further arguments: of [`~transformers.AutoModelForCausalLM.from_pretrained`], of `vllm.LLM`, or, for a server, of
-                `openai.AsyncOpenAI` (`api_key`, `timeout`) and `served_model_name`.
+                Additional arguments: of [`~transformers.AutoModelForCausalLM.from_pretrained`], of `vllm.LLM`, or, for
+                a server, of `openai.AsyncOpenAI` (`api_key`, `timeout`) and `served_model_name`.
             **options:
-                Options of [`NLACConfig`] that tell how the roles speak, as `temperature`, in place of those that were saved.
+                Options of [`~options.roles.RoleOptions`], such as `temperature`, in place of those that were saved.
 
         Raises:
-            ValueError: If an option is none of those, there is no such backend, or it does not serve the model.
-            ImportError: If what the backend needs is not installed.
+            ValueError: If there is no such option or backend, or the backend does not serve the model.
+            ImportError: If a package of the backend is not installed.
             ConnectionError: If no server answers.
         """
-        unknown = sorted(set(options) - set(ROLE_OPTIONS))
-        if unknown:
-            raise ValueError(
-                f"`{unknown[0]}` is no option of how the roles speak. These are: {', '.join(ROLE_OPTIONS)}."
-            )
-        saved, saved_prompts = load_roles(model, revision)
-        if isinstance(prompts, (str, Path)):
+        role_options = RoleOptions.from_pretrained(model, revision, **options)
+        if prompts is None:
+            prompts = NLACPrompts.from_pretrained(model, revision)
+        elif not isinstance(prompts, NLACPrompts):
             prompts = NLACPrompts.from_file(prompts)
         if device is not None and backend != "transformers":
             raise ValueError(f"`device={str(device)!r}` is for `backend='transformers'`, got `backend={backend!r}`.")
         device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
-        PartialState(cpu=device.type == "cpu")  # an existing one stays as it is: a trainer may be running here
-        args = NLACConfig(
-            output_dir="",
-            report_to="none",
-            bf16=False,
-            use_cpu=device.type == "cpu",
-            accelerator_config={"use_configured_state": True},
-            **{**saved, **options},
-        )
+        PartialState(cpu=device.type == "cpu")  # an existing one stays: a trainer can be running here
         generator, chat, loaded = load_backend(
-            *(backend, model, args, device, revision, trust_remote_code), backend_kwargs or {}
+            *(backend, model, role_options.chat_template_kwargs, device, revision, trust_remote_code),
+            backend_kwargs or {},
         )
-        return cls(generator, chat, args, prompts or saved_prompts, tools, loaded)
+        return cls(generator, chat, role_options, prompts, tools, loaded)
 
     def act(
         self,
@@ -235,22 +162,22 @@ class NLACAgent:
 
         Args:
             messages (`list[dict[str, Any]]`):
-                The conversation, as chat messages: an optional `system`, then `user`, `assistant` and `tool` in turns. It ends
-                with what the agent is to answer.
+                The conversation, as chat messages: an optional `system`, then `user`, `assistant` and `tool` in turns.
+                It ends with the message to answer.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the tools at hand.
+                JSON schemas of the available tools.
             refine (`int`, *optional*, defaults to `0`):
                 Rounds of critique and refinement. They end at an action that the critic calls the best.
             num_candidates (`int`, *optional*, defaults to `1`):
-                Number of actions to sample, of which one is chosen with pi(a|s) proportional to exp(alpha Q(s, a)), Q being
-                the verdict score (LAC, https://huggingface.co/papers/2506.06376).
+                Number of actions to sample, of which one is chosen with pi(a|s) proportional to exp(alpha Q(s, a)),
+                where Q is the verdict score (LAC, https://huggingface.co/papers/2506.06376).
             alpha (`float`, *optional*, defaults to `1.0`):
-                How much verdict scores count among candidates. `0` chooses any.
+                Weight of the verdict scores among candidates. `0` chooses any.
             judge (`bool`, *optional*, defaults to `False`):
-                Whether the critic judges the action that was chosen in the end, if it has not.
+                Whether the critic judges the final action, if it has not yet.
 
         Raises:
-            ValueError: If the messages are no conversation, or a number is out of range.
+            ValueError: If the messages are not a conversation, or a number is out of range.
         """
         return self.act_on([self.encode(messages, tools)], refine, num_candidates, alpha, judge)[0]
 
@@ -263,7 +190,7 @@ class NLACAgent:
         alpha: float = 1.0,
         judge: bool = False,
     ) -> list[AgentAction]:
-        """The same in several conversations at once, which costs less than one after the other."""
+        """Choose the next action in several conversations at once, which costs less than one after the other."""
         prompts = [self.encode(messages, tools) for messages in conversations]
         return self.act_on(prompts, refine, num_candidates, alpha, judge)
 
@@ -275,9 +202,9 @@ class NLACAgent:
         alpha: float = 1.0,
         judge: bool = False,
     ) -> list[AgentAction]:
-        """The same for conversations in tokens."""
+        """Choose the next action for conversations in tokens, see [`encode`]."""
         sampling = self.roles.samplings["evaluation"]
-        with self.speaking():
+        with self.generating():
             choices = choose_actions(self.roles, prompts, refine, num_candidates, alpha, sampling)
             if judge:
                 judge_choices(self.roles, prompts, choices)
@@ -291,17 +218,17 @@ class NLACAgent:
         tools: list[dict[str, Any]] | None = None,
     ) -> AgentAction:
         """
-        Improve an action, whoever proposes it, by rounds of critique and refinement.
+        Improve any proposed action by rounds of critique and refinement.
 
         Args:
             messages (`list[dict[str, Any]]`):
                 The conversation up to the action.
             action (`str` or `dict[str, Any]`, *optional*):
-                What the agent would say, in words or as a message, which may call tools. If `None`, the last message is it.
+                The proposed action, as text or as a message, which can call tools. If `None`, the last message.
             rounds (`int`, *optional*, defaults to `1`):
                 Largest number of rounds. They end at an action that the critic calls the best.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the tools at hand.
+                JSON schemas of the available tools.
 
         Raises:
             ValueError: If there is no action, or `rounds` is less than 1.
@@ -309,11 +236,11 @@ class NLACAgent:
         return self.refine_on([self.proposed(messages, action, tools)], rounds)[0]
 
     def refine_on(self, proposed: list[Answer], rounds: int = 1) -> list[AgentAction]:
-        """The same for actions in tokens, see [`proposed`]."""
+        """Improve actions in tokens, see [`proposed`]."""
         if rounds < 1:
             raise ValueError(f"`rounds` must be at least 1, got {rounds}.")
         choices = [Choice(answer) for answer in proposed]
-        with self.speaking():
+        with self.generating():
             refine_choices(self.roles, [answer.prompt for answer in proposed], choices, rounds)
         return [self._action(choice) for choice in choices]
 
@@ -324,18 +251,18 @@ class NLACAgent:
         tools: list[dict[str, Any]] | None = None,
     ) -> Judgement | None:
         """
-        What the critic says about an action, whoever proposes it.
+        Judge any proposed action.
 
         Args:
             messages (`list[dict[str, Any]]`):
                 The conversation up to the action.
             action (`str` or `dict[str, Any]`, *optional*):
-                What the agent would say, in words or as a message, which may call tools. If `None`, the last message is it.
+                The proposed action, as text or as a message, which can call tools. If `None`, the last message.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the tools at hand.
+                JSON schemas of the available tools.
 
         Returns:
-            [`~method.critic.Judgement`]: critique, verdict and verdict score; `None` if the critic breaks its format.
+            [`~types.Judgement`]: critique, verdict and verdict score; `None` if the critique breaks its format.
 
         Raises:
             ValueError: If there is no action.
@@ -345,12 +272,12 @@ class NLACAgent:
     def critique_all(
         self, conversations: list[list[Message]], tools: list[dict[str, Any]] | None = None
     ) -> list[Judgement | None]:
-        """The same for the last messages of several conversations at once."""
+        """Judge the last messages of several conversations at once."""
         return self.critique_on([self.proposed(messages, None, tools) for messages in conversations])
 
     def critique_on(self, proposed: list[Answer]) -> list[Judgement | None]:
-        """The same for actions in tokens, see [`proposed`]."""
-        with self.speaking():
+        """Judge actions in tokens, see [`proposed`]."""
+        with self.generating():
             return judge_actions(self.roles, [self.roles.continued(answer.prompt, answer) for answer in proposed])
 
     def check(
@@ -361,23 +288,23 @@ class NLACAgent:
         threshold: float = 0.0,
     ) -> Check:
         """
-        Guard another agent: whether what it proposes may be done.
+        Guard another agent: check an action that it proposes.
 
         Args:
             messages (`list[dict[str, Any]]`):
                 The conversation up to the action.
             proposed_action (`str` or `dict[str, Any]`):
-                What the agent would say, in words or as a message, which may call tools.
+                The proposed action, as text or as a message, which can call tools.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the tools at hand.
+                JSON schemas of the available tools.
             threshold (`float`, *optional*, defaults to `0.0`):
-                Verdict score above which an action passes. At 0 it passes if "Yes" is likelier than "No".
+                Verdict score above which an action passes. At 0 it passes if "Yes" is more likely than "No".
 
         Returns:
-            [`~agent.agent.Check`]
+            [`~agent.answers.Check`]
 
         Raises:
-            ValueError: If the messages are no conversation with the action.
+            ValueError: If the messages with the action are not a conversation.
         """
         return Check.of(self.critique(messages, proposed_action, tools), threshold)
 
@@ -395,23 +322,23 @@ class NLACAgent:
             messages (`list[dict[str, Any]]`):
                 The conversation up to the action.
             action (`str` or `dict[str, Any]`, *optional*):
-                What the agent would say, in words or as a message, which may call tools. If `None`, the last message is it.
+                The proposed action, as text or as a message, which can call tools. If `None`, the last message.
             k (`int`, *optional*, defaults to `4`):
                 Number of futures.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the tools at hand.
+                JSON schemas of the available tools.
 
         Returns:
-            `list[str]`: those that could be read.
+            `list[str]`: those that could be parsed.
 
         Raises:
-            ValueError: If there is no action, or the agent was trained for tasks of a single step, which have no future.
+            ValueError: If there is no action, or tasks are single steps, which have no future.
         """
         return self.predict_futures_on([self.proposed(messages, action, tools)], k)[0]
 
     def predict_futures_on(self, proposed: list[Answer], k: int = 4) -> list[list[str]]:
-        """The same for actions in tokens, see [`proposed`]."""
-        with self.speaking():
+        """Sample k futures of actions in tokens, see [`proposed`]."""
+        with self.generating():
             state_actions = [self.roles.continued(answer.prompt, answer) for answer in proposed]
             return predict_futures(self.roles, state_actions, k)
 
@@ -419,33 +346,63 @@ class NLACAgent:
         self,
         environments: EnvironmentPool,
         tasks: list[dict[str, Any]],
+        num_episodes: int = 1,
+        num_critiques: int = 64,
+        num_probes: int = 64,
+        seed: int = 42,
         refine: int = 0,
         num_candidates: int = 1,
         alpha: float = 1.0,
         rewards: EpisodeRewards | None = None,
     ) -> Evaluation:
         """
-        Play `num_eval_episodes` of each task and let the critic judge, as [`NLACTrainer.evaluate`] does; with actions that are
-        improved as [`act`] improves them, and episodes scored by `rewards` besides the environment.
+        Play episodes of each task and let the critic judge, as [`NLACTrainer.evaluate`] does.
+
+        Args:
+            environments ([`~environments.pool.EnvironmentPool`]):
+                The environments.
+            tasks (`list[dict[str, Any]]`):
+                Rows of a dataset.
+            num_episodes (`int`, *optional*, defaults to `1`):
+                Number of episodes of each task.
+            num_critiques (`int`, *optional*, defaults to `64`):
+                Number of actions that the critic judges.
+            num_probes (`int`, *optional*, defaults to `64`):
+                Number of critiques to compare with the truth, where the environment has an oracle.
+            seed (`int`, *optional*, defaults to `42`):
+                Seed of the evaluation.
+            refine (`int`), num_candidates (`int`), alpha (`float`):
+                How actions are improved, see [`act`].
+            rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
+                Reward functions, in addition to the environment's rewards.
         """
-        torch.manual_seed(self.args.seed)
-        improves = refine or num_candidates > 1
-        roles = ImprovedRoles(self.roles, refine, num_candidates, alpha) if improves else self.roles
-        with self.speaking():
-            return evaluate_policy(environments, dict(enumerate(tasks)), roles, self.args, rewards)
+        torch.manual_seed(seed)
+        act = None
+        if refine or num_candidates > 1:
+            sampling = self.roles.samplings["evaluation"]
+            act = partial(
+                act_better, self.roles, refine=refine, num_candidates=num_candidates, alpha=alpha, sampling=sampling
+            )
+        with self.generating():
+            return evaluate_policy(
+                *(environments, dict(enumerate(tasks)), self.roles, num_episodes, num_critiques, num_probes, seed),
+                act=act,
+                rewards=rewards,
+            )
 
     def encode(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Prompt:
         """
-        The tokens of a conversation, as a trainer would have played it.
+        Encode a conversation as if a trainer had played it.
 
         Raises:
-            ValueError: If the messages are no conversation that waits for an answer, or too long though their history is cut.
+            ValueError: If the messages are not a conversation that waits for an answer, or are too long although their
+                history is cut.
         """
         problem = problem_of(messages)
         if problem is None and messages[-1]["role"] == "assistant":
-            problem = "the last message is the assistant's, so that there is nothing to answer"
+            problem = "the last message is the assistant's, so there is nothing to answer"
         if problem is not None:
-            raise ValueError(f"The `messages` are no conversation that waits for an answer: {problem}.")
+            raise ValueError(f"The `messages` are not a conversation that waits for an answer: {problem}.")
         return self._encode(messages, tools)
 
     def proposed(
@@ -455,10 +412,10 @@ class NLACAgent:
         tools: list[dict[str, Any]] | None = None,
     ) -> Answer:
         """
-        The tokens of an action, whoever proposes it, as if the policy had sampled it.
+        Encode any proposed action as if the policy had sampled it.
 
         Raises:
-            ValueError: If there is no action, or the messages are no conversation with it, or too long.
+            ValueError: If there is no action, or the messages with it are not a conversation, or are too long.
         """
         if action is None:
             if not messages or messages[-1]["role"] != "assistant":
@@ -466,35 +423,29 @@ class NLACAgent:
                     "There is no `action` to judge, and the last of the `messages` is not the assistant's."
                 )
             *messages, action = messages
-        said = {"role": "assistant", "content": action} if isinstance(action, str) else action
-        problem = problem_of([*messages, said])
+        message = {"role": "assistant", "content": action} if isinstance(action, str) else action
+        problem = problem_of([*messages, message])
         if problem is not None:
-            raise ValueError(f"The `messages` with the action are no conversation: {problem}.")
-        message, parsed = read_action(said, self.roles)
+            raise ValueError(f"The `messages` with the action are not a conversation: {problem}.")
+        message, parsed = read_action(message, self.roles.actions)
         token_ids = self.roles.chat.completion(message)
         return Answer(self._encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
 
-    def add_tools(self, tools: list[dict[str, Any]]) -> None:
-        """Read the arguments of calls by the JSON schemas of these tools, too, from now on."""
-        known = self.roles.tools or []
-        self.roles.tools = known + [tool for tool in tools if tool not in known] or None
-
     def _encode(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Prompt:
-        """Of messages that are a conversation."""
-        self.add_tools(tools or [])
-        return record_conversation(messages, self.roles, tools, self.args.max_prompt_length, waits=True).prompt
+        """Encode messages that are a conversation."""
+        recorder = record_conversation(
+            *(messages, self.roles.actions, self.roles.prompts, tools, self.options.max_prompt_length), is_open=True
+        )
+        return replace(recorder.prompt, tools=(*self.tools, *(tools or [])))
 
     @contextmanager
-    def speaking(self) -> Iterator[None]:
-        """Within it, the roles can be asked."""
+    def generating(self) -> Iterator[None]:
+        """Open a session of the generator, in which the roles can answer."""
         with self.roles.generator.session(self.model):
             yield
 
     def _action(self, choice: Choice) -> AgentAction:
-        roles, answer = self.roles, choice.answer
-        thought = roles.chat.reasoning(list(answer.token_ids))
-        if roles.shows_thoughts and answer.parsed is not None:
-            thought = thought or react_thought(answer.text)
-        message = roles.said(answer.parsed, answer.text, list(answer.token_ids))
+        actions, answer = self.roles.actions, choice.answer
+        message = actions.message(answer.parsed, answer.text, list(answer.token_ids))
         judged = (choice.judgement, choice.attempts, choice.candidates)
-        return AgentAction(answer.parsed, answer.text, thought, message, answer.token_ids, *judged)
+        return AgentAction(answer.parsed, answer.text, actions.thought(answer), message, answer.token_ids, *judged)

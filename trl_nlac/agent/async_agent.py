@@ -18,13 +18,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..environments.base import Message
-from ..method.critic import Judgement
-from .agent import AgentAction, Check, NLACAgent
+from ..types import Judgement, Message
+from .agent import NLACAgent
+from .answers import AgentAction, Check
 
 
 class _Question(NamedTuple):
-    """Something that waits for its answer, and what answers it together with others that have the same options."""
+    """A waiting call, and the method that answers it together with others that have the same options."""
 
     answer_all: Callable[..., list[Any]]
     options: tuple
@@ -34,9 +34,9 @@ class _Question(NamedTuple):
 
 class AsyncNLACAgent:
     """
-    The methods of [`NLACAgent`] for one conversation as coroutines, for a server or for many environments. Calls that wait at the same time, of one
-    method with the same numbers, are answered as one batch in a thread: thousands of conversations cost little more
-    than their tokens, with every backend.
+    The methods of [`NLACAgent`] for one conversation as coroutines, for a server or for many environments. Calls that
+    wait at the same time, of one method with the same numbers, are answered as one batch in a thread: thousands of
+    conversations cost little more than their tokens, with every backend.
 
     Example:
 
@@ -60,7 +60,7 @@ class AsyncNLACAgent:
     asyncio.run(main())
     ```
 
-    If an answer fails, as of a server that is gone, all calls of its batch raise the error.
+    If an answer fails, for example because a server is gone, all calls of its batch raise the error.
 
     Args:
         agent ([`NLACAgent`]):
@@ -140,8 +140,8 @@ class AsyncNLACAgent:
         return await answer
 
     async def _serve(self) -> None:
-        """Answer what waits, batch by batch, until nothing does."""
-        await asyncio.sleep(0)  # whoever asks at the same time comes first
+        """Answer waiting calls, batch by batch, until there are none."""
+        await asyncio.sleep(0)  # so that calls of the same moment join the batch
         while self._waiting:
             kind = self._waiting[0][:2]
             batch = [question for question in self._waiting if question[:2] == kind][: self.max_batch_size]

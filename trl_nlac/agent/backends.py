@@ -12,87 +12,63 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What an agent speaks through: transformers or vLLM in this process, or a server with OpenAI's interface."""
+"""The backend of an agent: transformers or vLLM in this process, or a server with OpenAI's interface."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from trl.import_utils import is_vllm_available
 
 from ..chat.encoder import ChatEncoder
-from ..generation.base import Generator, TransformersGenerator
-from ..generation.engine import Engine, EngineGenerator
-from ..nlac_config import NLACConfig
-from ..training.loading import ending_token_ids, load_tokenizer
+from ..chat.tokenizer import ending_token_ids, load_tokenizer
+from ..generation.base import Generator
+from ..generation.engine import FixedGenerator
+from ..generation.transformers import TransformersGenerator
 
 
-class ScoringEngine(Engine, Protocol):
-    """One that scores as well."""
-
-    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        """Log-likelihood of each completion after its prompt, in nats, at temperature 1."""
-
-
-class FixedGenerator(EngineGenerator):
-    """
-    Samples with weights that an engine was started with.
-
-    Args:
-        engine ([`ScoringEngine`]):
-            What generates and scores.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
-    """
-
-    engine: ScoringEngine
-
-    @contextmanager
-    def session(self, model: nn.Module | None) -> Iterator[None]:
-        yield
-
-    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        return self.engine.score(prompts, completions)
+BATCH_SIZE = 128  # largest number of sequences that are generated at once
 
 
 def load_backend(
     backend: str,
     model: str,
-    args: NLACConfig,
+    chat_template_kwargs: dict[str, Any] | None,
     device: torch.device,
     revision: str | None,
     trust_remote_code: bool,
     backend_kwargs: dict[str, Any],
 ) -> tuple[Generator, ChatEncoder, PreTrainedModel | None]:
     """
+    Load the generator of an agent, see [`~agent.agent.NLACAgent.from_pretrained`].
+
     Returns:
-        What generates, the encoder of conversations, and the model, if it is in this process as one of transformers.
+        `tuple[Generator, ChatEncoder, PreTrainedModel | None]`: the generator, the encoder of conversations, and the
+        model, if it is one of transformers in this process.
 
     Raises:
         ValueError: If there is no such backend, or it does not serve the model.
-        ImportError: If what the backend needs is not installed.
+        ImportError: If a package of the backend is not installed.
         ConnectionError: If no server answers.
     """
     is_endpoint = backend.startswith(("http://", "https://"))
     if backend not in ("transformers", "vllm") and not is_endpoint:
         raise ValueError(
-            f'`backend` must be "transformers", "vllm" or the URL of a server, as "http://localhost:8000/v1", got {backend!r}.'
+            '`backend` must be "transformers", "vllm" or the URL of a server, as "http://localhost:8000/v1", got '
+            f"{backend!r}."
         )
     from_hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(model, **from_hub)
     if backend == "transformers":
         loaded = AutoModelForCausalLM.from_pretrained(model, **{"dtype": "auto", **from_hub, **backend_kwargs})
         loaded = loaded.to(device).eval()
-        tokenizer = load_tokenizer(tokenizer, loaded, args)
-        chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
+        tokenizer = load_tokenizer(tokenizer, loaded)
+        chat = ChatEncoder(tokenizer, chat_template_kwargs)
         eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, loaded.generation_config)
-        return TransformersGenerator(None, tokenizer, eos_token_ids, args.max_generation_batch_size), chat, loaded
-    chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
-    eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids)  # engines know what the model declares
+        return TransformersGenerator(None, tokenizer, eos_token_ids, BATCH_SIZE), chat, loaded
+    chat = ChatEncoder(tokenizer, chat_template_kwargs)
+    eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids)  # engines have those that the model declares
     if backend == "vllm":
         if not is_vllm_available():
             raise ImportError("`backend='vllm'` needs vLLM: `pip install trl-nlac[vllm]`.")
@@ -104,5 +80,5 @@ def load_backend(
             raise ImportError(f"`backend={backend!r}` needs `pip install trl-nlac[openai]`.")
         from ..generation.endpoint import EndpointEngine
 
-        engine = EndpointEngine(backend, model, tokenizer, args.max_generation_batch_size, **backend_kwargs)
+        engine = EndpointEngine(backend, model, tokenizer, BATCH_SIZE, **backend_kwargs)
     return FixedGenerator(engine, eos_token_ids), chat, None

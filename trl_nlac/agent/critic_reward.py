@@ -17,19 +17,19 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..environments.base import Message
 from ..episodes.conversations import problem_of
+from ..types import Message
 from .agent import NLACAgent
 
 
 class CriticReward:
     """
-    A process reward: what an agent's critic thinks of each action, for the `reward_funcs` of [`~trl.GRPOTrainer`] and of
-    whoever takes TRL's reward functions.
+    A process reward: an agent's critic scores each action, for the `reward_funcs` of [`~trl.GRPOTrainer`] and of other
+    trainers that take TRL's reward functions.
 
-    Each message of the assistant in a completion is judged in its context. The reward is the mean of their verdict scores,
-    log P(Yes) - log P(No); `None`, which TRL leaves out, where no critique could be read. What share of them could is
-    logged as `critic_reward/format_rate`.
+    Each message of the assistant in a completion is judged in its context. The reward is the mean of their verdict
+    scores, log P(Yes) - log P(No); `None`, which TRL leaves out, where no critique could be parsed. The share of
+    critiques that could is logged as `critic_reward/format_rate`.
 
     Example:
 
@@ -46,9 +46,9 @@ class CriticReward:
 
     Args:
         agent ([`NLACAgent`]):
-            Whose critic it is. Its weights are not trained.
+            The agent. Its weights are not trained.
         tools (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of the tools at hand.
+            JSON schemas of the available tools.
     """
 
     def __init__(self, agent: NLACAgent, tools: list[dict[str, Any]] | None = None):
@@ -66,13 +66,13 @@ class CriticReward:
         """
         Args:
             prompts (`list[str]` or `list[list[dict[str, Any]]]`):
-                What was asked.
+                The prompts.
             completions (`list[str]` or `list[list[dict[str, Any]]]`):
-                What followed.
+                Their completions.
             log_metric (`Callable`, *optional*):
                 Logs a number.
             **kwargs:
-                What else TRL passes.
+                Other arguments that TRL passes.
 
         Returns:
             `list[float | None]`: one reward each.
@@ -94,7 +94,7 @@ class CriticReward:
 
 
 def _up_to_each_action(prompt: str | list[Message], completion: str | list[Message]) -> list[list[Message]]:
-    """The conversation up to each message of the assistant in a completion."""
+    """List the conversations up to each message of the assistant in a completion."""
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-    return [[*before, *said[: i + 1]] for i, message in enumerate(said) if message["role"] == "assistant"]
+    after = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    return [[*before, *after[: i + 1]] for i, message in enumerate(after) if message["role"] == "assistant"]

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Datasets for TRL's other trainers out of what happened: actions beside what would have been better."""
+"""Datasets for TRL's other trainers: logged actions with better ones."""
 
 import json
 import logging
@@ -21,9 +21,9 @@ from itertools import chain
 from datasets import Dataset
 
 from ..episodes.conversations import turn_messages
-from ..episodes.logs import episodes_from_logs, tools_of_logs
+from ..episodes.logs import episodes_from_logs
 from ..episodes.recorder import Recorder
-from ..method.critic import bellman_targets
+from ..method.backup import bellman_targets
 from ..method.refinement import refine_actions
 from ..types import Transition
 from .agent import NLACAgent
@@ -34,65 +34,63 @@ logger = logging.getLogger(__name__)
 
 def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
     """
-    Let an agent refine every logged action in hindsight: it judges the action knowing what really followed, and chooses again.
+    Refine every logged action in hindsight: the agent judges it knowing what followed, and chooses again.
 
     Args:
         agent ([`NLACAgent`]):
-            Who judges and refines.
+            Judges and refines.
         logs ([`~datasets.Dataset`]):
             Conversations with their rewards, see [`~episodes.logs.episodes_from_logs`].
 
     Returns:
-        [`~datasets.Dataset`]: a row for each action whose judgement and refinement could be read: `prompt`, the conversation before
-        it, `action` and `refined_action`, each an assistant's message, `critique`, `reward`, that of the episode, and `tools`, what
-        the chat template shows of them, in JSON. A warning tells how many others there are.
+        [`~datasets.Dataset`]: a row for each action whose judgement and refinement could be parsed: `prompt`, the
+        conversation before it, `action` and `refined_action`, each an assistant's message, `critique`, `reward`, that
+        of the episode, and `tools`, those that the chat template shows, in JSON. A warning gives the number of other
+        actions.
 
     Raises:
         ValueError: If rows are malformed.
     """
-    agent.add_tools(tools_of_logs(logs))
-    roles, episodes = (
-        agent.roles,
-        episodes_from_logs(logs, agent.roles, max_prompt_length=agent.args.max_prompt_length),
-    )
+    roles, length = agent.roles, agent.options.max_prompt_length
+    episodes = episodes_from_logs(logs, roles.actions, roles.prompts, max_prompt_length=length)
     transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
-    with agent.speaking():
+    with agent.generating():
         targets = bellman_targets(roles, transitions, "monte_carlo")
         refinements = refine_actions(roles, transitions, targets=dict(enumerate(targets)))
     rows = []
     for transition, refinement in zip(transitions, refinements, strict=True):
         if refinement is not None:
             episode, index = transition.episode, transition.index
-            recorder = Recorder(roles, episode.task, list(episode.tools))
+            recorder = Recorder(roles.actions, roles.prompts, episode.task, list(episode.tools))
             recorder.begin(list(episode.opening))
-            before = chain.from_iterable(turn_messages(episode, i, roles) for i in range(index))
+            before = chain.from_iterable(turn_messages(episode, i, roles.actions) for i in range(index))
             refined = refinement.refined_action
             rows.append(
                 {
                     "prompt": [*recorder.prompt_messages, *before],
-                    "action": turn_messages(episode, index, roles)[:1],
-                    "refined_action": [roles.said(refined.parsed, refined.text, list(refined.token_ids))],
+                    "action": turn_messages(episode, index, roles.actions)[:1],
+                    "refined_action": [roles.actions.message(refined.parsed, refined.text, list(refined.token_ids))],
                     "critique": refinement.critique.text,
                     "reward": episode.score,
-                    "tools": json.dumps(episode.tools if roles.calls_tools else []),
+                    "tools": json.dumps(episode.tools if roles.actions.calls_tools else []),
                 }
             )
     if len(rows) < len(transitions):
         logger.warning(
-            f"{len(transitions) - len(rows)} of {len(transitions)} actions are left out: their judgement or refinement "
-            "could not be read, or they were no actions."
+            f"{len(transitions) - len(rows)} of {len(transitions)} actions are left out: their judgement or "
+            "refinement could not be parsed, or they were not actions."
         )
     return Dataset.from_list(rows)
 
 
 def sft_dataset(refined: Dataset) -> Dataset:
-    """Refined actions to imitate, as [`~trl.SFTTrainer`] takes them: `prompt`, `completion` and `tools`."""
+    """Select refined actions to imitate, for [`~trl.SFTTrainer`]: `prompt`, `completion` and `tools`."""
     return refined.select_columns(["prompt", "refined_action", "tools"]).rename_column("refined_action", "completion")
 
 
 def preference_dataset(refined: Dataset) -> Dataset:
     """
-    Refined actions to prefer over the logged ones, where they differ, as [`~trl.DPOTrainer`] takes them: `prompt`, `chosen`,
+    Pair refined actions with the logged ones, where they differ, for [`~trl.DPOTrainer`]: `prompt`, `chosen`,
     `rejected` and `tools`.
     """
     differing = [i for i, row in enumerate(refined) if row["action"] != row["refined_action"]]

@@ -12,31 +12,31 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Better actions without training: refinement after critique, and a choice among candidates by their verdict scores."""
+"""Better actions without training: refinement after critique, and a choice among candidates by verdict scores."""
 
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..generation.base import Sampling
-from ..method.critic import Judgement, critiques, judge_actions, judge_critiques
-from ..method.refinement import ask_refined
+from ..method.critic import judge_actions, judge_critiques
+from ..method.refinement import Attempt, refinement_rounds
 from ..method.roles import Roles
-from ..types import Answer, Prompt
+from ..types import Answer, Judgement, Prompt
 
 
 @dataclass
 class Choice:
     """
-    An action and how it came about.
+    A chosen action and its history.
 
     Args:
-        answer ([`Answer`]):
-            What was said in the end; parsed into `None` if that is no action.
-        judgement ([`~method.critic.Judgement`], *optional*):
-            What the critic says about it, if it was asked.
+        answer ([`~types.Answer`]):
+            The final answer; parsed into `None` if it is not an action.
+        judgement ([`~types.Judgement`], *optional*):
+            The critic's judgement of it, if there is one.
         attempts (`list[tuple[str, Judgement]]`):
-            Actions before it that were refined, with what the critic said.
+            Earlier actions that were refined, with their judgements.
         candidates (`list[tuple[str, Judgement | None]]`):
             Actions among which it was chosen.
     """
@@ -45,6 +45,20 @@ class Choice:
     judgement: Judgement | None = None
     attempts: list[tuple[str, Judgement]] = field(default_factory=list)
     candidates: list[tuple[str, Judgement | None]] = field(default_factory=list)
+
+
+def act_better(
+    roles: Roles,
+    prompts: list[Prompt],
+    seeds: list[int],
+    refine: int = 0,
+    num_candidates: int = 1,
+    alpha: float = 1.0,
+    sampling: Sampling | None = None,
+) -> list[Answer]:
+    """Answer states with the actions of [`choose_actions`], for [`~episodes.rollout.play_episodes`]."""
+    choices = choose_actions(roles, prompts, refine, num_candidates, alpha, sampling, seeds)
+    return [replace(choice.answer, prompt=prompt) for choice, prompt in zip(choices, prompts, strict=True)]
 
 
 def choose_actions(
@@ -57,24 +71,24 @@ def choose_actions(
     seeds: list[int] | None = None,
 ) -> list[Choice]:
     """
-    Act in each state.
+    Choose an action in each state.
 
     Args:
         roles ([`~method.roles.Roles`]):
-            Who acts and judges.
+            The roles.
         prompts (`list[Prompt]`):
             The states.
         refine (`int`, *optional*, defaults to `0`):
             Rounds of critique and refinement. They end at an action that the critic calls the best.
         num_candidates (`int`, *optional*, defaults to `1`):
-            Number of actions to sample, of which one is chosen with pi(a|s) proportional to exp(alpha Q(s, a)), Q being the
-            verdict score (LAC, https://huggingface.co/papers/2506.06376).
+            Number of actions to sample, of which one is chosen with pi(a|s) proportional to exp(alpha Q(s, a)), where
+            Q is the verdict score (LAC, https://huggingface.co/papers/2506.06376).
         alpha (`float`, *optional*, defaults to `1.0`):
-            How much verdict scores count among candidates.
+            Weight of the verdict scores among candidates.
         sampling ([`~generation.base.Sampling`], *optional*):
             How to sample actions, in place of the policy's own.
         seeds (`list[int]`, *optional*):
-            What the action in each state is sampled by. If `None`, they are drawn from torch's global generator.
+            Seed of the action in each state. If `None`, drawn from torch's global generator.
 
     Returns:
         `list[Choice]`: in the order of the states.
@@ -87,15 +101,43 @@ def choose_actions(
             raise ValueError(f"`{name}` must be at least {least}, got {value}.")
     repeated = [prompt for prompt in prompts for _ in range(num_candidates)]
     seeds = seeds and [seed + i for seed in seeds for i in range(num_candidates)]
-    said = roles.ask("policy", repeated, roles.parse_action, sampling, max_format_retries=0, seeds=seeds)
-    groups = [said[i : i + num_candidates] for i in range(0, len(said), num_candidates)]
+    answers = roles.act(repeated, seeds, sampling)
+    groups = [answers[i : i + num_candidates] for i in range(0, len(answers), num_candidates)]
     choices = _chosen(roles, groups, alpha) if num_candidates > 1 else [Choice(group[0]) for group in groups]
     refine_choices(roles, prompts, choices, refine)
     return choices
 
 
+def refine_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice], rounds: int) -> None:
+    """Refine the action in each state. An action that the critic calls the best is kept."""
+    if not rounds:
+        return
+    attempts = {
+        i: Attempt.of(roles, prompt, choice.answer)
+        for i, (prompt, choice) in enumerate(zip(prompts, choices, strict=True))
+        if choice.answer.parsed is not None
+    }
+    refined = refinement_rounds(roles, attempts, rounds, keeps_best=True)
+    critiques = [one.critique for of_action in refined.values() for one in of_action]
+    judgements = iter(judge_critiques(roles, critiques))
+    for i, of_action in refined.items():
+        for one in of_action:
+            choices[i].judgement = next(judgements)
+            if one.refined is not None:
+                choices[i].attempts.append((one.attempt, choices[i].judgement))
+                choices[i].answer, choices[i].judgement = one.refined, None
+
+
+def judge_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice]) -> None:
+    """Judge the action in each state that has no judgement yet."""
+    open_ = [i for i, choice in enumerate(choices) if choice.judgement is None and choice.answer.parsed is not None]
+    judged = judge_actions(roles, [roles.continued(prompts[i], choices[i].answer) for i in open_])
+    for i, judgement in zip(open_, judged, strict=True):
+        choices[i].judgement = judgement
+
+
 def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choice]:
-    """One action of each group, by the verdict scores."""
+    """Choose one action of each group by the verdict scores."""
     actions = [action for group in groups for action in group if action.parsed is not None]
     state_actions = [roles.continued(action.prompt, action) for action in actions]
     judged = dict(zip(map(id, actions), judge_actions(roles, state_actions), strict=True))
@@ -104,63 +146,9 @@ def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choi
         group = [action for action in group if action.parsed is not None] or group[:1]
         judgements = [judged.get(id(action)) for action in group]
         scores = torch.tensor([judgement.verdict_score if judgement else -torch.inf for judgement in judgements])
-        if alpha == 0 or scores.isinf().all():  # any, or no critique could be read
+        if alpha == 0 or scores.isinf().all():  # any, or no critique could be parsed
             scores = torch.zeros(len(group))
         i = int(torch.multinomial(torch.softmax(alpha * scores, 0), 1))
         candidates = [(action.parsed, judgement) for action, judgement in zip(group, judgements, strict=True)]
         choices.append(Choice(group[i], judgements[i], candidates=candidates))
     return choices
-
-
-def refine_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice], rounds: int) -> None:
-    """Rounds of refinement of the action in each state; the refinement policy sees all attempts and their critiques."""
-    open_ = [i for i, choice in enumerate(choices) if choice.answer.parsed is not None]
-    together = {i: roles.continued(prompts[i], choices[i].answer) for i in open_}
-    for _ in range(rounds):
-        answers = critiques(roles, [roles.continued(prompts[i], choices[i].answer) for i in open_])
-        judged = dict(zip(open_, zip(answers, judge_critiques(roles, answers), strict=True), strict=True))
-        for i, (_, judgement) in judged.items():
-            choices[i].judgement = judgement
-        open_ = [i for i, (_, judgement) in judged.items() if judgement is not None and not judgement.verdict]
-        refined = ask_refined(roles, [together[i] for i in open_], [judged[i][0] for i in open_])
-        readable = {i: answer for i, answer in zip(open_, refined, strict=True) if answer.parsed is not None}
-        for i, answer in readable.items():
-            choices[i].attempts.append((choices[i].answer.parsed, choices[i].judgement))
-            choices[i].answer, choices[i].judgement = answer, None
-            together[i] = roles.continued(answer.prompt, answer)
-        open_ = list(readable)
-
-
-def judge_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice]) -> None:
-    """Let the critic judge the action in each state, if it has not and there is one."""
-    open_ = [i for i, choice in enumerate(choices) if choice.judgement is None and choice.answer.parsed is not None]
-    judged = judge_actions(roles, [roles.continued(prompts[i], choices[i].answer) for i in open_])
-    for i, judgement in zip(open_, judged, strict=True):
-        choices[i].judgement = judgement
-
-
-class ImprovedRoles(Roles):
-    """
-    Roles whose policy is improved at the time of acting, see [`choose_actions`]; for whoever plays episodes.
-
-    Args:
-        roles ([`Roles`]):
-            Who acts, judges and refines.
-        refine (`int`), num_candidates (`int`), alpha (`float`):
-            As of [`choose_actions`].
-    """
-
-    def __init__(self, roles: Roles, refine: int, num_candidates: int, alpha: float):
-        vars(self).update(vars(roles))
-        self.roles = roles
-        self.refine = refine
-        self.num_candidates = num_candidates
-        self.alpha = alpha
-
-    def ask(self, role, prompts, parse, sampling=None, max_format_retries=None, seeds=None) -> list[Answer]:
-        if role != "policy":
-            return self.roles.ask(role, prompts, parse, sampling, max_format_retries, seeds)
-        choices = choose_actions(
-            self.roles, prompts, self.refine, self.num_candidates, self.alpha, sampling=sampling, seeds=seeds
-        )
-        return [replace(choice.answer, prompt=prompt) for choice, prompt in zip(choices, prompts, strict=True)]

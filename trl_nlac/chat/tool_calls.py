@@ -12,31 +12,31 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Tool calls as text: how an action that calls a tool is stored, shown and passed to environments."""
+"""Tool calls as text: the form in which actions are stored, shown and passed to environments."""
 
 import json
 from typing import Any
 
 
 def format_tool_call(name: str, arguments: dict[str, Any]) -> str:
-    """A tool call as JSON, `{"name": ..., "arguments": {...}}`."""
+    """Write a tool call as JSON, `{"name": ..., "arguments": {...}}`."""
     return format_tool_calls([(name, arguments)])
 
 
 def format_tool_calls(calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Tool calls of one turn as JSON: the call, or a list of several."""
+    """Write the tool calls of one turn as JSON: the call, or a list of several."""
     written = [{"name": name, "arguments": arguments} for name, arguments in calls]
     return json.dumps(written[0] if len(written) == 1 else written, ensure_ascii=False)
 
 
 def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of a tool call in JSON; `None` if `action` is none, or several."""
+    """Parse name and arguments of a tool call in JSON; `None` if `action` is none, or several."""
     calls = parse_tool_calls(action)
     return calls[0] if len(calls) == 1 else None
 
 
 def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of the tool calls in JSON; empty if `action` is no call."""
+    """Parse names and arguments of tool calls in JSON; empty if `action` is not a call."""
     try:
         written = json.loads(action)
     except json.JSONDecodeError:
@@ -53,19 +53,19 @@ def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def call_message(calls: list[tuple[str, dict[str, Any]]], content: str = "") -> dict[str, Any]:
-    """An assistant's message that calls tools, and says `content` besides, as chat templates take it."""
+    """Make an assistant's message that calls tools, with text in `content`, as chat templates take it."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     tool_calls = [{"type": "function", "function": function} for function in functions]
     return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def format_results(results: list[str]) -> str:
-    """What the tools of one turn answered, as one observation: the result, or a JSON list of several."""
+    """Write the results of one turn's tools as one observation: the result, or a JSON list of several."""
     return results[0] if len(results) == 1 else json.dumps(results, ensure_ascii=False)
 
 
 def parse_results(observation: str, number: int) -> list[str]:
-    """The results of `number` calls. An observation that is no list of so many is the answer to each of them."""
+    """Split an observation into the results of `number` calls. One that is not such a list answers each of them."""
     if number > 1:
         try:
             results = json.loads(observation)

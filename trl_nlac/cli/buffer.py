@@ -12,8 +12,9 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""`trl-nlac buffer`: replay buffers outside of training."""
+"""`trl-nlac buffer`: inspect, export and import replay buffers."""
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -22,71 +23,72 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
+from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
 from ..episodes.conversations import conversation
 from ..episodes.logs import episodes_from_logs
-from ..method.roles import Roles
-from ..nlac_config import NLACConfig
-from ..options.saved_roles import load_roles
+from ..options.roles import RoleOptions
+from ..prompts import NLACPrompts
 from ..replay.buffer import PrioritizedReplay
 from ..replay.files import read_episodes
-from ..training.loading import make_roles
 from ..types import Episode
-from .options import CommandError, Parser, load_rows, told_in_a_line
+from .options import CommandError, Parser, load_rows, one_line_errors
 
 
 def run(words: list[str]) -> None:
-    parser = Parser(prog="trl-nlac buffer", description="Look into replay buffers, export and import them.")
+    parser = Parser(prog="trl-nlac buffer", description="Inspect, export and import replay buffers.")
     actions = parser.add_subparsers(dest="action", required=True, parser_class=Parser, metavar="ACTION")
-    stats = actions.add_parser("stats", help="what a buffer holds")
+    stats = actions.add_parser("stats", help="count the content of a buffer")
     stats.add_argument("buffer", help="folder of a checkpoint, or of a buffer with episodes.parquet")
     stats.add_argument("--success_threshold", type=float, default=1.0, help="score of a success (default: 1)")
-    export = actions.add_parser("export", help="write a buffer as conversations, for training on logs or elsewhere")
+    export = actions.add_parser("export", help="write a buffer as conversations, for training on logs")
     export.add_argument("buffer", help="folder of a checkpoint, or of a buffer with episodes.parquet")
     export.add_argument("output", help="file to write: .jsonl or .parquet")
-    export.add_argument("--model", help="whose tokenizer reads it (default: the checkpoint)")
+    export.add_argument("--model", help="model of the tokenizer (default: the checkpoint)")
     imports = actions.add_parser("import", help="read conversations into a buffer, or check them")
     imports.add_argument("conversations", help="dataset of the Hub, or file, with the columns messages and reward")
     imports.add_argument("--split", default="train", help="split of a dataset of the Hub (default: train)")
-    imports.add_argument("--model", required=True, help="whose tokenizer encodes them")
+    imports.add_argument("--model", required=True, help="model of the tokenizer")
     imports.add_argument("--output", help="folder of the buffer to write")
-    imports.add_argument("--check", action="store_true", help="only count what is there")
+    imports.add_argument("--check", action="store_true", help="only count the content")
     args = parser.parse_args(words)
     {"stats": _stats, "export": _export, "import": _import}[args.action](args)
 
 
-def _stats(args) -> None:
-    with told_in_a_line():
+def _stats(args: argparse.Namespace) -> None:
+    with one_line_errors():
         items = [item for path in _files(args.buffer) for item in read_episodes(path)]
     _print_counts(args.buffer, [episode for episode, _ in items], args.success_threshold)
     if items:
         priorities = np.concatenate([values for _, values in items])
         low, middle, high = np.quantile(priorities, [0.05, 0.5, 0.95])
         print(
-            f"priorities: mean {priorities.mean():.4g}, 5 % below {low:.4g}, half below {middle:.4g}, 95 % below {high:.4g}"
+            f"priorities: mean {priorities.mean():.4g}, 5 % below {low:.4g}, half below {middle:.4g}, 95 % below "
+            f"{high:.4g}"
         )
 
 
-def _export(args) -> None:
+def _export(args: argparse.Namespace) -> None:
     output = Path(args.output)
     if output.suffix not in (".jsonl", ".parquet"):
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
-    with told_in_a_line():
-        roles, _ = _load_roles(args.model or args.buffer)
-        rows = [conversation(episode, roles) for path in _files(args.buffer) for episode, _ in read_episodes(path)]
+    with one_line_errors():
+        actions, _ = _load_actions(args.model or args.buffer)
+        rows = [conversation(episode, actions) for path in _files(args.buffer) for episode, _ in read_episodes(path)]
         dataset = Dataset.from_list(rows)
         output.parent.mkdir(parents=True, exist_ok=True)
         dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)
     print(f"{len(rows)} episodes written to {output}")
 
 
-def _import(args) -> None:
+def _import(args: argparse.Namespace) -> None:
     if not args.check and not args.output:
-        raise CommandError("where to? Add --output FOLDER, or --check to count only.")
+        raise CommandError("add --output FOLDER, or --check to count only.")
     rows = load_rows(args.conversations, split=args.split)
-    with told_in_a_line():
-        roles, options = _load_roles(args.model)
-        episodes = episodes_from_logs(rows, roles, max_prompt_length=options.max_prompt_length)
+    with one_line_errors():
+        actions, options = _load_actions(args.model)
+        prompts = NLACPrompts.from_pretrained(args.model)
+        episodes = episodes_from_logs(rows, actions, prompts, max_prompt_length=options.max_prompt_length)
     _print_counts(args.conversations, episodes, success_threshold=1.0)
     if not args.check:
         replay = PrioritizedReplay(max(1, sum(len(episode.turns) for episode in episodes)))
@@ -96,22 +98,21 @@ def _import(args) -> None:
 
 
 def _files(folder: str) -> list[Path]:
-    """Files of the buffers of all processes."""
+    """List the files of the buffers of all processes."""
     paths = [Path(folder, "episodes.parquet"), *sorted(Path(folder).glob("nlac/rank_*/episodes.parquet"))]
     paths = [path for path in paths if path.is_file()]
     if not paths:
         raise CommandError(
-            f"{folder} holds no replay buffer: it has neither episodes.parquet nor nlac/rank_*/episodes.parquet."
+            f"{folder} has no replay buffer: it has neither episodes.parquet nor nlac/rank_*/episodes.parquet."
         )
     return paths
 
 
-def _load_roles(model: str) -> tuple[Roles, NLACConfig]:
-    """Roles that are not asked anything, they only encode and decode, and how they speak."""
-    options, prompts = load_roles(model)
-    args = NLACConfig(output_dir="", report_to="none", bf16=False, use_cpu=True, **options)
-    chat = ChatEncoder(AutoTokenizer.from_pretrained(model), args.chat_template_kwargs)
-    return make_roles(None, chat, prompts, args), args
+def _load_actions(model: str) -> tuple[ActionFormat, RoleOptions]:
+    """Load the format of a model's actions, and its options."""
+    options = RoleOptions.from_pretrained(model)
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(model), options.chat_template_kwargs)
+    return ActionFormat(chat, options.action_format), options
 
 
 def _print_counts(name: str, episodes: list[Episode], success_threshold: float) -> None:
@@ -121,7 +122,7 @@ def _print_counts(name: str, episodes: list[Episode], success_threshold: float) 
         "episodes": len(episodes),
         "successes": sum(score >= success_threshold for score in scores),
         "cut (truncated)": sum(episode.truncated for episode in episodes),
-        "whose environment failed": sum(episode.failure is not None for episode in episodes),
+        "with a failed environment": sum(episode.failure is not None for episode in episodes),
         "from logs": sum(episode.is_log for episode in episodes),
         "transitions": sum(len(episode.turns) for episode in episodes),
         "tokens": sum(len(episode.token_ids) for episode in episodes),

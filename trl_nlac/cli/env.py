@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""`trl-nlac env`: versions, for reports of problems."""
+"""`trl-nlac env`: print versions, for bug reports."""
 
 from importlib.metadata import version
 
@@ -22,6 +22,6 @@ from .options import Parser
 
 
 def run(words: list[str]) -> None:
-    Parser(prog="trl-nlac env", description="Print versions, for reports of problems.").parse_args(words)
+    Parser(prog="trl-nlac env", description="Print versions, for bug reports.").parse_args(words)
     print(f"- trl-nlac version: {version('trl-nlac')}", end="")
     print_env()

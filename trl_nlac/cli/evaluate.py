@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""`trl-nlac evaluate`: how often a saved agent succeeds."""
+"""`trl-nlac evaluate`: measure how often a saved agent succeeds."""
 
 import json
 from pathlib import Path
@@ -22,23 +22,17 @@ from rich.table import Table
 
 from ..environments.pool import NO_TASK
 from ..evaluation.evaluation import joint_metrics
-from .options import (
-    CommandError,
-    Parser,
-    add_agent_arguments,
-    fill_from_run,
-    load_player,
-    load_rows,
-)
+from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows
+from .origin import fill_from_run
 
 
 def run(words: list[str]) -> None:
-    parser = Parser(prog="trl-nlac evaluate", description="Play a saved agent and tell how often it succeeds.")
+    parser = Parser(prog="trl-nlac evaluate", description="Play a saved agent and measure how often it succeeds.")
     add_agent_arguments(parser)
     parser.add_argument("--num_episodes", type=int, default=1, help="episodes of each task (default: 1)")
     parser.add_argument("--max_tasks", type=int, help="number of tasks (default: all)")
     parser.add_argument("--num_critiques", type=int, default=64, help="actions that the critic judges (default: 64)")
-    parser.add_argument("--json", metavar="FILE", help="write the metrics there, too")
+    parser.add_argument("--json", metavar="FILE", help="also write the metrics to this file")
     args = parser.parse_args(words)
     if args.num_episodes < 1:
         raise CommandError(f"--num_episodes must be at least 1, got {args.num_episodes}.")
@@ -46,10 +40,15 @@ def run(words: list[str]) -> None:
     rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split)
     rows = [NO_TASK] if rows is None else list(rows)[: args.max_tasks]
     agent, pool, rewards = load_player(args)
-    agent.args.num_eval_episodes, agent.args.num_eval_critiques = args.num_episodes, args.num_critiques
-    agent.args.seed = args.seed
     try:
-        metrics = joint_metrics(agent.evaluate(pool, rows, args.refine, args.num_candidates, rewards=rewards))
+        evaluation = agent.evaluate(
+            *(pool, rows, args.num_episodes, args.num_critiques),
+            seed=args.seed,
+            refine=args.refine,
+            num_candidates=args.num_candidates,
+            rewards=rewards,
+        )
+        metrics = joint_metrics(evaluation)
     finally:
         pool.close()
     if args.json:

@@ -27,11 +27,11 @@ from .options import CommandError
 
 COMMANDS = {
     "train": "train an agent in an environment",
-    "evaluate": "play a saved agent and tell how often it succeeds",
+    "evaluate": "play a saved agent and measure how often it succeeds",
     "play": "watch an agent act, criticise and refine, turn by turn",
     "report": "make a page about a run",
-    "buffer": "look into replay buffers, export and import them",
-    "env": "print versions, for reports of problems",
+    "buffer": "inspect, export and import replay buffers",
+    "env": "print versions, for bug reports",
 }
 
 
@@ -41,17 +41,17 @@ def main(argv: list[str] | None = None) -> int:
 
     Args:
         argv (`list[str]`, *optional*):
-            Words of the command line. If `None`, those of the process.
+            Arguments. If `None`, those of the process.
 
     Returns:
-        `int`: 0, or 2 if the command line is wrong.
+        `int`: 0, or 2 if the arguments are wrong.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="trl-nlac",
-        description="Natural Language Actor-Critic: train LLM agents with a critic that speaks.",
+        description="Natural Language Actor-Critic: train LLM agents with a critic in natural language.",
         usage="trl-nlac COMMAND ...",
-        epilog="`trl-nlac COMMAND --help` tells more.",
+        epilog="`trl-nlac COMMAND --help` shows the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"trl-nlac: error: there is no command {name!r}. Commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    if name != "train":  # what other libraries remark is no news to who only looks
+    if name != "train":  # warnings of other libraries are not for those who only look
         warnings.simplefilter("ignore", FutureWarning)
         transformers.utils.logging.disable_progress_bar()
         datasets.disable_progress_bars()

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What commands share: reading words of the command line, and errors that take one line."""
+"""What commands share: reading arguments, and errors of one line."""
 
 import argparse
 import importlib
@@ -28,24 +28,24 @@ from typing import Any, NoReturn
 
 import yaml
 from datasets import Dataset, load_dataset
+from transformers.utils import cached_file
 
 from ..agent.agent import NLACAgent
 from ..environments.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards, load_rewards
-from ..options.saved_roles import find_file
-from ..records.folder import ORIGIN
 
 
+ENVIRONMENT_TIMEOUT = 300.0  # s, as in training by default
 FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 class CommandError(Exception):
-    """The user can mend it: told in one line, without a traceback."""
+    """An error of the user, printed in one line without a traceback."""
 
 
 @contextmanager
-def told_in_a_line(before: str = "") -> Iterator[None]:
-    """Errors of bad input become a [`CommandError`], whose message may begin with what it is about."""
+def one_line_errors(before: str = "") -> Iterator[None]:
+    """Turn errors of bad input into a [`CommandError`], whose message can begin with its subject."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError, yaml.YAMLError) as error:
@@ -53,7 +53,7 @@ def told_in_a_line(before: str = "") -> Iterator[None]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors take one line."""
+    """A parser with one-line errors."""
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
@@ -69,17 +69,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def unknown_option(word: str, options: Any) -> str:
-    """What to say about a word that is no option."""
+    """Report a word that is not an option."""
     close = get_close_matches(word, list(options), n=1)
     return f"there is no option {word!r}" + (f", did you mean {close[0]!r}?" if close else ".")
 
 
 def load_object(name: str) -> Any:
     """
-    What `module:Name` or `path/to/file.py:Name` names; modules are also looked for in the current folder.
+    Load the object `module:Name` or `path/to/file.py:Name`. Modules are also searched in the current folder.
 
     Raises:
-        CommandError: If there is no such thing.
+        CommandError: If it does not exist.
     """
     module_name, colon, attribute = name.rpartition(":")
     if not colon:
@@ -105,22 +105,23 @@ def _load_file(path: Path) -> Any:
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # as dataclasses and pickles expect
+    sys.modules[name] = module  # as dataclasses and pickle expect
     spec.loader.exec_module(module)
     return module
 
 
 def load_objects(names: list[str] | None) -> list[Any] | None:
-    """What each of the names stands for, see [`load_object`]; `None` if there are none."""
+    """Load several objects, see [`load_object`]; `None` if there are no names."""
     return [load_object(name) for name in names] if names else None
 
 
 def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callable | dict[str, Callable] | None:
     """
-    The environment factory, or several by name if they are written `name=module:Class`; `None` if there are no names.
+    Load the environment factory, or several by name if they are written `name=module:Class`; `None` if there are no
+    names.
 
     Raises:
-        CommandError: If there is no such thing, or several have no names.
+        CommandError: If one does not exist, or several have no names.
     """
     if not names:
         return None
@@ -129,7 +130,7 @@ def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callab
         key, equals, target = name.partition("=")
         factory = load_object(target if equals else name)
         if not callable(factory):
-            raise CommandError(f"--environment_factory {name} is {factory!r}, which is no class or function.")
+            raise CommandError(f"--environment_factory {name} is {factory!r}, which is not a class or function.")
         factories[key if equals else ""] = partial(factory, **options) if options else factory
     if len(factories) < len(names) or "" in factories and len(names) > 1:
         raise CommandError(
@@ -140,7 +141,7 @@ def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callab
 
 def load_rows(name: str | None, config: str | None = None, split: str = "train") -> Dataset | None:
     """
-    A dataset of the Hub or of a file (JSON, JSON lines, CSV, parquet).
+    Load a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet).
 
     Raises:
         CommandError: If there is none.
@@ -150,7 +151,7 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
     path = Path(name)
     if path.suffix in FILES and not path.is_file():
         raise CommandError(f"there is no file {name}.")
-    with told_in_a_line():
+    with one_line_errors():
         if path.suffix in FILES:
             return load_dataset(FILES[path.suffix], data_files=str(path), split="train")
         return load_dataset(name, config, split=split)
@@ -161,48 +162,49 @@ def check_model(name: str, revision: str | None = None) -> None:
     Raises:
         ValueError, OSError: If there is no such model, in a folder, on the Hub or in its cache.
     """
-    if not any(find_file(name, file, revision) for file in ("config.json", "adapter_config.json")):
+    files = ("config.json", "adapter_config.json")
+    if not any(cached_file(name, f, revision=revision, _raise_exceptions_for_missing_entries=False) for f in files):
         raise ValueError("there is no such model, neither as a folder nor on the Hub or in its cache.")
 
 
 def read_json(text: str) -> dict[str, Any]:
     """
-    A JSON object of the command line.
+    Parse a JSON object of the command line.
 
     Raises:
-        CommandError: If it is none.
+        CommandError: If it is not one.
     """
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise CommandError(f"{text!r} is no JSON: {error}.") from error
+        raise CommandError(f"{text!r} is not JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise CommandError(f'{text!r} is no JSON object, as {{"name": "value"}} is.')
+        raise CommandError(f'{text!r} is not a JSON object like {{"name": "value"}}.')
     return value
 
 
 def add_agent_arguments(parser: Parser) -> None:
-    """Which agent plays in which environment, for commands that play."""
+    """Add the arguments for agent and environment, for commands that play."""
     parser.add_argument("model", help="folder of a run or a model, or a repository on the Hub")
     parser.add_argument(
         "--backend",
         default="transformers",
-        help='"transformers" (default), "vllm", or the URL of a server that serves the model: http://localhost:8000/v1',
+        help='"transformers" (default), "vllm", or the URL of the model\'s server: http://localhost:8000/v1',
     )
-    parser.add_argument("--prompts", help="file with words of the roles in place of those saved beside the model")
+    parser.add_argument("--prompts", help="file with prompts in place of those saved with the model")
     parser.add_argument(
         "--environment_factory",
         nargs="+",
         metavar="MODULE:CLASS",
-        help="what makes the environment; if left out, what the run was trained in",
+        help="class or function of the environment (default: the run's own)",
     )
-    parser.add_argument("--environment_kwargs", metavar="JSON", help="keywords for it, as a JSON object")
+    parser.add_argument("--environment_kwargs", metavar="JSON", help="its keyword arguments, as a JSON object")
     parser.add_argument("--tools", nargs="+", metavar="MODULE:FUNCTION", help="standalone tools")
     parser.add_argument(
         "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
     )
     parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
-    parser.add_argument("--dataset_name", help="tasks: a dataset of the Hub or a file; if left out, those of the run")
+    parser.add_argument("--dataset_name", help="tasks: a dataset of the Hub, or a file (default: those of the run)")
     parser.add_argument("--dataset_config", help="configuration of the dataset")
     parser.add_argument(
         "--dataset_split", help='split of the dataset (default: "test", if the run had one, or "train")'
@@ -213,46 +215,28 @@ def add_agent_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="how the roles speak, as temperature=0.7"
+        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
     )
 
 
-def fill_from_run(args: argparse.Namespace) -> None:
-    """Environment and tasks of the run, where the command line names none."""
-    path = Path(args.model, ORIGIN)
-    saved = json.loads(path.read_text()) if path.is_file() else {}
-    if args.environment_factory is None and not args.tools:
-        if "environment_factory" not in saved:
-            raise CommandError(
-                f"{args.model} does not say where it was trained: add --environment_factory module:Class."
-            )
-        args.environment_factory = saved["environment_factory"]
-        args.environment_kwargs = args.environment_kwargs or json.dumps(saved["environment_kwargs"])
-        args.tools = saved.get("tools")
-        if args.reward_funcs is None:
-            args.reward_funcs, args.reward_weights = saved.get("reward_funcs"), saved.get("reward_weights")
-    if args.dataset_name is None and saved.get("dataset_name"):
-        args.dataset_name, args.dataset_config = saved["dataset_name"], saved["dataset_config"]
-        args.dataset_split = args.dataset_split or saved["dataset_split"]
-    args.dataset_split = args.dataset_split or "train"
-
-
 def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
-    """The agent, the environments and the reward functions that [`add_agent_arguments`] describe."""
+    """Load the agent, the environments and the reward functions of [`add_agent_arguments`]."""
     environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
-    with told_in_a_line(f"{args.model}: "):
+    with one_line_errors(f"{args.model}: "):
         check_model(args.model)
         agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
-        pool = EnvironmentPool(environment, tools, timeout=agent.args.environment_timeout)
-        untrained = {"trainer_state": None, "log_metric": lambda name, value: None}  # what the functions may ask for
+        pool = EnvironmentPool(environment, tools, timeout=ENVIRONMENT_TIMEOUT)
+        untrained = {
+            "trainer_state": None,
+            "log_metric": lambda name, value: None,
+        }  # arguments that functions can take
         rewards = load_rewards(reward_funcs, args.reward_weights, lambda: untrained, pool.pays)
-    agent.roles.tools = pool.tool_schemas
     return agent, pool, rewards
 
 
 def read_options(words: list[str]) -> dict[str, Any]:
-    """`name=value`, each value JSON or else a string."""
+    """Parse `name=value`; each value is JSON, or else a string."""
     options = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""`trl-nlac play`: an agent at work, turn by turn."""
+"""`trl-nlac play`: watch an agent, turn by turn."""
 
 import json
 import sys
@@ -23,44 +23,37 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from ..agent.agent import AgentAction, NLACAgent
+from ..agent.agent import NLACAgent
+from ..agent.answers import AgentAction
 from ..environments.base import StepResult, TextEnvironment
 from ..environments.pool import NO_TASK
+from ..environments.worker import EnvironmentWorker
 from ..episodes.recorder import Recorder
-from ..method.critic import Judgement
-from ..prompts import render
-from .options import (
-    CommandError,
-    Parser,
-    add_agent_arguments,
-    fill_from_run,
-    load_player,
-    load_rows,
-    read_json,
-    told_in_a_line,
-)
+from ..types import Judgement
+from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows, one_line_errors, read_json
+from .origin import fill_from_run
 
 
 def run(words: list[str]) -> None:
     parser = Parser(
-        prog="trl-nlac play", description="Watch an agent act, criticise and refine. Enter goes on, q and Enter ends."
+        prog="trl-nlac play",
+        description="Watch an agent act, criticise and refine. Enter continues, q and Enter ends.",
     )
     add_agent_arguments(parser)
-    parser.add_argument(
-        "--task", metavar="JSON", help="keywords of the environment's reset, in place of a dataset's row"
-    )
+    parser.add_argument("--task", metavar="JSON", help="keyword arguments of reset, in place of a dataset's row")
     parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
     parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
     args = parser.parse_args(words)
     fill_from_run(args)
     task = read_json(args.task) if args.task else _row(args)
     agent, pool, rewards = load_player(args)
-    with told_in_a_line(f"{args.model}: "):
+    with one_line_errors(f"{args.model}: "):
         name, keywords, schemas = pool.route(task)
     if name in pool.seeded:
         keywords = {"seed": args.seed, **keywords}
     torch.manual_seed(args.seed)
-    recorder = Recorder(agent.roles, task, schemas, agent.args.max_prompt_length)
+    roles = agent.roles
+    recorder = Recorder(roles.actions, roles.prompts, task, schemas, roles.options.max_prompt_length)
     worker = pool.acquire(name)
     waits = not args.auto and sys.stdin.isatty()
     try:
@@ -75,9 +68,9 @@ def run(words: list[str]) -> None:
             result = _step(worker, agent, turn)
             show.text("observation", result.observation, "yellow")
             recorder.act(turn.action, turn.text, list(turn.token_ids), result)
-            if recorder.done or not show.goes_on():
+            if recorder.done or not show.wants_next():
                 break
-            recorder.go_on(agent.args.max_turns)
+            recorder.continue_or_truncate(roles.options.max_turns)
         reward = worker.submit(lambda environment: environment.final_reward()).result()
         if rewards is not None:
             (scored,) = rewards.score([recorder], [worker.environment.unwrapped])
@@ -98,9 +91,9 @@ def _row(args) -> dict[str, Any]:
     return rows[args.row]
 
 
-def _step(worker, agent: NLACAgent, turn: AgentAction) -> StepResult:
+def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction) -> StepResult:
     if turn.action is None:
-        return StepResult(render(agent.roles.prompts.unreadable_action, action_format=agent.roles.action_format))
+        return StepResult(agent.roles.prompts.unreadable(agent.roles.actions.name))
 
     def step(environment: TextEnvironment) -> StepResult:
         return environment.step(turn.action)
@@ -109,7 +102,7 @@ def _step(worker, agent: NLACAgent, turn: AgentAction) -> StepResult:
 
 
 class Show:
-    """Prints an episode, with whatever the model and the environment say as plain text."""
+    """Print an episode. All texts of the model and the environment are plain text."""
 
     def __init__(self, console: Console, waits: bool):
         self.console = console
@@ -137,5 +130,5 @@ class Show:
         style = "cyan" if judgement.verdict else "red"
         self.text(f"critique, verdict score {judgement.verdict_score:+.2f}", judgement.critique, style)
 
-    def goes_on(self) -> bool:
+    def wants_next(self) -> bool:
         return not self.waits or self.console.input("[dim]Enter: next turn, q: end [/]").strip().lower() != "q"

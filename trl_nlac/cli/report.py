@@ -14,7 +14,7 @@
 
 """`trl-nlac report`: a page about a run."""
 
-from .options import Parser, told_in_a_line
+from .options import Parser, one_line_errors
 
 
 def run(words: list[str]) -> None:
@@ -24,6 +24,6 @@ def run(words: list[str]) -> None:
     args = parser.parse_args(words)
     from ..report import write_report
 
-    with told_in_a_line():
+    with one_line_errors():
         path = write_report(args.run, args.output)
     print(f"Open {path}")

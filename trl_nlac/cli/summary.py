@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What to tell at the end of training."""
+"""The summary at the end of training."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Trainer
 
-from ..records.folder import ORIGIN
-from ..records.log_history import first_and_last
+from ..records.log import first_and_last
+from .origin import ORIGIN
 
 
 def print_summary(trainer: Trainer) -> None:
-    """Print what was learned, where it is saved, and what to do next."""
+    """Print the result of training, where it is saved, and the next commands."""
     if not trainer.is_world_process_zero():
         return
     history, output_dir = trainer.state.log_history, trainer.args.output_dir
@@ -34,14 +34,12 @@ def print_summary(trainer: Trainer) -> None:
     table = Table(title="What was learned", show_header=False)
     for _, name, log in evaluations:
         low, high = log["episode/success_rate_low"], log["episode/success_rate_high"]
-        told = f"success {log['episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
-        table.add_row(f"{name} evaluation", f"{told} after {log['environment/steps']:,} environment steps")
+        success = f"success {log['episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
+        table.add_row(f"{name} evaluation", f"{success} after {log['environment/steps']:,} environment steps")
     if trained and not evaluations:
         for name, log in {"first log": trained[0], "last log": trained[-1]}.items():
-            told = (
-                f"success {log['episode/success_rate']:.2f}, return {log['episode/return']:.2f} of training episodes"
-            )
-            table.add_row(name, f"{told} at {log['environment/steps']:,} environment steps")
+            success = f"success {log['episode/success_rate']:.2f}, return {log['episode/return']:.2f}"
+            table.add_row(name, f"{success} of training episodes at {log['environment/steps']:,} environment steps")
     seconds = next((log["train_runtime"] for log in reversed(history) if "train_runtime" in log), None)
     if seconds is not None:
         table.add_row("time", f"{seconds:,.0f} s, {trainer.state.global_step:,} optimizer steps")

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Environments: what a task is, and the tasks that come with the package."""
+"""The environment interface and the tasks that come with the package."""
 
 from .base import EnvironmentFailure, Oracle, StepResult, TextEnvironment
 from .embedded.rooms import RoomsEnvironment, RoomsWorld

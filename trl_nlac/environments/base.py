@@ -12,29 +12,26 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What an environment is: text in, text out."""
+"""The interface of environments: text in, text out."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..types import Transition
-
-
-Message = dict[str, Any]  # {"role": ..., "content": ...}
+from ..types import Message, Transition
 
 
 class EnvironmentFailure(Exception):
     """
-    Raised by an environment or a tool that cannot go on for reasons the agent has no part in: a server that is down, a
-    container that died. The episode is cut before the action, and not trained as if it had been lost.
+    Raised by an environment or a tool that cannot continue for reasons unrelated to the agent, for example because a
+    server is down or a container died. The episode is cut before the action and is not trained on as a lost one.
     """
 
 
 @dataclass(frozen=True)
 class StepResult:
     """
-    What one action led to.
+    The result of one action.
 
     Args:
         observation (`str`):
@@ -44,9 +41,9 @@ class StepResult:
         terminated (`bool`, *optional*, defaults to `False`):
             The task ended by its own rules; the score is final.
         truncated (`bool`, *optional*, defaults to `False`):
-            The episode was cut from outside; its future is still open.
+            The episode was cut off from outside; its future is still open.
         info (`dict[str, Any]`, *optional*):
-            Anything else. Not shown to the agent.
+            Further information. Not shown to the agent.
     """
 
     observation: str
@@ -57,34 +54,35 @@ class StepResult:
 
 
 class Oracle(Protocol):
-    """The truth about a world, for checking what a critic says. States are read from the transition's texts."""
+    """The ground truth of a world, used to check a critic. States are read from the transition's texts."""
 
     def quality(self, transition: Transition, action: str) -> float:
-        """How good `action` would be in the state of `transition`, in `[0, 1]`; 1 is a best action that succeeds."""
+        """Return how good `action` is in the state of `transition`, in `[0, 1]`; 1 is a best action that succeeds."""
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
-        """Whether `future` can follow `action`: the right next observation, and only possible steps after it."""
+        """Whether `future` can follow `action`: the right next observation, then only possible steps."""
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
-        """Task rows with scripted actions, with good and bad last actions, on which a critic can be examined."""
+        """Return task rows with scripted actions, whose last ones are good or bad, on which to examine a critic."""
 
 
 class TextEnvironment(ABC):
     """
-    A task that is played in text. Subclass it, or write any class with `reset` and `step`. All methods may be
+    A task that is played in text. Subclass it, or write any class with `reset` and `step`. All methods can be
     asynchronous.
 
-    An instance plays one episode at a time and is reused for the next. It lives in a thread of its own, in which it is
-    made, played and closed; other instances live at the same time. What goes wrong because of an action belongs into the
-    observation; an exception means that the environment itself failed: the episode is then cut, the instance thrown away.
+    An instance plays one episode at a time and is reused for the next. It has its own thread, in which it is made,
+    played and closed; other instances run at the same time. Report an action's consequences, errors included, in the
+    observation. An exception means that the environment itself failed: the episode is then cut and the instance
+    discarded.
 
     Attributes:
         oracle ([`Oracle`], *optional*):
-            The truth about the world, where it is known; critics are then checked against it.
+            The ground truth of the world, where it is known; critics are then checked against it.
         tool_schemas (`list[dict[str, Any]]`):
-            JSON schemas of the tools that actions can call, if any. They are told to the policy.
+            JSON schemas of the tools that actions can call, if any. The policy is given them.
         takes_seed (`bool`):
-            Whether `reset` takes a `seed`. A task without this column then gets one that is the episode's own.
+            Whether `reset` takes a `seed`. A task without this column then gets a different seed for every episode.
     """
 
     oracle: Oracle | None = None
@@ -94,8 +92,8 @@ class TextEnvironment(ABC):
     @abstractmethod
     def reset(self, **task) -> str | list[Message]:
         """
-        Start the task described by one row of the dataset and return the first observation, or the messages of a
-        conversation that ends with it.
+        Start the task in one row of the dataset. Return the first observation, or the messages of a conversation that
+        ends with it.
         """
 
     @abstractmethod
@@ -104,29 +102,29 @@ class TextEnvironment(ABC):
 
     def final_reward(self) -> float:
         """
-        Reward at the end of an episode, on top of those of its steps. Also asked for where the episode was cut by a limit
-        of the trainer, but not where the environment failed.
+        Return a reward for the whole episode, added to those of its steps. Also called if a limit of the trainer cut
+        the episode, but not if the environment failed.
         """
         return 0.0
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what the environment holds (processes, containers, connections). It is not used afterwards."""
+        """Release the environment's resources (processes, containers, connections). It is not used afterwards."""
 
     @property
     def unwrapped(self) -> Any:
-        """The environment as the user made it."""
+        """The environment that the user made."""
         return self
 
 
 class PlainEnvironment(TextEnvironment):
-    """Plays an object that has `reset` and `step`, and perhaps `close`, without being a [`TextEnvironment`]."""
+    """Plays an object that has `reset`, `step` and possibly `close`, but is not a [`TextEnvironment`]."""
 
     def __init__(self, environment: Any):
         unread = sorted(set(dir(environment)) & {"final_reward", "oracle", "takes_seed", "tool_schemas"})
         if unread:
             raise ValueError(
-                f"{type(environment).__name__} defines `{'`, `'.join(unread)}`, which is read of subclasses of "
-                f"`TextEnvironment` alone: write `class {type(environment).__name__}(TextEnvironment)`."
+                f"{type(environment).__name__} defines `{'`, `'.join(unread)}`, which only subclasses of "
+                f"`TextEnvironment` can: write `class {type(environment).__name__}(TextEnvironment)`."
             )
         self.environment = environment
 

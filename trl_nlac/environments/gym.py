@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Environments of gymnasium whose observations and actions are text."""
+"""gymnasium environments whose observations and actions are text."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def is_gym(instance: Any) -> bool:
-    """Whether `instance` is a `gymnasium.Env`. Does not import gymnasium: without it, nothing is one."""
+    """Whether `instance` is a `gymnasium.Env`. Does not import gymnasium: if nobody has, nothing is one."""
     gymnasium = sys.modules.get("gymnasium")
     return gymnasium is not None and isinstance(instance, gymnasium.Env)
 
@@ -34,13 +34,13 @@ class GymEnvironment(TextEnvironment):
     """
     Plays a `gymnasium.Env` whose observations and actions are text.
 
-    Actions reach `env.step` as the agent wrote them, also such as its `action_space` does not contain: it should answer
-    those with an observation. What it raises is a failure of the environment.
+    Actions reach `env.step` as the agent wrote them, even if its `action_space` does not contain them: it should
+    answer those with an observation. An exception in it counts as a failure of the environment.
 
     Args:
         env (`gymnasium.Env`):
-            The environment. Its spaces are [`gymnasium.spaces.Text`](https://gymnasium.farama.org/api/spaces/fundamental/)
-            or left undefined.
+            The environment. Its spaces are
+            [`gymnasium.spaces.Text`](https://gymnasium.farama.org/api/spaces/fundamental/) or undefined.
 
     Raises:
         ImportError: If gymnasium is not installed.
@@ -61,7 +61,7 @@ class GymEnvironment(TextEnvironment):
                 raise TypeError(
                     f"`{name}` of {env} is {space}, but an agent reads and writes text. Wrap the environment in a "
                     f"`gymnasium.{'ObservationWrapper' if name == 'observation_space' else 'ActionWrapper'}` that "
-                    "translates, and whose space is `gymnasium.spaces.Text`."
+                    "translates, with `gymnasium.spaces.Text` as its space."
                 )
 
     @property
@@ -76,7 +76,8 @@ class GymEnvironment(TextEnvironment):
             seed (`int`, *optional*):
                 Seed of `env.reset`.
             task (`Any`, *optional*):
-                Other columns of the dataset, the `options` of `env.reset`. Without any these are `None`.
+                Other columns of the dataset, passed to `env.reset` as `options`. If there are none, `options` is
+                `None`.
 
         Returns:
             `str`: The first observation.
@@ -85,7 +86,7 @@ class GymEnvironment(TextEnvironment):
         return observation
 
     def step(self, action: str) -> StepResult:
-        """Take a step. An episode that is both terminated and truncated counts as terminated."""
+        """Take one step. An episode that is both terminated and truncated counts as terminated."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return StepResult(observation, float(reward), bool(terminated), bool(truncated and not terminated), info)
 

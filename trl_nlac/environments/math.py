@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Mathematical problems: one answer, verified by math-verify."""
+"""Math problems: one answer, verified by math-verify."""
 
 import importlib.util
 import inspect
@@ -31,7 +31,7 @@ INSTRUCTION = r"Put the final answer in \boxed{}."
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""What is in the last `\boxed{...}` of a text; `None` if there is none, or if it does not end."""
+    r"""Return the content of the last `\boxed{...}` of a text; `None` if there is none, or if it is not closed."""
     boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
     if not boxes:
         return None
@@ -40,14 +40,14 @@ def boxed_answer(text: str) -> str | None:
         return re.match(r"[^\s$]*", rest)[0].rstrip(".,") or None
     depth = 0
     for brace in re.finditer(r"\\.|[{}]", rest):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a sign like any other
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is an ordinary character
         if depth == 0:
             return rest[1 : brace.start()].strip() or None
     return None
 
 
 def _serve(timeout: int) -> None:
-    """All that a child process of [`AnswerVerifier`] does: read lines of `[gold, answer]`, say whether they are equal."""
+    """Run in a child process of [`AnswerVerifier`]: read lines of `[gold, answer]`, write whether they are equal."""
     import sys
 
     sys.path[:] = [path for path in sys.path if path]  # do not import from the folder that the trainer runs in
@@ -58,12 +58,12 @@ def _serve(timeout: int) -> None:
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
-    replies, sys.stdout = sys.stdout, sys.stderr  # nobody else may write between the replies
-    logging.disable(logging.WARNING)  # of the timeouts that are missing
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ends with the parent
+    replies, sys.stdout = sys.stdout, sys.stderr  # keep other output away from the replies
+    logging.disable(logging.WARNING)  # warnings about the missing timeouts
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the parent
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for line in sys.stdin:
-        signal.alarm(timeout)  # kills the process, even within a computation that Python cannot interrupt
+        signal.alarm(timeout)  # kills the process even in a computation that Python cannot interrupt
         gold, answer = (
             parse(rf"\boxed{{{text}}}", [config], extraction_mode="first_match", parsing_timeout=None)
             for text in json.loads(line)
@@ -75,17 +75,17 @@ def _serve(timeout: int) -> None:
 
 class AnswerVerifier:
     r"""
-    Compares answers by math-verify, in child processes with a limit of time.
+    Compares answers with math-verify, in child processes with a time limit.
 
-    math-verify's own timeouts are signals, which work in the main thread only, while environments are played in other
-    threads; so they are disabled. There must be a limit all the same: an answer like `\boxed{9^{9^{9^{9}}}}` is computed
-    forever, and holds Python's lock meanwhile, so that in a thread it would stop the whole trainer. Needs a POSIX system.
+    math-verify's own timeouts are signals, which work only in the main thread, and environments run in other threads;
+    so they are disabled. A limit is still needed: an answer like `\boxed{9^{9^{9^{9}}}}` is computed forever and holds
+    Python's lock, so that in a thread it would stop the whole trainer. Needs a POSIX system.
 
     Args:
         timeout (`int`, *optional*, defaults to `5`):
             Seconds for one comparison. An answer that takes longer is wrong.
         num_processes (`int`, *optional*, defaults to `4`):
-            Largest number of child processes. They start when they are needed and end with the parent.
+            Maximum number of child processes. They start when they are needed and end with the parent.
 
     Raises:
         ImportError: If the package math-verify is not installed.
@@ -102,10 +102,11 @@ class AnswerVerifier:
 
     def __call__(self, gold: str, answer: str) -> bool:
         """
-        Whether the LaTeX of `answer` is equal to that of `gold`; not so if either cannot be read. From any thread.
+        Whether the LaTeX of `answer` equals that of `gold`; `False` if either cannot be read. Can be called from any
+        thread.
 
         Raises:
-            RuntimeError, OSError: If the child process died of something else than the limit of time.
+            RuntimeError, OSError: If the child process ended for another reason than the time limit.
         """
         process, kept = self._idle.get(), None
         try:
@@ -125,7 +126,7 @@ class AnswerVerifier:
             self._idle.put(kept)
 
     def close(self) -> None:
-        """End the child processes. The next comparison starts one again."""
+        """End the child processes. The next comparison starts a new one."""
         for process in [self._idle.get() for _ in range(self._num_processes)]:
             if process is not None:
                 process.communicate()
@@ -134,21 +135,22 @@ class AnswerVerifier:
 
 @lru_cache(maxsize=1)
 def _shared_verifier() -> AnswerVerifier:
-    """The one of all environments."""
+    """Return the verifier that all environments share."""
     return AnswerVerifier()
 
 
 class MathEnvironment(TextEnvironment):
     r"""
-    Asks for the solution of one mathematical problem (paper, section 6.1); use it with `NLACConfig(single_step=True,
-    max_turns=1)`. `reset(problem=..., answer=...)` states the problem; `answer` is the reference in LaTeX, without a box.
+    Asks for the solution of one math problem (paper, section 6.1); use it with `NLACConfig(single_step=True,
+    max_turns=1)`. `reset(problem=..., answer=...)` states the problem; `answer` is the reference in LaTeX, without a
+    box.
 
-    The only action is the whole solution. It gets reward 1 if the last `\boxed{}` in it is equal to the reference, and 0
-    if it is not, cannot be read or is missing.
+    The only action is the whole solution. Its reward is 1 if its last `\boxed{}` equals the reference, and 0 if it
+    does not, cannot be read or is missing.
 
     Args:
         verifier ([`AnswerVerifier`], *optional*):
-            What compares answers. If `None`, one that all environments share.
+            Compares answers. If `None`, one that all environments share.
 
     Raises:
         ImportError: If the package math-verify is not installed.
@@ -160,10 +162,10 @@ class MathEnvironment(TextEnvironment):
 
     def reset(self, problem: str, answer: str, **task) -> str:
         """
-        The problem, and the instruction to put the answer in a box.
+        Return the problem and the instruction to put the answer in a box.
 
         Raises:
-            ValueError: If math-verify cannot read the reference answer, so that nothing could be right.
+            ValueError: If math-verify cannot read the reference answer, so that no answer could be right.
         """
         if not self._verifier(answer, answer):
             raise ValueError(f"math-verify cannot read the reference answer {answer!r}. Correct it, or drop the task.")

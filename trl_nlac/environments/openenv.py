@@ -13,7 +13,7 @@
 # limitations under the License.
 
 
-"""Environments of the package openenv: behind a server, or in this process."""
+"""Environments of the openenv package: behind a server, or in this process."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
@@ -33,32 +33,32 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
     """
     Plays an environment of [OpenEnv](https://github.com/huggingface/OpenEnv): `pip install openenv`.
 
-    `done` ends the task. A reward of `None` is 0. What the server or the connection raises is a failure of the
-    environment.
+    `done` ends the task. A reward of `None` is 0. An exception of the server or the connection counts as a failure of
+    the environment.
 
-    Each instance has a client, and so a session on the server. A server allows as many as its
-    `create_app(..., max_concurrent_envs=...)` says, which is one by default; `max_concurrent_environments` of the
-    trainer, times the number of processes, must not be more.
+    Each instance has a client, and so a session on the server. A server allows `create_app(...,
+    max_concurrent_envs=...)` sessions, one by default; the trainer's `max_concurrent_environments` times the number of
+    processes must not exceed it.
 
     Args:
         make_client (`Callable[[], EnvClient | SyncEnvClient | Environment]`):
-            Makes the client of a server, for example `lambda: EchoEnv(base_url="http://localhost:8000").sync()`, or the
-            environment itself, to be played in this process. Called before the first task.
+            Makes the client of a server, for example `lambda: EchoEnv(base_url="http://localhost:8000").sync()`, or
+            the environment itself, which then runs in this process. Called before the first task.
         to_action (`Callable[[str], ActionT]`):
-            Turns the agent's text into an action of the environment. A `ValueError` says that it cannot; its words
-            become the observation. Actions made by a pydantic class raise one by themselves. It should refuse all that
-            the server would answer with an error.
+            Turns the agent's text into an action of the environment. If it cannot, it raises a `ValueError`, as
+            pydantic classes do, whose message becomes the observation. It should refuse everything that the server
+            would answer with an error.
         to_text (`Callable[[ObservationT], str]`):
-            Turns an observation into what the agent reads.
+            Turns an observation into the text that the agent reads.
         instructions (`str`, *optional*, defaults to `""`):
-            What the task is and how actions are written, as the system message. Empty for none.
+            System message that describes the task and the format of actions. Empty for none.
         tool_schemas (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of tools, where actions are tool calls. `to_action` then gets `{"name": ..., "arguments": {...}}`
+            JSON schemas of tools, if actions are tool calls. `to_action` then gets `{"name": ..., "arguments": {...}}`
             as text.
 
     Attributes:
         client (`EnvClient` or `SyncEnvClient` or `Environment`, *optional*):
-            What `make_client` made, once there was a task.
+            The return value of `make_client`, set by the first task.
 
     Raises:
         ImportError: If openenv is not installed.
@@ -74,7 +74,7 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
     ```
     """
 
-    takes_seed = True  # every environment of OpenEnv does
+    takes_seed = True  # as every OpenEnv environment does
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
 
         Args:
             **task:
-                Keywords of the environment's own `reset`, such as `seed`. A server takes those that it knows.
+                Keyword arguments of the environment's own `reset`, such as `seed`. A server ignores unknown ones.
 
         Returns:
             `str` or `list[dict[str, Any]]`: The first observation, after the instructions if there are any.
@@ -115,7 +115,7 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
         return [{"role": "system", "content": self.instructions}, {"role": "user", "content": observation}]
 
     def step(self, action: str) -> StepResult:
-        """Take an action. One that `to_action` refuses is answered by the reason, and nothing happens."""
+        """Take an action. If `to_action` refuses it, the observation is the reason, and nothing happens."""
         try:
             action = self.to_action(action)
         except ValueError as error:
@@ -125,12 +125,12 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
         return StepResult(self._read(result), reward, terminated=bool(result.done))
 
     def close(self) -> None:
-        """Close the client, and with it the session on the server and what the client started, such as a container."""
+        """Close the client, its session on the server and anything it started, such as a container."""
         client, self.client = self.client, None
         if client is not None:
             client.close()
 
     def _read(self, result: Any) -> str:
-        """The text of what a client returns, or of what an environment in this process does."""
+        """Return the text of a client's result, or of an observation from an environment in this process."""
         is_local = isinstance(self.client, self._environment_class)
         return self.to_text(result if is_local else result.observation)

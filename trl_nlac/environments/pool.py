@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Where the instances of environments come from."""
+"""The pool of environment instances."""
 
 import time
 import weakref
@@ -27,13 +27,13 @@ from .trl_env import ToolEnvironment
 from .worker import EnvironmentWorker
 
 
-NO_TASK = {"prompt": [{"role": "user", "content": ""}]}  # row of a dataset for an environment that owns its data
-CLOSING_SECONDS = 10.0  # to wait for environments that are closed
+NO_TASK = {"prompt": [{"role": "user", "content": ""}]}  # dataset row for an environment that has its own data
+CLOSING_SECONDS = 10.0  # how long to wait for environments to close
 EnvironmentFactory = Callable[[], Any]
 
 
 class _NoEnvironment:
-    """Stands for the environment where there are only standalone tools."""
+    """Placeholder if there are only standalone tools."""
 
     def reset(self, **task) -> None:
         pass
@@ -45,13 +45,13 @@ class EnvironmentPool:
 
     Args:
         environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
-            Makes an instance, told apart by its methods: a [`gymnasium.Env`], a text environment if it has `step`, or else
-            a TRL environment whose public methods are tools. With a dict, the column `environment` of a task names the
-            factory. With `None`, and no tools, nothing can be played.
+            Makes an instance: a [`gymnasium.Env`], a text environment if it has `step`, otherwise a TRL environment
+            whose public methods are tools. With a dict, the column `environment` of a task names the factory. With
+            `None` and no tools, nothing can be played.
         tools (`list[Callable]`, *optional*):
-            Standalone tools, besides those of a TRL environment or without any.
+            Standalone tools, with or without a TRL environment.
         max_instances (`int`, *optional*):
-            Number of instances that live at the same time. If `None`, as many as there are episodes.
+            Maximum number of instances at the same time. If `None`, one for each episode.
         timeout (`float`, *optional*):
             Seconds after which a call of an instance counts as hanging. If `None`, never.
 
@@ -59,7 +59,7 @@ class EnvironmentPool:
         example ([`TextEnvironment`], *optional*):
             An instance of the first environment, if there is any.
         oracle ([`Oracle`], *optional*):
-            The truth, if there is a single environment and it knows it.
+            The ground truth, if there is a single environment and it has one.
         tool_schemas (`list[dict[str, Any]]`):
             JSON schemas of the tools of all environments.
         seeded (`set[str]`):
@@ -67,10 +67,10 @@ class EnvironmentPool:
         pays (`bool`):
             Whether every environment gives rewards.
         last_failure (`str`):
-            Traceback of the environment that failed last.
+            Traceback of the last failure of an environment.
 
     Raises:
-        TypeError: If it is not callable, or what it makes is not an environment.
+        TypeError: If a factory is not callable, or does not make an environment.
         ValueError: If there are tools for an environment that defines `step`.
     """
 
@@ -94,13 +94,13 @@ class EnvironmentPool:
             self._factories = environment_factory if self._routed else {"": environment_factory}
         self._workers: set[EnvironmentWorker] = set()
         self._idle: defaultdict[str, list[EnvironmentWorker]] = defaultdict(list)
-        weakref.finalize(self, _close, self._workers)  # also when the program ends
+        weakref.finalize(self, _close, self._workers)  # also runs when the program ends
         examples: dict[str, TextEnvironment] = {}
         for name, factory in self._factories.items():
             if not callable(factory):
                 raise TypeError(
-                    f"`environment_factory` must be a callable that returns an environment, or a dict of such, got "
-                    f"{factory!r}."
+                    "`environment_factory` must be a callable that returns an environment, or a dict of callables, "
+                    f"got {factory!r}."
                 )
             worker = self._hire(name)
             examples[name] = worker.submit(lambda environment: environment).result()
@@ -113,19 +113,20 @@ class EnvironmentPool:
         self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
 
     def __bool__(self) -> bool:
-        """Whether there is an environment at all."""
+        """Whether there is an environment."""
         return bool(self._factories)
 
     @property
     def name(self) -> str:
-        """Names of the environments, or of the class if there is one."""
+        """Names of the environments, or the class name of a single one."""
         if not self:
             return "none"
         return ", ".join(self._factories) if self._routed else type(self.example.unwrapped).__name__
 
     def route(self, task: dict[str, Any]) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
         """
-        Name of the environment of a task, keywords for its `reset`, and JSON schemas of its tools.
+        Return the name of a task's environment, the keyword arguments for its `reset`, and the JSON schemas of its
+        tools.
 
         Raises:
             ValueError: If a task names an environment that does not exist.
@@ -141,7 +142,7 @@ class EnvironmentPool:
         return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
 
     def acquire(self, name: str) -> EnvironmentWorker | None:
-        """An instance that is free, or a new one; `None` while `max_instances` are in use."""
+        """Return a free or a new instance; `None` while `max_instances` are in use."""
         if self._idle[name]:
             return self._idle[name].pop()
         while self.max_instances is not None and len(self._workers) >= self.max_instances:
@@ -154,18 +155,18 @@ class EnvironmentPool:
         return self._hire(name)
 
     def release(self, worker: EnvironmentWorker) -> None:
-        """Give an instance back for the next episode."""
+        """Return an instance to the pool for the next episode."""
         self._idle[worker.name].append(worker)
 
     def discard(self, worker: EnvironmentWorker, hangs: bool = False) -> None:
-        """Close an instance for good, without waiting for it."""
+        """Close an instance permanently, without waiting for it."""
         self._workers.discard(worker)
         worker.stop()
         if hangs:
             worker.kill()
 
     def close(self) -> None:
-        """Close all instances. Those that are needed later are made again."""
+        """Close all instances. New ones are made when they are needed."""
         self._idle.clear()
         _close(self._workers)
 
@@ -187,7 +188,7 @@ def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvi
     if tools:
         raise ValueError(
             f"`tools` go with an environment whose actions are tool calls, but {type(instance).__name__} defines "
-            "`step`. Leave `tools` out."
+            "`step`. Omit `tools`."
         )
     if is_gym(instance):
         return GymEnvironment(instance)
@@ -195,7 +196,7 @@ def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvi
 
 
 def _close(workers: set[EnvironmentWorker]) -> None:
-    """End the workers; those that take longer than `CLOSING_SECONDS` are closed from other threads."""
+    """End the workers; close those that take longer than `CLOSING_SECONDS` from other threads."""
     deadline = time.monotonic() + CLOSING_SECONDS
     for worker in workers:
         worker.stop()

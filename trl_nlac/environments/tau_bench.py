@@ -13,7 +13,7 @@
 # limitations under the License.
 
 
-"""Customer service of the package tau_bench: tools, a policy to keep to, and a customer who is a language model."""
+"""Customer service of the tau_bench package: tools, a company policy, and a customer played by a language model."""
 
 from typing import Any
 
@@ -42,14 +42,14 @@ class TauBenchEnvironment(TextEnvironment):
     Plays the tasks of [τ-bench](https://github.com/sierra-research/tau-bench):
     `pip install git+https://github.com/sierra-research/tau-bench`.
 
-    `reset(task_index=...)` gives the policy of the company as the system message and the first words of the user, whom
-    a language model plays. An action is a call of one of the company's tools, `{"name": ..., "arguments": {...}}`, or
-    text for the user, either plain or as `{"name": "respond", "arguments": {"content": ...}}`. The task ends when the
-    user ends the conversation or is transferred to a human. It pays 1 if the database is then as it should be and the
-    user was told what had to be told, and 0 otherwise.
+    `reset(task_index=...)` gives the company's policy as the system message and the first message of the user, who is
+    played by a language model. An action calls one of the company's tools, `{"name": ..., "arguments": {...}}`, or is
+    a message to the user, either plain or as `{"name": "respond", "arguments": {"content": ...}}`. The task ends when
+    the user ends the conversation or is transferred to a human. The reward is 1 if the database is then in the right
+    state and the user has got the required information, and 0 otherwise.
 
-    Unknown tools and wrong arguments become observations. If the user's model fails, so does the environment: the error
-    is raised. Each instance has a database and a user of its own, so instances can play in different threads.
+    Unknown tools and wrong arguments become observations. If the user's model fails, so does the environment: the
+    error is raised. Each instance has its own database and user, so instances can play in different threads.
 
     Args:
         env_name (`str`, *optional*, defaults to `"retail"`):
@@ -59,17 +59,17 @@ class TauBenchEnvironment(TextEnvironment):
         user_model (`str`, *optional*, defaults to `"gpt-4.1"`):
             Model that plays the user.
         user_base_url (`str`, *optional*):
-            Address of an OpenAI-compatible server that serves it, such as `"http://localhost:8000/v1"`. If `None`, that
-            of the provider.
+            Address of an OpenAI-compatible server for this model, such as `"http://localhost:8000/v1"`. If `None`, the
+            provider's.
         user_provider (`str`, *optional*):
-            Who serves it, as litellm names it. If `None`, `"hosted_vllm"` (any OpenAI-compatible server, without a key)
-            where there is a `user_base_url`, and `"openai"` (with the key in `OPENAI_API_KEY`) otherwise.
+            Provider of the model, as litellm names it. If `None`, `"hosted_vllm"` (any OpenAI-compatible server,
+            without a key) if `user_base_url` is given, otherwise `"openai"` (with the key in `OPENAI_API_KEY`).
         user_kwargs (`dict[str, Any]`, *optional*):
-            Further keyword arguments of `litellm.completion`, such as `temperature` or `api_key`. Without others there
-            are `timeout=60` (seconds) and `num_retries=2`.
+            Further keyword arguments of `litellm.completion`, such as `temperature` or `api_key`. The defaults are
+            `timeout=60` (seconds) and `num_retries=2`.
         respond_tool (`bool`, *optional*, defaults to `True`):
-            Whether talking to the user is listed among the tools, as for `action_format="react"`. With
-            `action_format="tool_call"` it is not needed: models talk in plain text.
+            Whether messages to the user are listed as a tool, as needed for `action_format="react"`. With
+            `action_format="tool_call"`, models write to the user in plain text and do not need it.
 
     Raises:
         ImportError: If tau_bench is not installed.
@@ -101,23 +101,23 @@ class TauBenchEnvironment(TextEnvironment):
 
         Args:
             task_index (`int`):
-                Which task of the split, see [`make_tasks`].
+                Index of the task in the split, see [`make_tasks`].
             **task:
                 Other columns of the dataset, not used.
 
         Returns:
-            `list[dict[str, Any]]`: The policy of the company, and the user's first words.
+            `list[dict[str, Any]]`: The company's policy and the user's first message.
         """
         first_words = self._env.reset(task_index=task_index).observation
         return [{"role": "system", "content": self._env.wiki}, {"role": "user", "content": first_words}]
 
     def step(self, action: str) -> StepResult:
-        """Call a tool, or talk to the user. The observation is the tool's result or the user's answer."""
+        """Call a tool or write to the user. The observation is the tool's result or the user's answer."""
         from tau_bench.types import Action
 
         call = parse_tool_call(action)
         if call is None and action.lstrip().startswith(("{", "[{")):
-            # A call that went wrong is not meant for the user.
+            # A malformed call is not meant for the user.
             expected = '{"name": <tool>, "arguments": <JSON object>}'
             return StepResult(f"Error: a tool call is written {expected}, one at a time")
         name, arguments = call or ("respond", {"content": action})
@@ -126,7 +126,7 @@ class TauBenchEnvironment(TextEnvironment):
             return StepResult(f"Error: {mistake}")
         try:
             response = self._env.step(Action(name=name, kwargs=arguments))
-        except ValueError:  # a tool that returns nothing, as one does where it cannot do what is asked
+        except ValueError:  # from a tool that returns nothing, as one does if it cannot do what is asked
             if name == "respond":
                 raise
             return StepResult(f"Error: {name} could not do this")
@@ -136,7 +136,7 @@ class TauBenchEnvironment(TextEnvironment):
 
 def make_tasks(env_name: str = "retail", task_split: str = "train") -> Dataset:
     """
-    Every task of one company and split, as the installed tau_bench has them.
+    Return all tasks of one company and split in the installed tau_bench.
 
     Args:
         env_name (`str`, *optional*, defaults to `"retail"`):
@@ -145,8 +145,8 @@ def make_tasks(env_name: str = "retail", task_split: str = "train") -> Dataset:
             Tasks of the company.
 
     Returns:
-        [`~datasets.Dataset`]: with the columns `environment`, such as `"retail_train"`, by which a dict of factories can
-        be routed, and `task_index`.
+        [`~datasets.Dataset`]: With the columns `environment`, such as `"retail_train"`, which can name an entry in a
+        dict of factories, and `task_index`.
 
     Raises:
         ImportError: If tau_bench is not installed.
@@ -157,7 +157,7 @@ def make_tasks(env_name: str = "retail", task_split: str = "train") -> Dataset:
 
 
 def _load(env_name: str, task_split: str) -> Any:
-    """A `tau_bench.envs.base.Env` whose user is still to be put in: "human" is the one that makes no call at once."""
+    """Load a `tau_bench.envs.base.Env` whose user will be replaced: only "human" makes no call immediately."""
     try:
         from tau_bench.envs import get_env
     except ImportError as error:
@@ -168,13 +168,13 @@ def _load(env_name: str, task_split: str) -> Any:
         return get_env(env_name, user_strategy="human", user_model="", task_split=task_split, task_index=0)
     except ValueError as error:
         raise ValueError(
-            f"τ-bench has no tasks for `env_name={env_name!r}` and `task_split={task_split!r}` ({error}). Use 'retail' "
-            "with 'train', 'dev' or 'test', or 'airline' with 'test'."
+            f"τ-bench has no tasks for `env_name={env_name!r}` and `task_split={task_split!r}` ({error}). Use "
+            "'retail' with 'train', 'dev' or 'test', or 'airline' with 'test'."
         ) from error
 
 
 def _make_user(**completion_kwargs) -> Any:
-    """τ-bench's simulated user, with its prompt, but with an endpoint of its own and no call before the first task."""
+    """Make τ-bench's simulated user, with its prompt, but with its own endpoint and no call before the first task."""
     from litellm import completion
     from tau_bench.envs.user import LLMUserSimulationEnv
 
@@ -185,7 +185,7 @@ def _make_user(**completion_kwargs) -> Any:
         def generate_next_message(self, messages: list[Message]) -> str:
             words = completion(messages=messages, **completion_kwargs).choices[0].message.content
             if not words:
-                raise RuntimeError(f"The user's model {completion_kwargs['model']!r} said nothing.")
+                raise RuntimeError(f"The user's model {completion_kwargs['model']!r} returned no text.")
             self.messages.append({"role": "assistant", "content": words})
             return words
 
@@ -193,9 +193,9 @@ def _make_user(**completion_kwargs) -> Any:
 
 
 def _find_mistake(name: str, arguments: dict[str, Any]) -> str | None:
-    """What τ-bench itself does not answer in words."""
+    """Return an error message for calls to which τ-bench itself gives no text answer."""
     if name == "respond" and not isinstance(arguments.get("content"), str):
         return "respond takes the argument `content`, a string"
     if name == "calculate" and "**" in str(arguments.get("expression")):
-        return "powers are not allowed in expression"  # τ-bench evaluates them, and 9**9**9 does not end
+        return "powers are not allowed in expression"  # τ-bench evaluates them, and 9**9**9 never ends
     return None

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Single-player games of the package textarena."""
+"""Single-player games of the textarena package."""
 
 import importlib
 import random
@@ -26,15 +26,15 @@ from .base import StepResult, TextEnvironment
 
 
 class _Generator(random.Random):
-    """The generator of one environment, with what games take from the module besides its functions."""
+    """The random generator of one environment, with the class that games also take from the module."""
 
     Random = random.Random
 
 
 class _Dice(threading.local):
     """
-    Stands for the module `random` in the games. They draw from its global generator; in a thread that plays one, the
-    draws come from the environment's own generator instead. Without a game it is the module.
+    Replaces the module `random` in the games, which draw from its global generator. In a thread that plays a game, the
+    draws come from the environment's own generator instead; outside a game they come from the module.
     """
 
     source: Any = random
@@ -58,20 +58,20 @@ class TextArenaEnvironment(TextEnvironment):
     """
     Plays a single-player game of [textarena](https://github.com/LeonGuertler/TextArena): `pip install textarena`.
 
-    The reward is the game's own, paid at its end: 1 for a win, else mostly the share that was solved, from 0 to below 1;
-    a few games go below 0 or above 1. Its own limit of turns is a rule of the game and terminates the episode. A move that
-    it refuses is answered by the reason; most games end at the second refusal in a row. The same seed is the same game,
-    whatever else draws from `random`.
+    The game pays its own reward at its end: 1 for a win, otherwise usually the share that was solved, from 0 to below
+    1; a few games go below 0 or above 1. Its own turn limit is a rule of the game and terminates the episode. If it
+    refuses a move, the observation is the reason; most games end at the second refusal in a row. The same seed gives
+    the same game, whatever else draws from `random`.
 
     Args:
         env_id (`str`):
             Registered name of the game, such as `"Mastermind-v0"`.
         env_kwargs (`Any`, *optional*):
-            Settings of the game, in place of those it is registered with.
+            Settings of the game that replace those it is registered with.
 
     Attributes:
         game (`textarena.Env`):
-            The game that is being played.
+            The game.
 
     Raises:
         ImportError: If textarena is not installed.
@@ -110,7 +110,7 @@ class TextArenaEnvironment(TextEnvironment):
 
         Args:
             seed (`int`, *optional*, defaults to `0`):
-                Which game. Some are the same for every seed, such as the Tower of Hanoi.
+                Seed of the game. Some games are the same for every seed, such as the Tower of Hanoi.
             task (`Any`, *optional*):
                 Other columns of the dataset, not used.
 
@@ -123,7 +123,7 @@ class TextArenaEnvironment(TextEnvironment):
         return "\n\n".join(self._news())
 
     def step(self, action: str) -> StepResult:
-        """Make a move. The observation is what the game said since the last one."""
+        """Make a move. The observation is the game's messages since the last one."""
         with _DICE.of(self._generator):
             done, info = self.game.step(action)
         news = self._news()
@@ -138,18 +138,18 @@ class TextArenaEnvironment(TextEnvironment):
         )
 
     def _news(self) -> list[str]:
-        """What the game said since it was last asked. The agent's own words are among its messages, but not news."""
+        """Return the game's messages since the last call, without the agent's own moves."""
         own = self._textarena.ObservationType.PLAYER_ACTION
         messages = self.game.state.get_current_player_observation()
         return [text.strip("\n") for _, text, kind in messages if kind is not own and isinstance(text, str)]
 
     def _import_game(self) -> None:
-        """Import the game's modules and hand out the dice, before a game can keep a function of `random`."""
+        """Import the game's modules and replace their `random`, before a game can keep one of its functions."""
         registry = self._textarena.envs.registration.ENV_REGISTRY
         if self.env_id not in registry:
             raise ValueError(
-                f"textarena {self._textarena.__version__} has no game `env_id={self.env_id!r}`. Use one of its registered "
-                "names, such as 'Mastermind-v0'."
+                f"textarena {self._textarena.__version__} has no game `env_id={self.env_id!r}`. Use one of its "
+                "registered names, such as 'Mastermind-v0'."
             )
         entry_point = registry[self.env_id].entry_point
         name = entry_point.split(":")[0] if isinstance(entry_point, str) else entry_point.__module__
@@ -162,10 +162,10 @@ class TextArenaEnvironment(TextEnvironment):
         refusal = None
         try:
             self.reset()
-        except (AssertionError, ValueError) as error:  # how games refuse a number of players
+        except (AssertionError, ValueError) as error:  # raised by games for a wrong number of players
             refusal = error
         if refusal is not None or not isinstance(self.game.state, self._textarena.SinglePlayerState):
             raise ValueError(
-                f"`env_id={self.env_id!r}` is not a game for a single player{f' ({refusal})' if refusal else ''}. Choose "
-                "one that is, such as 'Mastermind-v0'."
+                f"`env_id={self.env_id!r}` is not a game for a single player{f' ({refusal})' if refusal else ''}. "
+                "Choose one that is, such as 'Mastermind-v0'."
             ) from refusal

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""TRL's environments, unchanged: a class whose public methods are tools."""
+"""TRL environments: classes whose public methods are tools."""
 
 import inspect
 from collections.abc import Callable
@@ -28,15 +28,15 @@ from .base import EnvironmentFailure, Message, StepResult, TextEnvironment
 class ToolEnvironment(TextEnvironment):
     """
     Plays an environment written for [`~trl.GRPOTrainer`]: `reset(**row)`, public methods as tools, and optionally
-    `get_reward()`, which may be asynchronous but for `reset`. `_close()`, if there is one, is called at the end.
+    `get_reward()`. All but `reset` can be asynchronous. `_close()`, if defined, is called at the end.
 
-    An action that is a tool call, `{"name": ..., "arguments": {...}}`, or a list of such, calls the tools in turn; an
-    exception in one becomes an observation, as in TRL, but for [`EnvironmentFailure`]. Any other action is the agent's
-    final answer and ends the episode, as in TRL.
+    An action that is a tool call, `{"name": ..., "arguments": {...}}`, or a list of tool calls, calls the tools in
+    turn. As in TRL, an exception in one becomes an observation, except for [`EnvironmentFailure`], and any other
+    action is the agent's final answer and ends the episode.
 
     Args:
         environment (`Any`, *optional*):
-            The TRL environment. If `None`, there are only the standalone tools.
+            The TRL environment. If `None`, only the standalone tools are used.
         tools (`list[Callable]`, *optional*):
             Standalone tools.
     """
@@ -74,7 +74,7 @@ class ToolEnvironment(TextEnvironment):
         return StepResult(format_results([self._call(name, arguments) for name, arguments in calls]))
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool answers, with errors in TRL's words."""
+        """Return a tool's answer, or its error as TRL phrases it."""
         try:
             if name not in self.tools:
                 raise ValueError(f"Tool {name} not found.")
@@ -94,7 +94,7 @@ class ToolEnvironment(TextEnvironment):
 
 
 def _as_text(observation: Any) -> str:
-    """`None` is no text; content blocks are joined."""
+    """Return the text of an observation: empty for `None`, joined for content blocks."""
     if observation is None:
         return ""
     if isinstance(observation, list):

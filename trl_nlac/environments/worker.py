@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""An environment instance in a thread of its own."""
+"""One environment instance in its own thread."""
 
 import logging
 import queue
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 class EnvironmentWorker:
     """
-    One environment instance in a thread of its own: it is made, played and closed there, as some libraries demand.
-    The thread is a daemon, so that one that hangs does not keep the program from ending.
+    One environment instance in its own thread: it is made, played and closed there, as some libraries demand. The
+    thread is a daemon, so that an instance that hangs does not keep the program from ending.
 
     Args:
         name (`str`):
@@ -41,7 +41,7 @@ class EnvironmentWorker:
 
     Attributes:
         environment ([`TextEnvironment`], *optional*):
-            The instance, once it is made and until it is closed.
+            The instance, from when it is made until it is closed.
     """
 
     def __init__(self, name: str, make: Callable[[], TextEnvironment]):
@@ -53,23 +53,23 @@ class EnvironmentWorker:
         self._thread.start()
 
     def submit(self, job: Callable[[TextEnvironment], Any]) -> Future:
-        """What `job`, which may be asynchronous, gives for the instance."""
+        """Run `job`, which can be asynchronous, on the instance and return its future result."""
         future: Future = Future()
         self._jobs.put((job, future))
         return future
 
     def stop(self) -> None:
-        """Close the instance once it is done with its job. No job may follow."""
+        """Close the instance once its current job is done. No job can follow."""
         self._jobs.put(None)
 
     def kill(self) -> threading.Thread:
-        """Close an instance that hangs, whatever it is doing, in the thread that is returned."""
+        """Close an instance that hangs, from another thread, and return that thread."""
         thread = threading.Thread(target=self._close, daemon=True)
         thread.start()
         return thread
 
     def wait(self, timeout: float) -> bool:
-        """Whether it has ended within `timeout` seconds after it was told to stop."""
+        """Wait up to `timeout` seconds for the thread to end and return whether it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -80,11 +80,11 @@ class EnvironmentWorker:
                 if self.environment is None:
                     self.environment = self._make()
                 result = finish(job(self.environment))
-            except BaseException as error:  # an environment that calls sys.exit must not end its thread unheard
+            except BaseException as error:  # an environment that calls sys.exit must not end its thread silently
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del entry, job, future  # an idle worker holds on to nothing
+            del entry, job, future  # an idle worker keeps no references
         self._close()
 
     def _close(self) -> None:

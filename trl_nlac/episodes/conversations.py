@@ -12,21 +12,24 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Conversations in chat messages as the policy sees them, in tokens with the actions in them, and back."""
+"""Conversations as chat messages: from messages to episodes, and back."""
 
 import json
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
+from datasets import Dataset
+
+from ..chat.actions import ActionFormat
 from ..chat.tool_calls import call_message, format_results, format_tool_calls
-from ..environments.base import Message
-from ..method.roles import Roles
-from ..types import Episode, Transition
+from ..prompts import NLACPrompts
+from ..types import Episode, Message, Transition
 from .recorder import Recorder
 
 
 def problem_of(messages: Any) -> str | None:
-    """Why messages are no conversation between environment and agent; `None` if they are one."""
+    """Say why messages are not a conversation between environment and agent; `None` if they are one."""
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         return "there is no list of messages with a `role` each"
     speakers = [message["role"] for message in messages]
@@ -36,7 +39,7 @@ def problem_of(messages: Any) -> str | None:
     for i, message in enumerate(messages):
         calls = message.get("tool_calls") or []
         if calls and any(_read_call(call) is None for call in calls):
-            return f"message {i} has a tool call without a name or with arguments that are no JSON object"
+            return f"message {i} has a tool call without a name, or whose arguments are not a JSON object"
         if not calls and _text(message) is None:
             return f"the content of message {i} is not text"
     first = speakers.index("assistant") if "assistant" in speakers else len(speakers)
@@ -44,7 +47,7 @@ def problem_of(messages: Any) -> str | None:
     if "system" in speakers[1:] or not openers or set(openers) != {"user"}:
         return f"it does not begin with a user's message, after at most one of the system: {speakers[: first + 1]}"
     previous: dict[str, Any] | None = None
-    pending = 0  # calls that no result has answered
+    pending = 0  # calls without a result
     for i, message in enumerate(messages[first:], first):
         if message["role"] == "tool":
             if not pending:
@@ -64,64 +67,67 @@ def problem_of(messages: Any) -> str | None:
 
 def record_conversation(
     messages: list[Message],
-    roles: Roles,
+    actions: ActionFormat,
+    prompts: NLACPrompts,
     tools: list[dict[str, Any]] | None = None,
     max_prompt_length: int | None = None,
-    waits: bool = False,
+    is_open: bool = False,
 ) -> Recorder:
     """
-    Write a conversation down as if the policy had played it.
+    Record a conversation as if the policy had played it.
 
     Args:
         messages (`list[dict[str, Any]]`):
-            Messages of which [`problem_of`] finds nothing wrong. Calls of tools are the chat template's own with
+            Messages in which [`problem_of`] finds no problem. Tool calls use the chat template's own format with
             `action_format="tool_call"`, and JSON in the action otherwise.
-        roles ([`Roles`]):
-            Who speaks.
+        actions ([`~chat.actions.ActionFormat`]):
+            The format of actions.
+        prompts ([`NLACPrompts`]):
+            The prompts; here those of the policy.
         tools (`list[dict[str, Any]]`, *optional*):
             JSON schemas of the tools.
         max_prompt_length (`int`, *optional*):
-            Number of tokens of a state, to which a longer history is cut.
-        waits (`bool`, *optional*, defaults to `False`):
-            Whether what comes after the last action is to be answered.
+            Maximum number of tokens of a state, to which a longer history is cut.
+        is_open (`bool`, *optional*, defaults to `False`):
+            Whether the messages after the last action wait for an answer.
 
     Raises:
-        ValueError: If a state is too long though its history is cut.
+        ValueError: If a state is too long although its history is cut.
     """
     speakers = [message["role"] for message in messages]
     i = speakers.index("assistant") if "assistant" in speakers else len(messages)
-    recorder = Recorder(roles, {}, tools, max_prompt_length)
+    recorder = Recorder(actions, prompts, {}, tools, max_prompt_length)
     recorder.begin([{"role": m["role"], "content": _text(m)} for m in messages[:i]])
     while i < len(messages):
-        said, i = messages[i], i + 1
-        heard = []
+        answer, i = messages[i], i + 1
+        replies = []
         while i < len(messages) and speakers[i] != "assistant":
-            heard.append(_text(messages[i]))
+            replies.append(_text(messages[i]))
             i += 1
-        message, action = read_action(said, roles)
-        observation = format_results(heard) if said.get("tool_calls") and heard else "\n\n".join(heard)
-        recorder.take(action, roles.chat.past_turn(message), observation)
-        if heard and (waits or i < len(messages)):
-            recorder.hear()
+        message, action = read_action(answer, actions)
+        observation = format_results(replies) if answer.get("tool_calls") and replies else "\n\n".join(replies)
+        recorder.take(action, actions.chat.past_turn(message), observation)
+        if replies and (is_open or i < len(messages)):
+            recorder.show_observation()
             if recorder.truncated:
                 raise ValueError(
-                    f"What is to be answered by message {i} does not fit into `max_prompt_length={max_prompt_length}`, though "
-                    "its history is cut."
+                    f"The state before message {i} does not fit into `max_prompt_length={max_prompt_length}`, "
+                    "although its history is cut."
                 )
     return recorder
 
 
-def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
+def conversation(episode: Episode, actions: ActionFormat) -> dict[str, Any]:
     """
-    An episode as a row that [`~episodes.logs.episodes_from_logs`] takes.
+    Write an episode as a row that [`~episodes.logs.episodes_from_logs`] reads.
 
     Returns:
-        `dict[str, Any]`: `messages` (without the words of the policy's own prompt), `reward`, `terminated`, and `task` and
-        `tools` in JSON.
+        `dict[str, Any]`: `messages` (without the policy's own prompt), `reward`, `terminated`, and `task` and `tools`
+        in JSON.
     """
-    turns = [turn_messages(episode, i, roles) for i in range(len(episode.turns))]
+    turns = [turn_messages(episode, i, actions) for i in range(len(episode.turns))]
     if turns and not episode.turns[-1].next_observation:
-        del turns[-1][1:]  # nothing was said
+        del turns[-1][1:]  # an empty observation
     return {
         "messages": [*episode.opening, *chain(*turns)],
         "reward": episode.score,
@@ -131,29 +137,42 @@ def conversation(episode: Episode, roles: Roles) -> dict[str, Any]:
     }
 
 
-def turn_messages(episode: Episode, index: int, roles: Roles) -> list[Message]:
-    """What the agent said in a turn, and what was answered."""
+def to_dataset(episodes: Iterable[Episode], actions: ActionFormat) -> Dataset:
+    """
+    Write episodes as a dataset of conversations, in the form that the trainer takes as `replay_dataset`.
+
+    Args:
+        episodes (`Iterable[Episode]`):
+            Episodes, for example `trainer.replay.episodes`.
+        actions ([`~chat.actions.ActionFormat`]):
+            The format of their actions, for example `trainer.roles.actions`.
+    """
+    return Dataset.from_list([conversation(episode, actions) for episode in episodes])
+
+
+def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[Message]:
+    """Write a turn as messages: the agent's, and the environment's answer."""
     turn, token_ids = episode.turns[index], list(Transition(episode, index).action_ids)
-    said = roles.said(turn.action, roles.chat.decode(token_ids), token_ids)
-    return [said, *roles.heard(turn.action, turn.next_observation)]
+    message = actions.message(turn.action, actions.chat.decode(token_ids), token_ids)
+    return [message, *actions.replies(turn.action, turn.next_observation)]
 
 
-def read_action(said: Message, roles: Roles) -> tuple[Message, str]:
-    """An assistant's message as the policy would have said it, and the action in it."""
-    calls = [_read_call(call) for call in said.get("tool_calls") or []]
+def read_action(message: Message, actions: ActionFormat) -> tuple[Message, str]:
+    """Read an assistant's message: as the policy would have written it, and the action in it."""
+    calls = [_read_call(call) for call in message.get("tool_calls") or []]
     if not calls:
-        text = _text(said)
-        return {"role": "assistant", "content": text}, roles.parse_action(text) or text
+        text = _text(message)
+        return {"role": "assistant", "content": text}, actions.parse(text) or text
     action = format_tool_calls(calls)
-    content = _text(said) or ""
-    if roles.calls_tools:
+    content = _text(message) or ""
+    if actions.calls_tools:
         return call_message(calls, content), action
     thought = " ".join(content.split())
-    return {"role": "assistant", "content": roles.action_text(action, thought)}, action
+    return {"role": "assistant", "content": actions.text(action, thought)}, action
 
 
 def _text(message: Message) -> str | None:
-    """What a message says; `None` if that is not text."""
+    """The text of a message; `None` if its content is not text."""
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(part["text"] for part in content)
@@ -161,7 +180,7 @@ def _text(message: Message) -> str | None:
 
 
 def _read_call(call: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of a tool call, which may be JSON; `None` if it cannot be read."""
+    """Read name and arguments of a tool call, which can be JSON; `None` if it cannot be read."""
     function = call.get("function") or call
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):

@@ -21,31 +21,37 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+from ..chat.actions import ActionFormat
 from ..environments.pool import NO_TASK
-from ..method.roles import Roles
-from ..nlac_config import NLACConfig
-from ..replay.buffer import PrioritizedReplay
+from ..prompts import NLACPrompts
 from ..types import Episode
 from .conversations import problem_of, record_conversation
 
 
 def episodes_from_logs(
-    dataset: Dataset, roles: Roles, rank: int = 0, world_size: int = 1, max_prompt_length: int | None = None
+    dataset: Dataset,
+    actions: ActionFormat,
+    prompts: NLACPrompts,
+    rank: int = 0,
+    world_size: int = 1,
+    max_prompt_length: int | None = None,
 ) -> list[Episode]:
     """
-    Episodes of logged conversations, by whatever agent.
+    Read logged conversations, by any agent, as episodes.
 
     Args:
         dataset ([`~datasets.Dataset`]):
-            With the columns `messages` (chat messages of the roles `system`, `user`, `assistant` and `tool`, as OpenAI's
-            interface has them) and `reward` (the final score). A column `terminated` of `False` marks a conversation that was
-            cut, `tools` holds JSON schemas of the tools, `task` the JSON of a dataset's row.
-        roles ([`Roles`]):
-            How conversations are encoded and actions are read.
+            With the columns `messages` (chat messages of the roles `system`, `user`, `assistant` and `tool`, in
+            OpenAI's form) and `reward` (the final score). In a column `terminated`, `False` marks a conversation that
+            was cut; `tools` has JSON schemas of the tools, `task` the JSON of a dataset's row.
+        actions ([`~chat.actions.ActionFormat`]):
+            The format of actions.
+        prompts ([`NLACPrompts`]):
+            The prompts; here those of the policy.
         rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`):
-            Whose share of the rows to read, of how many.
+            Which share of the rows to read, of how many.
         max_prompt_length (`int`, *optional*):
-            Number of tokens of a state, to which a longer history is cut.
+            Maximum number of tokens of a state, to which a longer history is cut.
 
     Returns:
         `list[Episode]`: one for each row.
@@ -62,44 +68,27 @@ def episodes_from_logs(
         problem = _problem(row)
         if problem is None:
             try:
-                episodes.append(_episode(row, roles, max_prompt_length))
+                episodes.append(_episode(row, actions, prompts, max_prompt_length))
             except ValueError as error:
                 problem = str(error)
         if problem is not None:
             malformed.append(f"row {i}: {problem}")
     if malformed:
         raise ValueError(
-            f"{len(malformed)} of {len(range(rank, len(dataset), world_size))} rows of `replay_dataset` are malformed. "
-            f"The first ones: {'; '.join(malformed[:5])}."
+            f"{len(malformed)} of {len(range(rank, len(dataset), world_size))} rows of `replay_dataset` are "
+            f"malformed. The first ones: {'; '.join(malformed[:5])}."
         )
     return episodes
-
-
-def fill_from_logs(replay: PrioritizedReplay, dataset: Dataset, roles: Roles, args: NLACConfig) -> None:
-    """
-    Store a process's share of logged conversations.
-
-    Raises:
-        ValueError: If rows are malformed, or do not fit into the buffer.
-    """
-    episodes = episodes_from_logs(dataset, roles, args.process_index, args.world_size, args.max_prompt_length)
-    number = sum(len(episode.turns) for episode in episodes)
-    if number > args.replay_buffer_size:
-        raise ValueError(
-            f"`replay_dataset` has {number} transitions for this process, `replay_buffer_size` is "
-            f"{args.replay_buffer_size}. Make it larger, or select rows."
-        )
-    replay.add(episodes)
 
 
 def offline_tasks(
     replay_dataset: Dataset | None, train_dataset: Dataset | None, reward_funcs: Any, world_size: int = 1
 ) -> Dataset:
     """
-    A row for each logged conversation, so that an epoch is as long as if they had been played.
+    Make a row for each logged conversation, so that an epoch is as long as if they had been played.
 
     Raises:
-        ValueError: If there are no logs, or none for one of the processes, or what only an environment can use.
+        ValueError: If there are no logs, or fewer than processes, or an argument needs an environment.
     """
     if replay_dataset is None or len(replay_dataset) == 0:
         raise ValueError(
@@ -107,8 +96,8 @@ def offline_tasks(
         )
     if len(replay_dataset) < world_size:
         raise ValueError(
-            f"`replay_dataset` has {len(replay_dataset)} rows for {world_size} processes, and each learns from its own. Give "
-            "more, or start fewer processes."
+            f"`replay_dataset` has {len(replay_dataset)} rows for {world_size} processes, and each learns from its "
+            "own. Give more, or start fewer processes."
         )
     for name, value in (("train_dataset", train_dataset), ("reward_funcs", reward_funcs)):
         if value is not None:
@@ -118,26 +107,22 @@ def offline_tasks(
     return Dataset.from_list([NO_TASK]).select([0] * len(replay_dataset))
 
 
-def tools_of_logs(dataset: Dataset) -> list[dict[str, Any]]:
-    """JSON schemas of all tools of logged conversations, each once."""
-    if "tools" not in dataset.column_names:
-        return []
-    schemas = {json.dumps(tool, sort_keys=True): tool for tools in dataset["tools"] for tool in _tools(tools)}
-    return list(schemas.values())
-
-
 def _problem(row: dict[str, Any]) -> str | None:
     problem = problem_of(row["messages"])
     if problem is None and not any(message["role"] == "assistant" for message in row["messages"]):
-        problem = "the assistant says nothing"
+        problem = "there is no message of the assistant"
     if problem is None and (not isinstance(row["reward"], (int, float)) or not np.isfinite(row["reward"])):
         problem = f"the reward is {row['reward']}"
     return problem
 
 
-def _episode(row: dict[str, Any], roles: Roles, max_prompt_length: int | None) -> Episode:
+def _episode(
+    row: dict[str, Any], actions: ActionFormat, prompts: NLACPrompts, max_prompt_length: int | None
+) -> Episode:
     messages = [{name: value for name, value in message.items() if value is not None} for message in row["messages"]]
-    recorder = record_conversation(messages, roles, _tools(row.get("tools")), max_prompt_length)
+    tools = row.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) else tools or []  # JSON, or the objects themselves
+    recorder = record_conversation(messages, actions, prompts, tools, max_prompt_length)
     recorder.add_reward(float(row["reward"]))
     terminated = bool(row.get("terminated", True))
     return replace(
@@ -147,8 +132,3 @@ def _episode(row: dict[str, Any], roles: Roles, max_prompt_length: int | None) -
         truncated=not terminated,
         is_log=True,
     )
-
-
-def _tools(tools: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Schemas of a row's column `tools`, as TRL's datasets have them: JSON or the objects themselves."""
-    return json.loads(tools) if isinstance(tools, str) else tools or []

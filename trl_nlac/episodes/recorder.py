@@ -12,22 +12,21 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Writing down episodes."""
+"""Record episodes."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..environments.base import Message, StepResult, TextEnvironment
-from ..method.roles import Roles
-from ..prompts import render
-from ..types import Episode, Prompt, Turn
+from ..chat.actions import ActionFormat
+from ..environments.base import StepResult, TextEnvironment
+from ..prompts import NLACPrompts
+from ..types import Episode, Message, Prompt, Turn
 
 
 class MalformedResult(TypeError):
-    """What an environment returned is not what it should be: `kind` is `"observation"` or `"reward"`."""
+    """An environment returned a wrong type: `kind` is `"observation"` or `"reward"`."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
@@ -36,27 +35,32 @@ class MalformedResult(TypeError):
 
 class Recorder:
     """
-    Writes down one episode as it happens, in tokens that are never encoded twice.
+    Record one episode as it happens, in tokens that are never encoded twice.
 
     Args:
-        roles ([`Roles`]):
-            The policy.
+        actions ([`~chat.actions.ActionFormat`]):
+            The format of actions.
+        prompts ([`NLACPrompts`]):
+            The prompts; here those of the policy.
         task (`dict[str, Any]`):
             Row of the dataset.
         tool_schemas (`list[dict[str, Any]]`, *optional*):
             JSON schemas of the tools that actions can call.
         max_prompt_length (`int`, *optional*):
-            Number of tokens of a state. A longer history is cut: the opening of the conversation and the newest turns stay.
+            Maximum number of tokens of a state. A longer history is cut: the opening of the conversation and the
+            newest turns stay.
     """
 
     def __init__(
         self,
-        roles: Roles,
+        actions: ActionFormat,
+        prompts: NLACPrompts,
         task: dict[str, Any],
         tool_schemas: list[dict[str, Any]] | None = None,
         max_prompt_length: int | None = None,
     ):
-        self.roles = roles
+        self.actions = actions
+        self.prompts = prompts
         self.task = task
         self.tool_schemas = tool_schemas or []
         self.max_prompt_length = max_prompt_length
@@ -74,15 +78,17 @@ class Recorder:
 
     @property
     def done(self) -> bool:
+        """Whether the episode has ended."""
         return self.terminated or self.truncated
 
     @property
     def prompt(self) -> Prompt:
-        return Prompt.of(self.token_ids[self.prompt_start :])
+        """The current state."""
+        return Prompt.of(self.token_ids[self.prompt_start :], tools=tuple(self.tool_schemas))
 
     def begin(self, observation: str | list[Message]) -> None:
         """
-        Open the conversation with what `reset` returned.
+        Open the conversation with the result of `reset`.
 
         Raises:
             MalformedResult: If that is neither text nor messages.
@@ -97,32 +103,32 @@ class Recorder:
             )
 
     def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
-        """Write down `action`, said as `text` and `token_ids`, and what it led to; `None` if it could not be read."""
-        self.take(action or "", self.roles.remembered(token_ids, action), result.observation, result.reward)
+        """Record `action`, answered as `text` and `token_ids`, and its result; `None` if it could not be parsed."""
+        self.take(action or "", self.actions.remembered(token_ids, action), result.observation, result.reward)
         self.sampled_ids += token_ids
-        self.completion_messages.append(self.roles.said(action, text, token_ids))
+        self.completion_messages.append(self.actions.message(action, text, token_ids))
         if result.observation:
-            self.completion_messages += self.roles.heard(action, result.observation)
+            self.completion_messages += self.actions.replies(action, result.observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
     def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0) -> None:
-        """Write down an action as it stays in the conversation, and what answered it."""
+        """Record an action as it stays in the conversation, and the observation that followed."""
         start = len(self.token_ids)
         self.token_ids += token_ids
         self.action_starts.append(start)
         self.turns.append(Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start))
 
-    def go_on(self, max_turns: int) -> None:
+    def continue_or_truncate(self, max_turns: int) -> None:
         """After an action that did not end the episode: show the observation, or truncate at a limit."""
         if len(self.turns) < max_turns:
-            self.hear()
+            self.show_observation()
         else:
             self.truncated = True
 
-    def hear(self) -> None:
-        """Show what answered the last action. A history that gets too long is cut; if that is not enough, the episode."""
+    def show_observation(self) -> None:
+        """Append the last observation. A history that becomes too long is cut; if that is not enough, the episode."""
         turn = self.turns[-1]
-        reply = self.roles.observation(self.token_ids[-1], turn.action, turn.next_observation)
+        reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation)
         length = len(self.token_ids) - self.prompt_start + len(reply)
         if self.max_prompt_length is None or length <= self.max_prompt_length:
             self.token_ids += reply
@@ -130,8 +136,8 @@ class Recorder:
             self._cut_history(reply)
 
     def _cut_history(self, reply: list[int]) -> None:
-        """Go on with the opening and as many of the newest turns as fit into half of the rest; truncate if none does."""
-        opening = self._opening_ids(self.roles.prompts.history_cut)
+        """Keep the opening and as many of the newest turns as fit into half of the rest; truncate if none does."""
+        opening = self._opening_ids(self.prompts.history_cut)
         room = self.max_prompt_length - len(opening) - len(reply)
         starts = [start for start in self.action_starts if len(self.token_ids) - start <= room // 2]
         if not starts and len(self.token_ids) - self.action_starts[-1] <= room:
@@ -145,11 +151,11 @@ class Recorder:
         self.action_starts = [start + shift for start in starts]
 
     def _opening_ids(self, mark: str = "") -> list[int]:
-        """The conversation up to the first action, with a mark at its end."""
+        """Encode the conversation up to the first action, with a mark at its end."""
         *messages, last = self.prompt_messages
         last = {**last, "content": f"{last['content']}\n\n{mark}"} if mark else last
-        tools = self.tool_schemas if self.roles.calls_tools else None
-        return self.roles.chat.start([*messages, last], tools)
+        tools = self.tool_schemas if self.actions.calls_tools else None
+        return self.actions.chat.start([*messages, last], tools)
 
     def add_reward(self, reward: float) -> None:
         """Add to the reward of the last turn."""
@@ -157,8 +163,8 @@ class Recorder:
 
     def fail(self, kind: str, error: BaseException) -> None:
         """
-        The environment failed: only what is surely right stays. An action whose consequence or final score is not known
-        goes, and nothing is rewarded after it.
+        Truncate the episode because the environment failed. An action whose consequence or final score is unknown is
+        dropped, and nothing is rewarded after it.
         """
         if self.terminated:
             self.turns.pop()
@@ -167,6 +173,7 @@ class Recorder:
         self.failure = f"{kind}: {type(error).__name__}: {message}"
 
     def episode(self) -> Episode:
+        """Return the recorded episode."""
         end = self.turns[-1].prompt_end + self.turns[-1].action_length if self.turns else len(self.token_ids)
         return Episode(
             task=self.task,
@@ -181,47 +188,49 @@ class Recorder:
         )
 
     def _prompt_messages(self) -> list[Message]:
-        """The opening with how to act, and with which tools."""
+        """Add the policy's system message to the opening."""
         messages = self.opening
         for message in messages:
             checked_text(message["content"])
-        prompts = self.roles.prompts
-        system = [render(prompts.policy, action_format=self.roles.action_format)]
-        if self.tool_schemas and not self.roles.calls_tools:
-            schemas = "\n".join(json.dumps(schema) for schema in self.tool_schemas)
-            system.append(render(prompts.tools, tools=schemas))
+        instructions = ""
         if messages[0]["role"] == "system":
-            system.append(messages[0]["content"])
-            messages = messages[1:]
-        content = "\n\n".join(part for part in system if part)
+            instructions, messages = messages[0]["content"], messages[1:]
+        shown = [] if self.actions.calls_tools else self.tool_schemas
+        content = self.prompts.system(self.actions.name, shown, instructions)
         return [{"role": "system", "content": content}, *messages] if content else messages
 
 
 def checked_text(observation: Any) -> str:
     """
-    The observation.
+    Check that an observation is text.
 
     Raises:
-        MalformedResult: If it is no text.
+        MalformedResult: If it is not.
     """
     if not isinstance(observation, str):
         raise MalformedResult("observation", f"the observation is {type(observation).__name__}, expected text")
     try:
         observation.encode()
     except UnicodeEncodeError as error:
-        # Half a character, as `surrogateescape` leaves it: no tokenizer or file takes it.
-        raise MalformedResult("observation", f"the observation is no valid text: {error}") from error
+        # Half a character, as `surrogateescape` leaves it: no tokenizer or file accepts it.
+        raise MalformedResult("observation", f"the observation is not valid text: {error}") from error
     return observation
 
 
-def replay_actions(environment: TextEnvironment, task: dict[str, Any], actions: list[str], roles: Roles) -> Episode:
-    """The episode in which the given actions are taken, as if the policy had said them."""
-    recorder = Recorder(roles, task, environment.tool_schemas)
+def replay_actions(
+    environment: TextEnvironment,
+    task: dict[str, Any],
+    action_texts: list[str],
+    actions: ActionFormat,
+    prompts: NLACPrompts,
+) -> Episode:
+    """Record the episode in which the given actions are taken, as if the policy had sampled them."""
+    recorder = Recorder(actions, prompts, task, environment.tool_schemas)
     recorder.begin(environment.reset(**task))
-    seen = recorder.prompt_messages[-1]["content"]
-    for i, action in enumerate(actions):
+    thought = recorder.prompt_messages[-1]["content"]
+    for i, action in enumerate(action_texts):
         if i:
-            recorder.go_on(max_turns=len(actions))
-            seen = recorder.turns[-1].next_observation
-        recorder.act(action, action, roles.written_action(action, thought=seen), environment.step(action))
+            recorder.continue_or_truncate(max_turns=len(action_texts))
+            thought = recorder.turns[-1].next_observation
+        recorder.act(action, action, actions.completion(action, thought), environment.step(action))
     return recorder.episode()

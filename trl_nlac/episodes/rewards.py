@@ -12,14 +12,15 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Reward functions in TRL's form, for environments that do not pay by themselves."""
+"""Reward functions in TRL's form, for environments that give no rewards."""
 
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..environments.base import EnvironmentFailure, Message
+from ..environments.base import EnvironmentFailure
 from ..event_loop import finish
+from ..types import Message
 from .recorder import Recorder
 
 
@@ -33,10 +34,20 @@ def load_rewards(
     environment_pays: bool,
 ) -> "EpisodeRewards | None":
     """
-    The reward functions, if there are any.
+    Load the reward functions, if there are any.
+
+    Args:
+        reward_funcs (`Callable` or `list[Callable]`, *optional*):
+            The functions.
+        weights (`list[float]`, *optional*):
+            Their weights.
+        context (`Callable[[], dict[str, Any]]`):
+            Returns additional arguments for the functions.
+        environment_pays (`bool`):
+            Whether the environment gives rewards.
 
     Raises:
-        ValueError: If neither they nor the environment pay, or there are weights of none.
+        ValueError: If nothing gives rewards, or there are weights without functions.
     """
     if not reward_funcs:
         if weights is not None:
@@ -44,14 +55,14 @@ def load_rewards(
         if environment_pays:
             return None
         raise ValueError(
-            "Nothing pays: the environment defines neither `step` nor `get_reward`, and there are no `reward_funcs`. "
-            "Give one of them."
+            "Nothing gives rewards: the environment defines neither `step` nor `get_reward`, and there are no "
+            "`reward_funcs`. Give one of them."
         )
     return EpisodeRewards([reward_funcs] if callable(reward_funcs) else reward_funcs, weights, context)
 
 
 class Score(NamedTuple):
-    """The weighted sum of an episode's rewards, and what the reward functions noted: columns of its row in tables."""
+    """The weighted sum of an episode's rewards, and values that the functions logged: columns of its row in tables."""
 
     reward: float
     notes: dict[str, Any]
@@ -59,9 +70,9 @@ class Score(NamedTuple):
 
 class EpisodeRewards:
     """
-    Scores finished episodes with functions written for [`~trl.GRPOTrainer`]: they are called with the lists `prompts`,
+    Score finished episodes with functions written for [`~trl.GRPOTrainer`]: they are called with the lists `prompts`,
     `completions`, `completion_ids` and `environments`, and with the columns of the dataset, and return one reward per
-    episode. `None` leaves a function out for an episode. Functions may be asynchronous.
+    episode. `None` leaves a function out for an episode. Functions can be asynchronous.
 
     Args:
         reward_funcs (`list[Callable]`):
@@ -69,7 +80,7 @@ class EpisodeRewards:
         reward_weights (`list[float]`, *optional*):
             Their weights. If `None`, 1 each.
         context (`Callable[[], dict[str, Any]]`, *optional*):
-            Gives more arguments for the functions.
+            Returns additional arguments for the functions.
 
     Raises:
         ValueError: If there are not as many weights as functions.
@@ -90,7 +101,7 @@ class EpisodeRewards:
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
 
     def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
-        """Of played episodes, in the environments as their users made them; raises what a call does."""
+        """Score recorded episodes, with the environments as their users made them. Raises what a call does."""
         return self(
             prompts=[recorder.prompt_messages for recorder in recorders],
             completions=[recorder.completion_messages for recorder in recorders],
@@ -113,7 +124,7 @@ class EpisodeRewards:
 
         Raises:
             EnvironmentFailure: If a function raises.
-            ValueError: If a function returns another number of rewards, or notes another number of values.
+            ValueError: If a function returns another number of rewards, or logs another number of values.
         """
         reserved = {"prompt", "completion", "completion_ids"}
         columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
@@ -146,8 +157,8 @@ class EpisodeRewards:
             for column, values in notes.items():
                 if len(values) != len(tasks):
                     raise ValueError(
-                        f"The reward function `{reward_func.__name__}` gave `log_extra({column!r}, ...)` {len(values)} "
-                        f"values for {len(tasks)} episodes. It must give one for each."
+                        f"The reward function `{reward_func.__name__}` gave `log_extra({column!r}, ...)` "
+                        f"{len(values)} values for {len(tasks)} episodes. It must give one for each."
                     )
             notes[f"rewards/{reward_func.__name__}"] = rewards
             for i, reward in enumerate(rewards):

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Playing episodes: the policy acts, the environments answer."""
+"""Play episodes: the policy acts, the environments answer."""
 
 import logging
 import math
@@ -33,50 +33,45 @@ from tqdm.auto import tqdm
 from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
-from ..generation.base import Sampling
 from ..method.roles import Roles
-from ..prompts import render
-from ..types import Answer, Episode
+from ..types import Answer, Episode, Prompt
 from .recorder import MalformedResult, Recorder, checked_text
 from .rewards import EpisodeRewards
 
 
 logger = logging.getLogger(__name__)
 
+Act = Callable[[list[Prompt], list[int]], list[Answer]]
+
 
 def play_episodes(
     pool: EnvironmentPool,
     tasks: list[dict[str, Any]],
     roles: Roles,
-    max_turns: int,
-    max_prompt_length: int | None = None,
-    sampling: Sampling | None = None,
+    act: Act | None = None,
     rewards: EpisodeRewards | None = None,
 ) -> list[Episode]:
     """
     Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread,
-    while the episodes that wait for an action are answered in one batch. What an episode samples depends on torch's
-    random state at the start and on its place in `tasks`, not on how fast the others are.
+    and the episodes that wait for an action are answered in one batch. The samples of an episode depend on torch's
+    random state at the start and on its place in `tasks`, not on the speed of the others.
 
     Args:
-        pool ([`EnvironmentPool`]):
-            Where environments come from.
+        pool ([`~environments.pool.EnvironmentPool`]):
+            The environments.
         tasks (`list[dict[str, Any]]`):
             Rows of the dataset.
-        roles ([`Roles`]):
-            The policy.
-        max_turns (`int`):
-            Number of actions after which an episode is truncated.
-        max_prompt_length (`int`, *optional*):
-            Number of tokens of a state past which its history is cut, see [`Recorder`].
-        sampling ([`~generation.base.Sampling`], *optional*):
-            In place of the policy's own.
+        roles ([`~method.roles.Roles`]):
+            The roles, with their options: an episode is truncated after `max_turns`, a history is cut at
+            `max_prompt_length`.
+        act (`Callable`, *optional*):
+            Answers states, given as prompts and seeds, with one [`~types.Answer`] each. If `None`, the policy does.
         rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
-            Reward functions that score the episodes at their end. They see the environments, so that an instance is
-            kept for its episode until then, and not more episodes than instances are played before.
+            Reward functions that score finished episodes. They see the environments, so an instance is kept for its
+            episode until then, and no more episodes than instances are played before.
 
     Returns:
-        `list[Episode]`: in the order of the tasks. One whose environment failed ends with its last clean turn.
+        `list[Episode]`: in the order of the tasks. An episode whose environment failed ends with its last clean turn.
     """
     seed = int(torch.randint(2**62, ()))
     games = []
@@ -85,13 +80,14 @@ def play_episodes(
         rng = random.Random(f"{seed} {i}")
         if name in pool.seeded:
             keywords = {"seed": rng.getrandbits(31), **keywords}
-        games.append(_Game(i, name, keywords, Recorder(roles, task, tool_schemas, max_prompt_length), rng))
+        recorder = Recorder(roles.actions, roles.prompts, task, tool_schemas, roles.options.max_prompt_length)
+        games.append(_Game(i, name, keywords, recorder, rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
     waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
     with roles.progress("rollout", len(games), "episode") as bar:
         while roles.generator.any_process(bool(waves)):
             wave = waves.pop(0) if waves else []
-            _Rollout(pool, roles, max_turns, sampling, keeps_instances=rewards is not None, bar=bar).play(wave)
+            _Rollout(pool, roles, act or roles.act, keeps_instances=rewards is not None, bar=bar).play(wave)
             if rewards is not None:
                 _score(pool, wave, rewards)
     return [game.recorder.episode() for game in games]
@@ -110,31 +106,29 @@ class _Game:
     job: str = ""  # of the environment: "reset", "step" or "reward"
     future: Future | None = None
     deadline: float = math.inf
-    answer: Answer | None = None  # what the policy said to the environment
+    answer: Answer | None = None  # the policy's last answer
 
 
 class _Rollout:
     """
-    Takes games through reset, actions and final reward. A game is pending until an instance is free for it, then by turns
-    busy, while its environment works, and waiting for an action.
+    Take games through reset, actions and final reward. A game is pending until an instance is free for it, then
+    alternately busy, while its environment works, and waiting for an action.
 
-    Those that wait are answered when nothing else is busy, or when they have waited for as long as the last generation
-    took: so waiting for a fuller batch costs at most as much again as it can save.
+    Waiting games are answered when no other game is busy, or when they have waited for as long as the last generation
+    took: waiting for a fuller batch then costs at most what it can save.
     """
 
     def __init__(
         self,
         pool: EnvironmentPool,
         roles: Roles,
-        max_turns: int,
-        sampling: Sampling | None,
+        act: Act,
         keeps_instances: bool,
         bar: tqdm,
     ):
         self.pool = pool
         self.roles = roles
-        self.max_turns = max_turns
-        self.sampling = sampling
+        self.act = act
         self.keeps_instances = keeps_instances
         self.bar = bar
         self.patience = 1.0  # s
@@ -155,7 +149,7 @@ class _Rollout:
             raise
 
     def _wait(self) -> None:
-        """Let environments work until there is enough to answer."""
+        """Wait for the environments until there are enough states to answer."""
         self._start()
         patience_ends = math.inf
         while self.busy:
@@ -170,9 +164,9 @@ class _Rollout:
                     return
                 self._expire()
             else:
-                if game in self.busy:  # and not given up before
+                if game in self.busy:  # and not discarded before
                     self.busy.remove(game)
-                    self._go_on(game)
+                    self._advance(game)
             self._start()
 
     def _start(self) -> None:
@@ -185,24 +179,16 @@ class _Rollout:
             self._submit(game, "reset", lambda environment, game=game: environment.reset(**game.keywords))
 
     def _answer(self) -> None:
-        """One turn of all that wait."""
+        """Play one turn of all games that wait."""
         games, self.waiting = sorted(self.waiting, key=lambda game: game.index), []
         start = time.monotonic()
-        answers = self.roles.ask(
-            "policy",
-            [game.recorder.prompt for game in games],
-            self.roles.parse_action,
-            sampling=self.sampling,
-            max_format_retries=0,
-            seeds=[game.rng.getrandbits(62) for game in games],
-        )
+        answers = self.act([game.recorder.prompt for game in games], [game.rng.getrandbits(62) for game in games])
         if games:
             self.patience = time.monotonic() - start
         for game, answer in zip(games, answers, strict=True):
             game.answer = answer
             if answer.parsed is None:
-                reply = render(self.roles.prompts.unreadable_action, action_format=self.roles.action_format)
-                self._record(game, StepResult(reply))
+                self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
             else:
                 self._submit(game, "step", lambda environment, action=answer.parsed: environment.step(action))
 
@@ -213,9 +199,9 @@ class _Rollout:
         game.future = game.worker.submit(call)
         game.future.add_done_callback(lambda _: self.finished.put(game))
 
-    def _go_on(self, game: _Game) -> None:
-        """After the environment has done its job."""
-        error = game.future.exception()  # whatever a user's environment raises must not end the run
+    def _advance(self, game: _Game) -> None:
+        """Continue a game whose environment has finished its job."""
+        error = game.future.exception()  # no error of a user's environment ends the run
         if error is None:
             result = game.future.result()
             try:
@@ -240,18 +226,18 @@ class _Rollout:
                 self.pool.release(game.worker)
 
     def _record(self, game: _Game, result: StepResult) -> None:
-        """Write down a turn; then the next one, or the end."""
+        """Record a turn, then continue or end the game."""
         recorder, answer = game.recorder, game.answer
         recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
         if not recorder.done:
-            recorder.go_on(self.max_turns)
+            recorder.continue_or_truncate(self.roles.options.max_turns)
         if recorder.done:
             self._submit(game, "reward", lambda environment: environment.final_reward())
         else:
             self.waiting.append(game)
 
     def _expire(self) -> None:
-        """Give up the environments that take too long."""
+        """Discard the environments that take too long."""
         now = time.monotonic()
         for game in [game for game in self.busy if game.deadline <= now and not game.future.done()]:
             self.busy.remove(game)
@@ -268,7 +254,7 @@ class _Rollout:
 
 
 def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -> None:
-    """Add the rewards of the reward functions to the last turns, and let the instances go."""
+    """Add the rewards of the reward functions to the last turns, and release the instances."""
     scored = [game for game in games if game.worker is not None]
     if not scored:
         return

@@ -12,21 +12,21 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Evaluation: how well the policy acts, and what its critic knows."""
+"""Evaluation: how well the policy acts, and how well its critic judges."""
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from ..environments.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards
-from ..episodes.rollout import play_episodes
-from ..method.critic import Judgement, judge_actions
+from ..episodes.rollout import Act, play_episodes
+from ..method.critic import judge_actions
 from ..method.roles import Roles
-from ..nlac_config import NLACConfig
-from ..types import Episode, Transition
+from ..types import Episode, Judgement, Transition
 from .metrics import CriticCalibration, PassHatK, SuccessRate, episode_metrics, is_played, mean_over_processes
 from .oracle import examine_critic
 
@@ -34,7 +34,7 @@ from .oracle import examine_critic
 @dataclass
 class Evaluation:
     """
-    What one process saw in an evaluation.
+    The results of an evaluation on one process.
 
     Args:
         means (`dict[str, float]`):
@@ -44,11 +44,11 @@ class Evaluation:
         verdicts (`list[tuple[float, float]]`):
             Verdict score of an action, and 1 or 0 for the success of its episode.
         episodes (`list[Episode]`):
-            What was played.
+            The episodes.
         numbers (`list[int]`):
             Number of the task of each.
         judgements (`dict[tuple[int, int], Judgement]`):
-            What the critic said about actions, by index of the episode and of the turn.
+            The critic's judgements of actions, by index of the episode and of the turn.
     """
 
     means: dict[str, float]
@@ -63,37 +63,54 @@ def evaluate_policy(
     environments: EnvironmentPool,
     tasks: dict[int, dict[str, Any]],
     roles: Roles,
-    args: NLACConfig,
+    num_episodes: int = 1,
+    num_critiques: int = 64,
+    num_probes: int = 64,
+    seed: int = 0,
+    act: Act | None = None,
     rewards: EpisodeRewards | None = None,
 ) -> Evaluation:
     """
-    Play `num_eval_episodes` of each task, by its number, let the critic judge some of what was done, and examine it if the
-    world has an oracle.
+    Play episodes of each task, let the critic judge some of the actions, and examine it if the world has an oracle.
+
+    Args:
+        environments ([`~environments.pool.EnvironmentPool`]):
+            The environments.
+        tasks (`dict[int, dict[str, Any]]`):
+            Rows of the dataset, by number.
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        num_episodes (`int`, *optional*, defaults to `1`):
+            Number of episodes of each task.
+        num_critiques (`int`, *optional*, defaults to `64`):
+            Number of actions to judge.
+        num_probes (`int`, *optional*, defaults to `64`):
+            Number of critiques to compare with the truth, where the environment has an oracle.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the choice of actions and probes.
+        act (`Callable`, *optional*):
+            Answers states, see [`~episodes.rollout.play_episodes`]. If `None`, the policy does, as in evaluation.
+        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
+            Reward functions.
     """
-    numbers = [number for number in tasks for _ in range(args.num_eval_episodes)]
-    episodes = play_episodes(
-        environments,
-        [tasks[number] for number in numbers],
-        roles,
-        args.max_turns,
-        args.max_prompt_length,
-        sampling=roles.samplings["evaluation"],
-        rewards=rewards,
-    )
-    means = episode_metrics(episodes, args.success_threshold) if episodes else {}
+    threshold = roles.options.success_threshold
+    numbers = [number for number in tasks for _ in range(num_episodes)]
+    act = act or partial(roles.act, sampling=roles.samplings["evaluation"])
+    episodes = play_episodes(environments, [tasks[number] for number in numbers], roles, act, rewards)
+    means = episode_metrics(episodes, threshold) if episodes else {}
     played = {i: episode for i, episode in enumerate(episodes) if is_played(episode)}
     turns = [(i, t) for i, episode in played.items() for t in range(len(episode.turns))]
-    random.Random(args.seed).shuffle(turns)
-    turns = turns[: args.num_eval_critiques]
+    random.Random(seed).shuffle(turns)
+    turns = turns[:num_critiques]
     judged = judge_actions(roles, [Transition(episodes[i], t).state_action for i, t in turns])
     judgements = {turn: judgement for turn, judgement in zip(turns, judged, strict=True) if judgement is not None}
-    if environments.oracle is not None and args.num_oracle_probes:
-        means.update(examine_critic(environments, roles, args.num_oracle_probes, args.seed))
+    if environments.oracle is not None and num_probes:
+        means.update(examine_critic(environments, roles, num_probes, seed))
     return Evaluation(
         means=means,
-        outcomes=[(numbers[i], float(episode.score >= args.success_threshold)) for i, episode in played.items()],
+        outcomes=[(numbers[i], float(episode.score >= threshold)) for i, episode in played.items()],
         verdicts=[
-            (judgement.verdict_score, float(episodes[i].score >= args.success_threshold))
+            (judgement.verdict_score, float(episodes[i].score >= threshold))
             for (i, _), judgement in judgements.items()
         ],
         episodes=episodes,
@@ -102,17 +119,17 @@ def evaluate_policy(
     )
 
 
-def joint_metrics(seen: Evaluation) -> dict[str, float]:
-    """What all processes saw together."""
+def joint_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Combine the results of all processes."""
     return {
-        **mean_over_processes(seen.means),
-        **_success_rates(gather_object(seen.outcomes)),
-        **_critic_calibration(gather_object(seen.verdicts)),
+        **mean_over_processes(evaluation.means),
+        **_success_rates(gather_object(evaluation.outcomes)),
+        **_critic_calibration(gather_object(evaluation.verdicts)),
     }
 
 
 def _success_rates(outcomes: list[tuple[int, float]]) -> dict[str, float]:
-    """Success rate with its interval and pass^k for powers of two."""
+    """Compute the success rate with its interval, and pass^k for powers of two."""
     if not outcomes:
         return {}
     tasks, successes = zip(*outcomes, strict=True)
@@ -123,7 +140,7 @@ def _success_rates(outcomes: list[tuple[int, float]]) -> dict[str, float]:
 
 
 def _critic_calibration(verdicts: list[tuple[float, float]]) -> dict[str, float]:
-    """How well verdict scores foretold success."""
+    """Compute how well verdict scores predicted success."""
     if not verdicts:
         return {}
     scores, successes = zip(*verdicts, strict=True)

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Watching the roles and success: one set of weights plays all roles, and can forget some."""
+"""Watch the roles and success: one set of weights plays all roles, and can forget some."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,9 +20,7 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
-from ..method.refinement import Refinement
-from ..prompts import Critique
-from ..types import Answer, Transition
+from ..types import Answer, Critique, Refinement, Transition
 from .metrics import wilson_interval
 
 
@@ -30,14 +28,14 @@ logger = get_logger(__name__)
 
 
 def backup_fidelity(transition: Transition, target: Critique) -> float:
-    """Share of the words of the observed next observation that the target's future repeats."""
+    """Compute the share of the next observation's words that the target's future repeats."""
     observed = Counter(transition.turn.next_observation.lower().split())
-    told = Counter(target.future.lower().split())
-    return sum((observed & told).values()) / max(1, sum(observed.values()))
+    repeated = Counter(target.future.lower().split())
+    return sum((observed & repeated).values()) / max(1, sum(observed.values()))
 
 
 def refine_compliance(refinement: Refinement) -> float:
-    """Whether the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
+    """Check that the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
     changed = refinement.refined_action.parsed != refinement.attempt
     return float(changed != refinement.critique.optimal)
 
@@ -45,25 +43,25 @@ def refine_compliance(refinement: Refinement) -> float:
 def health_metrics(
     transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
 ) -> dict[str, float]:
-    """What the trained samples tell about the roles, as means."""
-    told = [target.parsed for target in targets if target.parsed is not None]
+    """Compute health metrics of the roles from the samples of an iteration, as means."""
+    parsed = [target.parsed for target in targets if target.parsed is not None]
     values: dict[str, list[float]] = {
         "health/backup_fidelity": [
             backup_fidelity(transition, target.parsed)
             for transition, target in zip(transitions, targets, strict=True)
             if target.parsed is not None and target.parsed.future
         ],
-        "critic/optimal_rate": [float(critique.optimal) for critique in told if critique.optimal is not None],
+        "backup/optimal_rate": [float(target.optimal) for target in parsed if target.optimal is not None],
         "health/refine_compliance": [refine_compliance(r) for r in refinements if r is not None],
         "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in refinements if r is not None],
-        "refine/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
+        "critic/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
     }
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
 
 
 _WATCHED = {
-    "critic/format_rate": "backup",
-    "critique/format_rate": "critic",
+    "backup/format_rate": "backup",
+    "critic/format_rate": "critic",
     "refine/format_rate": "refinement policy",
     "correction/format_rate": "correction of chains of thought",
     "policy/format_rate": "policy",
@@ -75,11 +73,11 @@ _WATCHED = {
 @dataclass
 class HealthMonitor:
     """
-    Warns by name when a role decays.
+    Warn by name when a role decays.
 
     Args:
         warning_ratio (`float`):
-            A role is reported once its smoothed metric is below this share of the best that it has been.
+            A role is reported once its smoothed metric is below this share of its best value.
         smoothing (`float`, *optional*, defaults to `0.2`):
             Weight of the newest value.
         warm_up (`int`, *optional*, defaults to `5`):
@@ -96,10 +94,10 @@ class HealthMonitor:
 
     def update(self, metrics: dict[str, float]) -> list[str]:
         """
-        Take the newest metrics.
+        Add the newest metrics.
 
         Returns:
-            `list[str]`: names of the metrics that were reported now. Each is reported again only after it recovered.
+            `list[str]`: the metrics that were reported now. Each is reported again only after it recovered.
         """
         reported = []
         for name, role in _WATCHED.items():
@@ -118,8 +116,8 @@ class HealthMonitor:
                 self._warned.add(name)
                 reported.append(name)
                 logger.warning(
-                    "The model is forgetting the role of the %s: `%s` fell from %.2f to %.2f. One set of weights plays "
-                    "all roles. Lower `learning_rate`, or pass a `rehearsal_dataset` of this role and set "
+                    "The model is forgetting the role of the %s: `%s` fell from %.2f to %.2f. One set of weights "
+                    "plays all roles. Lower `learning_rate`, or pass a `rehearsal_dataset` of this role and set "
                     "`rehearsal_ratio`.",
                     role,
                     name,
@@ -129,7 +127,7 @@ class HealthMonitor:
         return reported
 
     def state_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return the state, as JSON can hold it."""
         return {
             "count": dict(self._count),
             "level": dict(self._level),
@@ -145,13 +143,13 @@ class HealthMonitor:
 @dataclass
 class SuccessMonitor:
     """
-    Warns when success falls for good. Roles can stay healthy while it does: to the trainer an action that no environment
-    can read is text like any other.
+    Warn when success falls for good. Roles can stay healthy then: for the trainer, an action that no environment can
+    read is text like any other.
 
     Args:
         warning_ratio (`float`):
-            Success is reported once that of the last episodes is below this share of the best that as many episodes had,
-            and by more than chance explains, also over a long run: their 99.9 % intervals do not touch.
+            A fall is reported once the success of the last episodes is below this share of the best, by more than
+            chance explains over a long run: their 99.9 % intervals do not touch.
         window (`int`, *optional*, defaults to `40`):
             Number of last episodes.
     """
@@ -164,7 +162,7 @@ class SuccessMonitor:
 
     def update(self, outcomes: list[bool]) -> bool:
         """
-        Take the outcomes of the newest episodes, over all processes.
+        Add the outcomes of the newest episodes, over all processes.
 
         Returns:
             `bool`: whether a fall was reported now. It is reported again only after success has recovered.
@@ -181,9 +179,9 @@ class SuccessMonitor:
         self._warned = has_fallen
         if is_news:
             logger.warning(
-                "Success fell from %.2f to %.2f of %d training episodes. If tasks did not become harder, the policy is being "
-                "trained on what was sampled badly: keep the best checkpoint with `load_best_model_at_end`, set `min_p=0.05`, "
-                "or lower `learning_rate`.",
+                "Success fell from %.2f to %.2f of %d training episodes. If tasks did not become harder, the policy "
+                "is being trained on badly sampled actions: keep the best checkpoint with `load_best_model_at_end`, "
+                "set `min_p=0.05`, or lower `learning_rate`.",
                 self._best / self.window,
                 now / self.window,
                 self.window,
@@ -191,7 +189,7 @@ class SuccessMonitor:
         return is_news
 
     def state_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return the state, as JSON can hold it."""
         return {"outcomes": self._outcomes, "best": self._best, "warned": self._warned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Metrics of played episodes, as modules of the `evaluate` library. They load nothing from the network."""
+"""Metrics of played episodes, as modules of the `evaluate` library that need no network."""
 
 from collections import defaultdict
 from math import comb, sqrt
@@ -27,7 +27,7 @@ from ..types import FAILURE_KINDS, Episode
 
 
 def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a rate of `successes` in `n`, at least 1."""
+    """Return Wilson's score interval of a rate of `successes` in `n`, at least 1."""
     rate = successes / n
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     center = (rate + z * z / (2 * n)) / (1 + z * z / n)
@@ -46,7 +46,7 @@ class SuccessRate(evaluate.Metric):
         return evaluate.MetricInfo(
             description="Share of successful episodes with its Wilson score interval.",
             citation="",
-            inputs_description="successes: 1 or 0 for each episode; confidence: of the interval.",
+            inputs_description="successes: 1 or 0 for each episode; confidence: confidence of the interval.",
             features=datasets.Features({"successes": datasets.Value("float64")}),
         )
 
@@ -61,16 +61,16 @@ class SuccessRate(evaluate.Metric):
 
 class PassHatK(evaluate.Metric):
     """
-    Chance that k independent episodes of the same task all succeed, as tau-bench defines it: for a task with c successes
-    among n episodes, `C(c, k) / C(n, k)`; then the mean over tasks with at least k episodes.
+    Probability that k independent episodes of the same task all succeed, as defined by tau-bench: for a task with c
+    successes in n episodes, `C(c, k) / C(n, k)`; then the mean over tasks with at least k episodes.
 
-    `compute(tasks=[...], successes=[...])` takes the number of the task and 1 or 0 for each episode. It returns `pass^1`,
-    `pass^2` and so on, up to the largest number of episodes of a task.
+    `compute(tasks=[...], successes=[...])` takes the number of the task and 1 or 0 for each episode. It returns
+    `pass^1`, `pass^2` and so on, up to the largest number of episodes of a task.
     """
 
     def _info(self):
         return evaluate.MetricInfo(
-            description="Chance that k independent episodes of the same task all succeed.",
+            description="Probability that k independent episodes of the same task all succeed.",
             citation="",
             inputs_description="tasks: number of the task of each episode; successes: 1 or 0 for each.",
             features=datasets.Features({"tasks": datasets.Value("int64"), "successes": datasets.Value("float64")}),
@@ -89,11 +89,11 @@ class PassHatK(evaluate.Metric):
 
 class CriticCalibration(evaluate.Metric):
     """
-    How well verdict scores foretell success.
+    Quality of verdict scores as predictions of success.
 
-    `compute(scores=[...], successes=[...])` takes log-odds of a "Yes" and 1 or 0 for what happened. It returns `brier`,
-    the mean squared error of the probabilities (0 is perfect, 0.25 is a coin), and, if both outcomes occur, `auroc`, the
-    chance that a success has the higher score than a failure (0.5 is a coin).
+    `compute(scores=[...], successes=[...])` takes log-odds of a "Yes", and 1 or 0 for the outcomes. It returns
+    `brier`, the mean squared error of the probabilities (0 is perfect, 0.25 is a coin flip), and, if both outcomes
+    occur, `auroc`, the probability that a success has a higher score than a failure (0.5 is a coin flip).
     """
 
     def _info(self):
@@ -116,19 +116,19 @@ class CriticCalibration(evaluate.Metric):
 
 
 def is_played(episode: Episode) -> bool:
-    """Whether it has at least one turn and its environment did not fail."""
+    """Whether an episode has at least one turn and its environment did not fail."""
     return bool(episode.turns) and episode.failure is None
 
 
 def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
     """
-    Means over played episodes; those whose environment failed only count for the failure rates.
+    Return means over played episodes; those whose environment failed count only in the failure rates.
 
     Args:
         episodes (`list[Episode]`):
-            At least one.
+            At least one episode.
         success_threshold (`float`):
-            Score from which an episode is a success.
+            Smallest score of a successful episode.
     """
     kinds = [episode.failure.partition(":")[0] for episode in episodes if episode.failure is not None]
     metrics = {"environment/failure_rate": len(kinds) / len(episodes)}
@@ -142,7 +142,7 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
 
 
 def mean_over_processes(metrics: dict[str, float]) -> dict[str, float]:
-    """Means over the processes that have a metric, by name."""
+    """Return the mean of each metric over the processes that have it, by name."""
     values: dict[str, list[float]] = defaultdict(list)
     for of_process in gather_object([metrics]):
         for name, value in of_process.items():

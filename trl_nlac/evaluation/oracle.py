@@ -12,17 +12,18 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Checking what the critic says against the truth, in worlds that know it."""
+"""Compare critiques with the truth, in worlds that have an oracle."""
+
+from functools import partial
 
 from ..environments.base import Oracle
 from ..environments.pool import EnvironmentPool
 from ..episodes.recorder import replay_actions
 from ..generation.base import Sampling
 from ..method.critic import critiques
-from ..method.refinement import Refinement
+from ..method.refinement import Attempt, refinement_rounds
 from ..method.roles import Roles
-from ..prompts import Critique, render
-from ..types import Transition
+from ..types import Critique, Refinement, Transition
 
 
 def oracle_metrics(oracle: Oracle, judged: list[tuple[Transition, str, Critique, str | None]]) -> dict[str, float]:
@@ -38,8 +39,9 @@ def oracle_metrics(oracle: Oracle, judged: list[tuple[Transition, str, Critique,
     Returns:
         `dict[str, float]`: `oracle/future_accuracy`: share of futures that begin right and stay possible to their end.
         `oracle/verdict_yes_rate`: share of "Yes" among best actions. `oracle/verdict_no_rate`: share of "No" among the
-        others; an always-negative critic has 1 here and 0 there. `oracle/refined_better_rate`: share of refined actions
-        that are better than the action, among actions that can be bettered. Rates without a case are left out.
+        others; an always-negative critic has 1 here and 0 there. `oracle/refined_better_rate`: share of refined
+        actions that are better than the action, among actions that are not the best. Rates without a case are left
+        out.
     """
     futures, yes, no, better = [], [], [], []
     for transition, action, critique, refined_action in judged:
@@ -57,37 +59,35 @@ def oracle_metrics(oracle: Oracle, judged: list[tuple[Transition, str, Critique,
 def judge_refinements(
     oracle: Oracle, transitions: list[Transition], refinements: list[Refinement | None]
 ) -> dict[str, float]:
-    """[`oracle_metrics`] of what was just generated for training."""
+    """Compute [`oracle_metrics`] of the critiques and refinements of a training iteration."""
     return oracle_metrics(
         oracle,
         [
             (transition, refinement.attempt, refinement.critique, refinement.refined_action.parsed)
             for transition, refinement in zip(transitions, refinements, strict=True)
-            if refinement is not None and not transition.episode.is_log  # it may come from another world
+            if refinement is not None and not transition.episode.is_log  # a log can come from another world
         ],
     )
 
 
 def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int, seed: int) -> dict[str, float]:
-    """[`oracle_metrics`] of greedy critiques and refinements of the oracle's own probes, half of them best actions."""
-    oracle, probes = environments.oracle, environments.oracle.probes(num_probes, seed)
-    episodes = [replay_actions(environments.example, task, actions, roles) for task, actions in probes]
-    transitions = [Transition(episode, len(episode.turns) - 1) for episode in episodes]
+    """Compute [`oracle_metrics`] of greedy critiques and refinements of the oracle's probes."""
+    oracle = environments.oracle
+    transitions = []
+    for task, action_texts in oracle.probes(num_probes, seed):
+        episode = replay_actions(environments.example, task, action_texts, roles.actions, roles.prompts)
+        transitions.append(Transition(episode, len(episode.turns) - 1))
     greedy = {name: Sampling(roles.samplings[name].max_tokens, temperature=0.0) for name in ("critique", "refine")}
-    answers = critiques(roles, [transition.state_action for transition in transitions], sampling=greedy["critique"])
-    readable = [i for i, answer in enumerate(answers) if answer.parsed is not None]
-    question = render(roles.prompts.refine, action_format=roles.action_format)
-    refined = roles.ask(
-        "refine",
-        [roles.follow_up(roles.continued(answers[i].prompt, answers[i]), question) for i in readable],
-        roles.parse_action,
+    rounds = refinement_rounds(
+        roles,
+        {i: Attempt(t.state, t.turn.action, t.state_action) for i, t in enumerate(transitions)},
+        num_rounds=1,
+        criticise=partial(critiques, sampling=greedy["critique"]),
         sampling=greedy["refine"],
     )
-    metrics = oracle_metrics(
-        oracle,
-        [
-            (transitions[i], transitions[i].turn.action, answers[i].parsed, answer.parsed)
-            for i, answer in zip(readable, refined, strict=True)
-        ],
-    )
-    return {**metrics, "oracle/readable_rate": len(readable) / len(answers)}
+    judged = [
+        (transitions[i], first.attempt, first.critique.parsed, first.refined and first.refined.parsed)
+        for i, (first,) in rounds.items()
+        if first.critique.parsed is not None
+    ]
+    return {**oracle_metrics(oracle, judged), "oracle/readable_rate": len(judged) / len(transitions)}

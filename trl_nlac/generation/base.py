@@ -12,53 +12,20 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One small interface for sampling tokens, and the transformers backend behind it."""
+"""The interface for sampling tokens."""
 
-import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import (
-    BatchEncoding,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
-from trl.models.utils import unwrap_model_for_generation
-
-
-_WARPERS = {  # in the order of transformers
-    "temperature": TemperatureLogitsWarper,
-    "top_h": TopHLogitsWarper,
-    "top_k": TopKLogitsWarper,
-    "top_p": TopPLogitsWarper,
-    "min_p": MinPLogitsWarper,
-    "typical_p": TypicalLogitsWarper,
-    "epsilon_cutoff": EpsilonLogitsWarper,
-    "eta_cutoff": EtaLogitsWarper,
-}
 
 
 @dataclass(frozen=True)
 class Sampling:
     """
-    How one role samples.
+    Settings of sampling.
 
     Args:
         max_tokens (`int`):
@@ -68,9 +35,9 @@ class Sampling:
         top_p, top_k, min_p, repetition_penalty:
             As in [`~transformers.GenerationConfig`].
         generation_kwargs (`dict[str, Any]`, *optional*):
-            Anything else that the backend takes: [`~transformers.GenerationConfig`], or vLLM's `SamplingParams`.
+            Other settings of the backend: [`~transformers.GenerationConfig`], or vLLM's `SamplingParams`.
         regex (`str`, *optional*):
-            Regular expression that a completion is made to match. Only with vLLM.
+            Regular expression that a completion must match. Only with vLLM.
     """
 
     max_tokens: int
@@ -84,250 +51,38 @@ class Sampling:
 
 
 class Completion(NamedTuple):
-    """Sampled tokens, end-of-turn token included, and whether they ended by themselves."""
+    """Sampled tokens, end-of-turn token included, and whether they ended before the limit of tokens."""
 
     token_ids: list[int]
     finished: bool
 
 
 class Generator(Protocol):
-    """What the roles speak through."""
+    """The interface through which the roles generate."""
 
     def session(self, model: nn.Module) -> "contextmanager[None]":
         """Within it, `generate` uses the weights that `model` has at its start."""
 
     def any_process(self, wants: bool) -> bool:
         """
-        Whether any process wants to generate. Where processes generate together, all of them ask this, at the same points,
-        and then all call `generate`, those that have nothing with empty lists; where each generates for itself, it is what
-        this process wants.
+        Whether any process wants to generate. Where processes generate together, all of them call this at the same
+        points, and then all call `generate`, with empty lists if need be. Where each generates alone, it is what this
+        process wants.
         """
 
     def generate(
         self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
     ) -> list[Completion]:
         """
-        One completion for each prompt, in their order. What a seed gives does not depend on the other prompts. A `bar`
-        is told how many are done.
+        Sample one completion for each prompt, in their order. The result of a seed does not depend on the other
+        prompts. A `bar` is updated as they finish.
         """
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         """
-        Log-likelihood of each completion after its prompt, in nats, at temperature 1. All processes call this at the same
-        points, those that have nothing with empty lists.
+        Compute the log-likelihood of each completion after its prompt, in nats, at temperature 1. All processes call
+        this at the same points, with empty lists if need be.
         """
 
     def take_metrics(self) -> dict[str, float]:
-        """What there is to log since the last call."""
-
-
-class TransformersGenerator:
-    """
-    Samples with [`~transformers.GenerationMixin.generate`]: batches of similar length, left padding, key/value cache.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`], *optional*):
-            Knows how the model is wrapped. If `None`, nothing wraps it.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            For the padding token.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
-        batch_size (`int`):
-            Largest number of sequences in one call.
-        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
-            With what to switch gradient checkpointing on again after a session.
-        gathers (`bool`, *optional*, defaults to `True`):
-            Whether each process holds the whole model during a session. Otherwise weights that are sharded stay so, each
-            forward pass gathers them, and processes must generate together, see [`JointGenerator`].
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None,
-        tokenizer: PreTrainedTokenizerBase,
-        eos_token_ids: list[int],
-        batch_size: int,
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
-        gathers: bool = True,
-    ):
-        self.accelerator = accelerator
-        self.tokenizer = tokenizer
-        self.eos_token_ids = eos_token_ids
-        self.batch_size = batch_size
-        self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
-        self.gathers = gathers
-        self._model: nn.Module | None = None
-
-    @contextmanager
-    def session(self, model: nn.Module) -> Iterator[None]:
-        training = model.training
-        if self.accelerator is None:
-            unwrapping = nullcontext(model)
-        else:
-            unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
-        with unwrapping as unwrapped:
-            self._model = unwrapped.eval()
-            try:
-                yield
-            finally:
-                self._model = None
-                unwrapped.train(training)
-        if unwrapped.is_gradient_checkpointing:  # switched on again, in older versions of TRL without these
-            unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
-
-    def any_process(self, wants: bool) -> bool:
-        return wants
-
-    def generate(
-        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
-    ) -> list[Completion]:
-        completions: dict[int, Completion] = {}
-        for chunk in self._chunks(prompts):
-            answers = self._generate([prompts[i] for i in chunk], sampling, [seeds[i] for i in chunk])
-            completions.update(zip(chunk, answers, strict=True))
-            if bar is not None:
-                bar.update(len(chunk))
-        return [completions[i] for i in range(len(prompts))]
-
-    def _chunks(self, prompts: list[list[int]]) -> Iterator[list[int]]:
-        """Indices of prompts in batches of similar length."""
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        for start in range(0, len(order), self.batch_size):
-            yield order[start : start + self.batch_size]
-
-    @torch.no_grad()
-    def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
-        inputs = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-        processors = LogitsProcessorList(_sampler(sampling, seeds) if sampling.temperature > 0 else [])
-        generation_config = GenerationConfig(
-            max_new_tokens=sampling.max_tokens,
-            do_sample=False,  # the processors leave one token to choose
-            repetition_penalty=sampling.repetition_penalty,
-            pad_token_id=self.tokenizer.pad_token_id,
-            bos_token_id=self.tokenizer.bos_token_id,
-            eos_token_id=self.eos_token_ids,
-            disable_compile=True,
-            **{name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS},
-        )
-        output = self._model.generate(
-            **inputs.to(self._model.device),
-            generation_config=generation_config,
-            logits_processor=processors,
-            synced_gpus=not self.gathers,
-        )
-        return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
-
-    def take_metrics(self) -> dict[str, float]:
-        return {}
-
-    @torch.no_grad()
-    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        scores: dict[int, float] = {}
-        for chunk in self._chunks(prompts):
-            sequences = [prompts[i] + completions[i] for i in chunk]
-            inputs = self.tokenizer.pad({"input_ids": sequences}, padding_side="right", return_tensors="pt")
-            asked = [
-                (row, len(prompts[i]) - 1 + t, token_id)
-                for row, i in enumerate(chunk)
-                for t, token_id in enumerate(completions[i])
-            ]
-            rows, places, token_ids = torch.tensor(asked, dtype=torch.long).reshape(-1, 3).T.contiguous()  # (N,) each
-            kept = places.unique()  # (P,), sorted
-            logits = self._logits(inputs.to(self._model.device), kept)  # (B, P, V)
-            logps = logits[rows, torch.searchsorted(kept, places)].float().log_softmax(-1)  # (N, V)
-            chosen = logps.gather(1, token_ids[:, None].to(logps.device))[:, 0].double().cpu()  # (N,)
-            sums = chosen.new_zeros(len(chunk)).index_add(0, rows, chosen)  # (B,)
-            scores.update(zip(chunk, sums.tolist(), strict=True))
-        return [scores[i] for i in range(len(prompts))]
-
-    def _logits(self, inputs: BatchEncoding, places: torch.Tensor) -> torch.Tensor:
-        """What the model gives at some places, `(B, P, V)`: prompts are most of the tokens, their logits most of the memory."""
-        model = self._model.get_base_model() if is_peft_model(self._model) else self._model
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
-            places = places.to(self._model.device)
-            return self._model(**inputs, use_cache=False, logits_to_keep=places).logits
-        return self._model(**inputs, use_cache=False).logits[:, places]
-
-    def _cut(self, token_ids: list[int]) -> Completion:
-        for i, token_id in enumerate(token_ids):
-            if token_id in self.eos_token_ids:
-                return Completion(token_ids[: i + 1], True)
-        return Completion(token_ids, False)
-
-
-class JointGenerator:
-    """
-    Lets processes generate together through a generator in which all of them must ask for the same number of completions,
-    as with a model whose weights are sharded, where every forward pass needs all processes. A process that asks for less
-    gets answers that nobody reads.
-
-    Args:
-        generator ([`Generator`]):
-            What generates for all processes together.
-    """
-
-    def __init__(self, generator: Generator):
-        self.generator = generator
-
-    def session(self, model: nn.Module) -> "contextmanager[None]":
-        return self.generator.session(model)
-
-    def any_process(self, wants: bool) -> bool:
-        return any(gather_object([wants]))
-
-    def generate(
-        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
-    ) -> list[Completion]:
-        padding = self._padding(prompts)
-        completions = self.generator.generate(prompts + padding, sampling, seeds + [0] * len(padding), bar)
-        return completions[: len(prompts)]
-
-    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        padding = self._padding(prompts)
-        return self.generator.score(prompts + padding, completions + [[]] * len(padding))[: len(prompts)]
-
-    def take_metrics(self) -> dict[str, float]:
-        return self.generator.take_metrics()
-
-    @staticmethod
-    def _padding(prompts: list[list[int]]) -> list[list[int]]:
-        """Prompts that make up for those that this process has less than another one: copies of the shortest."""
-        counts, shortest = zip(*gather_object([(len(prompts), min(prompts, key=len, default=None))]), strict=True)
-        prompt = min((prompt for prompt in shortest if prompt is not None), key=len, default=None)
-        return [prompt] * (max(counts) - len(prompts))
-
-
-class _SeededChoice(LogitsProcessor):
-    """
-    Chooses a token for each row by numbers of its own, so that what a row samples depends on nothing else in the batch:
-    the first token at which the cumulative probability exceeds the number.
-
-    Args:
-        seeds (`list[int]`):
-            One for each row.
-        max_tokens (`int`):
-            Number of choices of a row.
-    """
-
-    def __init__(self, seeds: list[int], max_tokens: int):
-        rows = [torch.rand(max_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        self.numbers = iter(torch.stack(rows, dim=1).clamp(max=1 - 1e-6).unbind())  # of each step, (B,)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        cumulative = scores.float().softmax(-1).cumsum(-1)  # (B, V)
-        numbers = next(self.numbers).to(scores.device)[:, None] * cumulative[:, -1:]
-        choice = torch.searchsorted(cumulative, numbers, right=True)  # (B, 1)
-        return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
-
-
-def _sampler(sampling: Sampling, seeds: list[int]) -> list[LogitsProcessor]:
-    """What turns logits into a sampled token."""
-    options = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k or None,
-        "top_p": sampling.top_p if sampling.top_p < 1 else None,
-        "min_p": sampling.min_p,
-        **sampling.generation_kwargs,
-    }
-    warpers = [warper(options[name]) for name, warper in _WARPERS.items() if options.get(name) is not None]
-    return [*warpers, _SeededChoice(seeds, sampling.max_tokens)]
+        """Return the metrics since the last call."""

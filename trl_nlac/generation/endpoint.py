@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A server with OpenAI's interface of completions that takes prompts in tokens, as that of vLLM does."""
+"""A server with OpenAI's completions API that accepts prompts as tokens, such as vLLM's."""
 
 import asyncio
 import os
@@ -31,31 +31,31 @@ from .engine import Adapter, forced, score_by_token
 
 
 _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
-# What OpenAI's own interface does not know, and need not be sent at these values.
+# Parameters that are not in OpenAI's own API and need not be sent with these values.
 _DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "detokenize": False}
 
 
 class EndpointEngine:
     """
-    A model on a server, which is asked for all completions at once.
+    A model on a server; all completions are requested at once.
 
     Args:
         base_url (`str`):
-            Where it is, with `/v1`.
+            URL of the server, with `/v1`.
         model (`str`):
-            Its name; if the server serves one model under another name, it is that one.
+            Name of the model. If the server has a single model under another name, that one is used.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Reads the answers of servers that do not return tokens.
+            Tokenizes the answers of servers that do not return tokens.
         max_concurrency (`int`):
-            Largest number of requests at the same time.
+            Maximum number of concurrent requests.
         served_model_name (`str`, *optional*):
-            Its name on the server.
+            Name of the model on the server.
         **client_kwargs:
-            Arguments of `openai.AsyncOpenAI`, as `api_key`, `timeout` (s) and `max_retries`.
+            Arguments of `openai.AsyncOpenAI`, such as `api_key`, `timeout` (s) and `max_retries`.
 
     Raises:
         ConnectionError: If no server answers.
-        ValueError: If it serves several models, and none of that name.
+        ValueError: If it serves several models, but none with that name.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EndpointEngine:
         **client_kwargs,
     ):
         self.tokenizer = tokenizer
-        api_key = os.environ.get("OPENAI_API_KEY", "EMPTY")  # which most servers of one's own do not ask for
+        api_key = os.environ.get("OPENAI_API_KEY", "EMPTY")  # most local servers need none
         self.client = AsyncOpenAI(base_url=base_url, **{"api_key": api_key, **client_kwargs})
         self._slots = asyncio.Semaphore(max_concurrency)
         served = finish(self._list_models())
@@ -76,12 +76,12 @@ class EndpointEngine:
         wanted = served_model_name or model
         if wanted not in names and (served_model_name is not None or len(names) != 1):
             raise ValueError(
-                f"The server at `backend={base_url!r}` serves {', '.join(names)}, but not {wanted!r}. Name one of these "
-                "with `backend_kwargs={'served_model_name': ...}`."
+                f"The server at `backend={base_url!r}` serves {', '.join(names)}, but not {wanted!r}. Name one of "
+                "these with `backend_kwargs={'served_model_name': ...}`."
             )
         (described,) = [found for found in served if found["id"] == wanted] or served
         self.model = described["id"]
-        self.max_model_length = described.get("max_model_len") or sys.maxsize  # vLLM tells
+        self.max_model_length = described.get("max_model_len") or sys.maxsize  # only vLLM reports it
         self.is_vllm = described["owned_by"] == "vllm"
 
     async def _list_models(self) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ class EndpointEngine:
         return sum(choice["logprobs"]["token_logprobs"][len(prompt) : len(prompt) + len(completion)])
 
     def take_cache_counts(self) -> tuple[int, int]:
-        return 0, 0  # others may ask the server, too
+        return 0, 0  # the server can have other clients
 
     async def _ask(self, prompt: list[int], **params) -> dict[str, Any]:
         known = {name: value for name, value in params.items() if name in _OPENAI}
@@ -134,7 +134,7 @@ class EndpointEngine:
         except APIConnectionError as error:  # after `max_retries`
             url = str(self.client.base_url).rstrip("/")
             raise ConnectionError(
-                f"No server answers at `backend={url!r}`: {error} Start one, as with `vllm serve`, or raise "
+                f"No server answers at `backend={url!r}`: {error} Start one, for example with `vllm serve`, or raise "
                 f"`backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
             ) from error
 

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Sampling with vLLM: which weights its engine has, and what it is asked."""
+"""Sampling through an engine: vLLM in this process, or a server."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
@@ -38,13 +37,13 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Adapter:
     """
-    An adapter (LoRA) as vLLM knows it.
+    An adapter (LoRA) of an engine.
 
     Args:
         number (`int`):
-            Counts up from 1.
+            Number of the adapter, from 1 up.
         path (`Path`):
-            Folder with its weights. No other run has one of that name, so that what is known by it never changes.
+            Folder with its weights. No other run uses the same name, so the content under a name never changes.
     """
 
     number: int
@@ -57,7 +56,7 @@ class Adapter:
 
 class Engine(Protocol):
     """
-    What vLLM is asked through, in this process or as a server.
+    An engine that generates: vLLM in this process, or a server.
 
     Attributes:
         max_model_length (`int`):
@@ -69,46 +68,53 @@ class Engine(Protocol):
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
-        """One completion for each prompt, sampled by its own parameters."""
+        """Sample one completion for each prompt, by its own parameters."""
 
     def take_cache_counts(self) -> tuple[int, int]:
-        """Number of prompt tokens since the last call, and how many of them the prefix cache knew."""
+        """Return the number of prompt tokens since the last call, and how many of them were in the prefix cache."""
 
 
 class SyncedEngine(Engine, Protocol):
     """
-    One whose weights follow a model.
+    An engine whose weights follow a model.
 
     Attributes:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            Model whose weights it gets.
+            The model.
         forgets_weights (`bool`):
-            Whether weights have to be loaded again after it slept.
+            Whether weights must be loaded again after sleep.
     """
 
     model: nn.Module
     forgets_weights: bool
 
     def awake(self) -> "contextmanager[None]":
-        """Within it, the engine holds its memory."""
+        """Keep the engine's memory allocated within this context."""
 
     def sync_weights(self) -> None:
-        """Load the weights that the model has now, and forget what was computed with those before."""
+        """Load the model's weights, and clear caches of earlier weights."""
 
     def add_adapter(self, number: int) -> Adapter:
-        """Take over the adapter that the model has now."""
+        """Load the model's adapter."""
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """An adapter that nobody will ask for any more."""
+        """Discard an adapter."""
+
+
+class ScoringEngine(Engine, Protocol):
+    """An engine that scores completions, too."""
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        """Compute the log-likelihood of each completion after its prompt, in nats, at temperature 1."""
 
 
 class EngineGenerator:
     """
-    Samples with vLLM. Those who derive from it tell with which weights, and how completions are scored.
+    Sample through an engine. Subclasses define the weights, and how completions are scored.
 
     Args:
         engine ([`Engine`]):
-            What generates.
+            The engine.
         eos_token_ids (`list[int]`):
             Tokens that end a completion.
     """
@@ -116,7 +122,7 @@ class EngineGenerator:
     def __init__(self, engine: Engine, eos_token_ids: list[int]):
         self.engine = engine
         self.eos_token_ids = eos_token_ids
-        self._adapter: Adapter | None = None  # of those that the engine knows, the one to ask
+        self._adapter: Adapter | None = None  # the one to generate with
 
     def any_process(self, wants: bool) -> bool:
         return wants
@@ -130,8 +136,8 @@ class EngineGenerator:
         if len(fitting) < len(prompts):
             logger.warning(
                 f"{len(prompts) - len(fitting)} of {len(prompts)} prompts do not fit into vLLM's context of "
-                f"{self.engine.max_model_length} tokens; their answers count as cut off. Raise `vllm_max_model_length` "
-                "(of a server, `--max-model-len`) or lower `max_prompt_length`."
+                f"{self.engine.max_model_length} tokens; their answers count as cut off. Raise "
+                "`vllm_max_model_length` (of a server, `--max-model-len`) or lower `max_prompt_length`."
             )
         if fitting:
             params = [self._params(sampling, seeds[i], rooms[i]) for i in fitting]
@@ -141,12 +147,12 @@ class EngineGenerator:
         return completions
 
     def take_metrics(self) -> dict[str, float]:
-        """The share of prompt tokens that the prefix cache knew."""
+        """Return the share of prompt tokens that were in the prefix cache."""
         tokens, cached = self.engine.take_cache_counts()
         return {"generation/prefix_hit_rate": cached / tokens} if tokens else {}
 
     def _params(self, sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
-        """By the names of vLLM's `SamplingParams`."""
+        """Name the settings as vLLM's `SamplingParams` does."""
         params = {
             "max_tokens": min(sampling.max_tokens, room),
             "temperature": sampling.temperature,
@@ -169,8 +175,8 @@ def score_by_token(
     completions: list[list[int]],
 ) -> list[float]:
     """
-    Log-likelihood of completions, by that of each token after what is before it, see [`forced`]. Unlike the log-likelihood
-    of a prompt's tokens, that of a sampled one makes use of the prefix cache and works with adapters.
+    Compute the log-likelihood of completions token by token, see [`forced`]. Unlike the log-likelihood of a prompt's
+    tokens, that of a sampled token uses the prefix cache and works with adapters.
     """
     pairs = list(zip(prompts, completions, strict=True))
     before = [prompt + completion[:i] for prompt, completion in pairs for i in range(len(completion))]
@@ -179,23 +185,44 @@ def score_by_token(
 
 
 def forced(token_id: int) -> dict[str, Any]:
-    """Parameters with which vLLM samples this token. Its log-likelihood is that of the model all the same."""
+    """Parameters with which vLLM samples this token. Its log-likelihood is still the model's."""
     return {"max_tokens": 1, "temperature": 0.0, "allowed_token_ids": [token_id]}
 
 
-class VLLMGenerator(EngineGenerator):
+class FixedGenerator(EngineGenerator):
     """
-    Samples with vLLM from a model that is being trained.
+    Sample with the weights that an engine was started with.
 
-    At the start of a session the engine gets the weights that the model has then, if they are not those that it has: all
-    of them, or, with LoRA, an adapter, so that the base weights are never loaded again. Prefixes that were computed
-    with other weights are forgotten, others are reused.
+    Args:
+        engine ([`ScoringEngine`]):
+            The engine.
+        eos_token_ids (`list[int]`):
+            Tokens that end a completion.
+    """
+
+    engine: ScoringEngine
+
+    @contextmanager
+    def session(self, model: nn.Module | None) -> Iterator[None]:
+        yield
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        return self.engine.score(prompts, completions)
+
+
+class SyncedGenerator(EngineGenerator):
+    """
+    Sample through an engine whose weights follow a model in training.
+
+    At the start of a session the engine loads the model's weights if they have changed: all of them, or, with LoRA, an
+    adapter, so that the base weights are never loaded again. Cached prefixes of other weights are cleared, others are
+    reused.
 
     Args:
         engine ([`SyncedEngine`]):
-            What generates.
+            The engine.
         scorer ([`~generation.base.Generator`]):
-            What scores completions.
+            Scores completions.
         eos_token_ids (`list[int]`):
             Tokens that end a completion.
     """
@@ -232,12 +259,12 @@ class VLLMGenerator(EngineGenerator):
             return self.scorer.score(prompts, completions)
 
     def take_metrics(self) -> dict[str, float]:
-        """Number of syncs of the weights, and the share of prompt tokens that the prefix cache knew."""
+        """Return the number of weight syncs, and the share of prompt tokens that were in the prefix cache."""
         num_syncs, self._num_syncs = self._num_syncs, 0
         return {"generation/num_syncs": float(num_syncs), **super().take_metrics()}
 
     def _load_adapter(self, weights: list[int]) -> None:
-        """Hand the adapter over, unless it is one of the last two: those of policy and target."""
+        """Load the adapter, unless it is one of the last two: those of policy and target."""
         known = [(other, adapter) for other, adapter in self._adapters if other == weights]
         if any(gather_object([not known])):
             self._num_adapters += 1
@@ -248,53 +275,9 @@ class VLLMGenerator(EngineGenerator):
             self.engine.drop_adapter(self._adapters.pop(0)[1])
 
 
-class TensorParallelGenerator:
-    """
-    Lets a group of processes generate together through an engine that they share, and that must be asked for all of their
-    completions by each of them. They ask at the same points, each for as many completions as it likes.
-
-    Args:
-        generator ([`Generator`]):
-            What generates, alike in all processes of the group.
-        group (`torch.distributed.ProcessGroup`, *optional*):
-            The group. If `None`, all processes.
-    """
-
-    def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
-        self.generator = generator
-        self.group = group
-
-    def session(self, model: nn.Module) -> "contextmanager[None]":
-        return self.generator.session(model)
-
-    def any_process(self, wants: bool) -> bool:
-        return any(self._gather(wants))
-
-    def generate(
-        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
-    ) -> list[Completion]:
-        asked = self._gather((prompts, seeds))
-        all_prompts = [prompt for theirs, _ in asked for prompt in theirs]
-        all_seeds = [seed for _, theirs in asked for seed in theirs]
-        completions = self.generator.generate(all_prompts, sampling, all_seeds, bar)
-        start = sum(len(theirs) for theirs, _ in asked[: dist.get_rank(self.group)])
-        return completions[start : start + len(prompts)]
-
-    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        return self.generator.score(prompts, completions)
-
-    def take_metrics(self) -> dict[str, float]:
-        return self.generator.take_metrics()
-
-    def _gather(self, value: Any) -> list[Any]:
-        values = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(values, value, group=self.group)
-        return values
-
-
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> list[int]:
-    """A number for each trained tensor that changes with its content, of this process's part of it."""
+    """Compute a number for each trained tensor that changes with its content, of this process's part of it."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     parts = [shard.live.contiguous() for shard in local_shards(model).values()]
     return torch.stack([part.view(words[part.element_size()]).sum(dtype=torch.int64) for part in parts]).tolist()

@@ -12,61 +12,109 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""From targets and refined actions to micro-batches."""
+"""Training examples to padded micro-batches."""
 
-from ..nlac_config import NLACConfig
-from ..training.rehearsal import Rehearsal
-from ..types import Answer, Sample, TrainingExample
-from .critic import critic_prompt
-from .refinement import Refinement
-from .roles import Roles
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from trl.trainer.utils import pad
+
+from ..types import LOSSES, Prompt, Sample, TrainingExample
 
 
 def make_batches(
-    roles: Roles,
-    samples: list[Sample],
-    targets: list[Answer],
-    refinements: list[Refinement | None],
-    args: NLACConfig,
-    rehearsal: Rehearsal,
+    samples: Sequence[Sample],
+    critic_examples: Sequence[TrainingExample | None],
+    policy_examples: Sequence[TrainingExample | None],
+    rehearsal_examples: Sequence[Sequence[TrainingExample]],
+    num_micro_batches: int,
+    end_of_turn_id: int,
 ) -> list[list[TrainingExample]]:
     """
-    Examples of both losses, and of rehearsal, in micro-batches. A target or action that broke its format is not trained on.
+    Spread the examples of each gradient step over its micro-batches, as many in each, by length: a policy's example is
+    much shorter than a critic's, and would be padded to it. The gradient is that of the whole step, however they are
+    spread.
 
-    The examples of a gradient step, `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` transitions,
-    are spread over its micro-batches by length, as many in each: a policy's example is much shorter than a critic's, and would
-    be padded to it. The gradient is that of the whole step, however they are spread.
+    Args:
+        samples (`Sequence[Sample]`):
+            Samples of all gradient steps, an equal number for each.
+        critic_examples (`Sequence[TrainingExample | None]`), policy_examples (`Sequence[TrainingExample | None]`):
+            Examples of each sample, where there are any.
+        rehearsal_examples (`Sequence[Sequence[TrainingExample]]`):
+            Examples of rehearsal for each gradient step.
+        num_micro_batches (`int`):
+            Number of micro-batches of a gradient step.
+        end_of_turn_id (`int`):
+            Token that ends an assistant's turn.
+
+    Returns:
+        `list[list[TrainingExample]]`: micro-batches. None is empty, because every process must run the model: examples
+        of weight 0 fill up a step that has less.
     """
-    num_micro_batches = args.gradient_accumulation_steps
-    step_size = num_micro_batches * args.per_device_train_batch_size
-    steps: list[list[TrainingExample]] = []
-    for i, (sample, target, refinement) in enumerate(zip(samples, targets, refinements, strict=True)):
-        if i % step_size == 0:
-            steps.append(rehearsal.draw(step_size))
-        transition = sample.transition
-        if target.parsed is not None and args.critic_loss_coef:
-            prompt = roles.opened(critic_prompt(roles, transition.state_action))
-            teacher_prompt = roles.opened(target.prompt) if args.critic_loss_type == "distill" else None
-            steps[-1].append(
-                TrainingExample(
-                    "critic", prompt, target.token_ids, sample.weight, sample.transition_id, teacher_prompt
-                )
-            )
-        if refinement is not None:
-            prompt, token_ids = roles.opened(transition.state), refinement.refined_action.token_ids
-            steps[-1].append(TrainingExample("policy", prompt, token_ids, sample.weight, sample.transition_id))
-    for step, sample in zip(steps, samples[::step_size], strict=True):
-        while len(step) < num_micro_batches:  # every process must run the model, even with nothing to learn
-            token_ids = sample.transition.action_ids or (roles.chat.end_of_turn_id,)  # none of a thought that was cut
-            step.append(TrainingExample("policy", sample.transition.state, token_ids, weight=0.0))
-    return [batch for step in steps for batch in spread_by_length(step, num_micro_batches)]
+    step_size = len(samples) // len(rehearsal_examples)
+    batches = []
+    for start, rehearsed in zip(range(0, len(samples), step_size), rehearsal_examples, strict=True):
+        chosen = slice(start, start + step_size)
+        pairs = zip(critic_examples[chosen], policy_examples[chosen], strict=True)
+        step = [*rehearsed, *(example for example in chain.from_iterable(pairs) if example is not None)]
+        while len(step) < num_micro_batches:
+            transition = samples[start].transition
+            token_ids = transition.action_ids or (end_of_turn_id,)  # an action of which nothing stayed has none
+            step.append(TrainingExample("policy", transition.state, token_ids, weight=0.0))
+        batches += spread_by_length(step, num_micro_batches)
+    return batches
 
 
 def spread_by_length(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
-    """The examples in `number` batches, as many in each, the shortest in the first."""
+    """Spread examples over `number` batches, as many in each, the shortest in the first."""
     return split(sorted(examples, key=lambda example: example.num_tokens), number)
 
 
 def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
-    """The examples in their order in `number` batches, as many in each."""
+    """Split examples in their order into `number` batches, as many in each."""
     return [examples[i * len(examples) // number : (i + 1) * len(examples) // number] for i in range(number)]
+
+
+@dataclass(frozen=True)
+class NLACCollator:
+    """
+    Pad the examples of one micro-batch, on the right.
+
+    Args:
+        pad_token_id (`int`):
+            Padding token.
+
+    Returns of a call:
+        `dict[str, torch.Tensor]`: `input_ids`, `attention_mask` and `completion_mask` of shape `(B, T)`; `weights`
+        and `loss_ids` (index into `("critic", "policy", "rehearsal")`) of shape `(B,)`; `transition_ids` of shape
+        `(B,)`, `-1` where an example has none; and for the examples with a teacher's prompt `teacher_input_ids`,
+        `teacher_attention_mask` and `teacher_completion_mask` of shape `(C, S)`.
+    """
+
+    pad_token_id: int
+
+    def __call__(self, examples: list[TrainingExample]) -> dict[str, torch.Tensor]:
+        transition_ids = [-1 if example.transition_id is None else example.transition_id for example in examples]
+        batch = {
+            **self._pad([(example.prompt, example.completion_ids) for example in examples]),
+            "weights": torch.tensor([example.weight for example in examples]),
+            "loss_ids": torch.tensor([LOSSES.index(example.loss) for example in examples]),
+            "transition_ids": torch.tensor(transition_ids),
+        }
+        taught = [(e.teacher_prompt, e.completion_ids) for e in examples if e.teacher_prompt is not None]
+        if taught:
+            batch.update({f"teacher_{name}": tensor for name, tensor in self._pad(taught).items()})
+        return batch
+
+    def _pad(self, sequences: list[tuple[Prompt, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
+        prompts = [prompt.ids for prompt, _ in sequences]
+        completions = [list(completion_ids) for _, completion_ids in sequences]
+        input_ids = [torch.tensor(p + c) for p, c in zip(prompts, completions, strict=True)]
+        masks = [torch.tensor([0] * len(p) + [1] * len(c)) for p, c in zip(prompts, completions, strict=True)]
+        return {
+            "input_ids": pad(input_ids, padding_value=self.pad_token_id),
+            "attention_mask": pad([torch.ones_like(ids) for ids in input_ids], padding_value=0),
+            "completion_mask": pad(masks, padding_value=0),
+        }

@@ -22,19 +22,18 @@ from torch import nn
 from torch.nn import functional as F
 from trl.trainer.utils import selective_log_softmax
 
-
-LOSSES = ("critic", "policy", "rehearsal")
+from ..types import LOSSES
 
 
 def batch_logits(model: nn.Module, inputs: dict[str, torch.Tensor], prefix: str = "") -> torch.Tensor:
-    """What `model` gives for a batch, `(B, T, V)`; with `prefix="teacher_"`, for the teacher's side of it."""
+    """Compute the logits of a batch, `(B, T, V)`; with `prefix="teacher_"`, of the teacher's side of it."""
     input_ids, attention_mask = inputs[f"{prefix}input_ids"], inputs[f"{prefix}attention_mask"]
     return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
 
 
 def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
     """
-    Negative log-likelihood of each completion, averaged over its tokens, in nats.
+    Compute the negative log-likelihood of each completion, averaged over its tokens, in nats.
 
     Both losses of the method are of this form: L1 on the sampled Bellman target (the cross-entropy part of equation 5)
     and L2 on the refined action (equation 6).
@@ -64,11 +63,11 @@ def sequence_kl(
     teacher_completion_mask: torch.Tensor,
 ) -> torch.Tensor:
     """
-    Kullback-Leibler divergence of each completion under a model from the same completion under a teacher, exact over the
-    vocabulary at every token and averaged over its tokens, in nats.
+    Compute the Kullback-Leibler divergence of each completion under a model from the same completion under a teacher:
+    exact over the vocabulary at every token, averaged over the tokens, in nats.
 
-    With the Bellman backup as the teacher, which has read the next observation, this is the whole of equation 5 along a
-    sampled target, where [`sequence_nll`] estimates its cross-entropy part by the sampled tokens alone.
+    With the Bellman backup as the teacher, which has read the next observation, this is equation 5 along a sampled
+    target. [`sequence_nll`] estimates its cross-entropy part from the sampled tokens alone.
 
     Args:
         logits (`torch.Tensor` of shape `(B, T, V)`):
@@ -90,7 +89,7 @@ def sequence_kl(
 
 
 def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of each row of `mask`, `(B, T)`, over `values` `(N,)` of its true elements: `(B,)`."""
+    """Average `values` `(N,)` of the true elements of `mask` `(B, T)` over each row: `(B,)`."""
     rows = mask.nonzero()[:, 0]  # (N,)
     return values.new_zeros(len(mask)).index_add(0, rows, values) / mask.sum(1)
 
@@ -99,14 +98,14 @@ def batch_losses(
     model: nn.Module, inputs: dict[str, torch.Tensor], teacher: Callable[[], AbstractContextManager] | None = None
 ) -> torch.Tensor:
     """
-    The loss of each example of a batch, `(B,)`: the negative log-likelihood of its completion, or, with a `teacher`,
-    critic examples' divergence from what the model says with the weights that it has within `teacher()`.
+    Compute the loss of each example of a batch, `(B,)`: the negative log-likelihood of its completion, or, for critic
+    examples with a `teacher`, the divergence from the model with the weights that it has within `teacher()`.
     """
     is_taught = "teacher_input_ids" in inputs
     if teacher is not None:
         model.eval()
         with torch.no_grad(), teacher():
-            # Where weights are sharded, processes run the model together: also one whose targets were all dropped.
+            # Where weights are sharded, processes run the model together, even one whose targets were all dropped.
             teacher_logits = batch_logits(model, inputs, "teacher_" if is_taught else "")  # (C, S, V)
         model.train()
     logits = batch_logits(model, inputs)  # (B, T, V)

@@ -12,40 +12,63 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The refinement policy: act, be criticised, act better."""
+"""The refinement policy: act, read the critique, act better."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..prompts import Critique, render
-from ..types import Answer, Prompt, Transition
+from ..generation.base import Sampling
+from ..prompts import render
+from ..types import Answer, Prompt, Refinement, Sample, TrainingExample, Transition
 from .critic import critiques, judgement_prompt
-from .reasoning import correct_reasoning
 from .roles import Roles
 
 
-REPLAYED_FRACTIONS = {"policy": 0.0, "replay": 1.0}  # of stored actions among the refined, by `refinement_source`
+Criticise = Callable[[Roles, list[Prompt]], list[Answer]]
 
 
 @dataclass(frozen=True)
-class Refinement:
+class Attempt:
     """
-    An action and what became of it.
+    An action to be judged and refined.
 
     Args:
+        state ([`Prompt`]):
+            The state s_t.
         action (`str`):
-            The first attempt: a fresh action a_t ~ pi_theta(. | s_t), or the stored one.
-        attempt (`str`):
-            The attempt that was refined last; with one round, the same.
-        critique ([`~prompts.Critique`]):
-            Q_L(s_t, a_t) of that attempt.
-        refined_action ([`Answer`]):
-            a_t^r, the target of the policy loss.
+            The action.
+        state_action ([`Prompt`]):
+            The state and the action, (s_t, a_t).
     """
 
+    state: Prompt
     action: str
+    state_action: Prompt
+
+    @classmethod
+    def of(cls, roles: Roles, state: Prompt, answer: Answer) -> "Attempt":
+        """Make an attempt of an answer that was parsed."""
+        return cls(state, answer.parsed, roles.continued(state, answer))
+
+
+@dataclass(frozen=True)
+class Round:
+    """
+    One round of critique and refinement.
+
+    Args:
+        attempt (`str`):
+            The action that was judged.
+        critique ([`Answer`]):
+            Its critique.
+        refined ([`Answer`], *optional*):
+            The refined action. `None` if the critique or the refined action could not be parsed, or if none was asked
+            for.
+    """
+
     attempt: str
-    critique: Critique
-    refined_action: Answer
+    critique: Answer
+    refined: Answer | None
 
 
 def refine_actions(
@@ -53,80 +76,164 @@ def refine_actions(
     transitions: list[Transition],
     num_refinements: int = 1,
     targets: dict[int, Answer] | None = None,
+    criticise: Criticise = critiques,
 ) -> list[Refinement | None]:
     """
     Sample a_t ~ pi(. | s_t), Q_L(s_t, a_t) and a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)) (section 4.2, equation 6).
 
-    Call it with the policy's weights. With several rounds, the refinement policy sees all attempts and their critiques;
-    the critic judges each attempt by itself, and an action that it calls the best is not refined again.
+    Call it with the policy's weights.
 
     Args:
         roles ([`~method.roles.Roles`]):
-            The speakers.
+            The roles.
         transitions (`list[Transition]`):
-            Where to act.
+            The states.
         num_refinements (`int`, *optional*, defaults to `1`):
-            Rounds m.
+            Rounds m, see [`refinement_rounds`].
         targets (`dict[int, Answer]`, *optional*):
-            Bellman targets of some of the transitions, by index. There the stored action is refined in place of a fresh
-            one, with its target as the first critique (`refinement_source="replay"`).
+            Bellman targets of some of the transitions, by index. There the stored action is refined in place of a
+            fresh one, with its target as the first critique (`replay_refinement_fraction`).
+        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
+            Samples critiques of conversations that end with an action.
 
     Returns:
-        `list[Refinement | None]`: `None` where the action, its first critique or its refinement broke its format.
+        `list[Refinement | None]`: `None` where the action, its first critique or its refinement breaks its format.
     """
-    judged: dict[int, Answer] = dict(targets or {})
-    fresh = [i for i in range(len(transitions)) if i not in judged]
-    actions = roles.ask("policy", [transitions[i].state for i in fresh], roles.parse_action)
-    attempts: dict[int, str] = {i: transitions[i].turn.action for i in judged}
-    alone: dict[int, Prompt] = {i: transitions[i].state_action for i in judged}
+    targets = targets or {}
+    attempts = {
+        i: Attempt(transitions[i].state, transitions[i].turn.action, transitions[i].state_action) for i in targets
+    }
+    fresh = [i for i in range(len(transitions)) if i not in targets]
+    actions = roles.ask("policy", [transitions[i].state for i in fresh], roles.actions.parse)
     for i, action in zip(fresh, actions, strict=True):
         if action.parsed is not None:
-            attempts[i], alone[i] = action.parsed, roles.continued(action.prompt, action)
-    together = dict(alone)  # with the attempts before it
-    first_attempts = dict(attempts)
+            attempts[i] = Attempt.of(roles, action.prompt, action)
+    rounds = refinement_rounds(roles, attempts, num_refinements, targets, criticise=criticise)
     refinements: list[Refinement | None] = [None] * len(transitions)
-    for _ in range(num_refinements):
-        unjudged = [i for i in attempts if i not in judged]
-        judged.update(zip(unjudged, critiques(roles, [alone[i] for i in unjudged]), strict=True))
-        readable = [i for i in attempts if judged[i].parsed is not None]
-        refined = ask_refined(roles, [together[i] for i in readable], [judged[i] for i in readable])
-        before, attempts = attempts, {}
-        for i, action in zip(readable, refined, strict=True):
-            if action.parsed is not None:
-                critique = judged[i].parsed
-                refinements[i] = Refinement(first_attempts[i], before[i], critique, action)
-                if not critique.optimal:
-                    attempts[i] = action.parsed
-                    alone[i] = roles.continued(transitions[i].state, action)
-                    together[i] = roles.continued(action.prompt, action)
-        judged = {}
+    for i, of_action in rounds.items():
+        for last in of_action:
+            if last.refined is not None:
+                refinements[i] = Refinement(attempts[i].action, last.attempt, last.critique.parsed, last.refined)
     return _corrected(roles, refinements)
 
 
-def ask_refined(roles: Roles, state_actions: list[Prompt], critiques: list[Answer]) -> list[Answer]:
+def refinement_rounds(
+    roles: Roles,
+    attempts: dict[int, Attempt],
+    num_rounds: int,
+    judged: dict[int, Answer] | None = None,
+    keeps_best: bool = False,
+    criticise: Criticise = critiques,
+    sampling: Sampling | None = None,
+) -> dict[int, list[Round]]:
     """
-    a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), one refined action each (equation 6).
+    Refine actions in rounds of critique and refinement. The refinement policy sees all attempts and their critiques;
+    the critic judges each attempt alone. An action that the critic calls the best is not judged again.
 
     Args:
         roles ([`~method.roles.Roles`]):
-            The speakers.
-        state_actions (`list[Prompt]`):
-            Conversations that end with the action, which may hold attempts before it and their critiques.
-        critiques (`list[Answer]`):
-            What the critic says about each action.
+            The roles.
+        attempts (`dict[int, Attempt]`):
+            The actions, by any number.
+        num_rounds (`int`):
+            Largest number of rounds.
+        judged (`dict[int, Answer]`, *optional*):
+            Critiques of the first attempts, for those that have one already.
+        keeps_best (`bool`, *optional*, defaults to `False`):
+            Whether an action that the critic calls the best is kept without asking for a refined one. In training it
+            is refined once (equation 6).
+        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
+            Samples critiques of conversations that end with an action.
+        sampling ([`~generation.base.Sampling`], *optional*):
+            In place of the refinement policy's own.
+
+    Returns:
+        `dict[int, list[Round]]`: the rounds of each action, in order.
     """
-    question = render(roles.prompts.refine, action_format=roles.action_format)
+    rounds: dict[int, list[Round]] = {i: [] for i in attempts}
+    together = {i: attempt.state_action for i, attempt in attempts.items()}  # with the attempts before it
+    judged = dict(judged or {})
+    for _ in range(num_rounds):
+        unjudged = [i for i in attempts if i not in judged]
+        found = criticise(roles, [attempts[i].state_action for i in unjudged])
+        judged.update(zip(unjudged, found, strict=True))
+        open_ = [i for i in attempts if judged[i].parsed is not None]
+        if keeps_best:
+            open_ = [i for i in open_ if not judged[i].parsed.optimal]
+        answers = ask_refined(roles, [together[i] for i in open_], [judged[i] for i in open_], sampling)
+        refined = {i: answer for i, answer in zip(open_, answers, strict=True) if answer.parsed is not None}
+        for i, attempt in attempts.items():
+            rounds[i].append(Round(attempt.action, judged[i], refined.get(i)))
+        attempts = {
+            i: Attempt.of(roles, attempts[i].state, answer)
+            for i, answer in refined.items()
+            if not judged[i].parsed.optimal
+        }
+        together = {i: roles.continued(refined[i].prompt, refined[i]) for i in attempts}
+        judged = {}
+    return rounds
+
+
+def ask_refined(
+    roles: Roles, state_actions: list[Prompt], critiques: list[Answer], sampling: Sampling | None = None
+) -> list[Answer]:
+    """
+    Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), one refined action each (equation 6).
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        state_actions (`list[Prompt]`):
+            Conversations that end with the action. They can contain earlier attempts and their critiques.
+        critiques (`list[Answer]`):
+            The critique of each action.
+        sampling ([`~generation.base.Sampling`], *optional*):
+            In place of the refinement policy's own.
+    """
+    action_format = roles.prompts.action_format(roles.actions.name)
+    question = render(roles.prompts.refine, action_format=action_format)
     conversations = [
         roles.follow_up(roles.continued(judgement_prompt(roles, state_action), critique), question)
         for state_action, critique in zip(state_actions, critiques, strict=True)
     ]
-    return roles.ask("refine", conversations, roles.parse_action)
+    return roles.ask("refine", conversations, roles.actions.parse, sampling)
+
+
+def policy_examples(
+    roles: Roles, samples: list[Sample], refinements: list[Refinement | None]
+) -> list[TrainingExample | None]:
+    """
+    Make the examples of the policy loss (equation 6).
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        samples (`list[Sample]`):
+            Samples of the replay buffer.
+        refinements (`list[Refinement | None]`):
+            The refinement in the state of each.
+
+    Returns:
+        `list[TrainingExample | None]`: `None` where there is no refined action.
+    """
+    return [
+        None
+        if refinement is None
+        else TrainingExample(
+            "policy",
+            roles.opened(sample.transition.state),
+            refinement.refined_action.token_ids,
+            sample.weight,
+            sample.transition_id,
+        )
+        for sample, refinement in zip(samples, refinements, strict=True)
+    ]
 
 
 def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:
-    """With chains of thought that do not speak of the critique."""
+    """Rewrite the chains of thought, which may refer to the critique."""
     found = [i for i, refinement in enumerate(refinements) if refinement is not None]
-    answers = correct_reasoning(roles, [refinements[i].refined_action for i in found], roles.prompts.correct_refine)
-    for i, answer in zip(found, answers, strict=True):
+    answers = [refinements[i].refined_action for i in found]
+    for i, answer in zip(found, roles.correct_reasoning(answers, roles.prompts.correct_refine), strict=True):
         refinements[i] = None if answer.parsed is None else replace(refinements[i], refined_action=answer)
     return refinements

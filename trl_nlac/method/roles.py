@@ -12,29 +12,31 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One model, several roles: asking it to speak as one of them."""
+"""One model, four roles: ask it to answer in one of them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
+from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
-from ..chat.tool_calls import call_message, parse_results, parse_tool_calls
 from ..generation.base import Generator, Sampling
-from ..prompts import ACTION_PARSERS, NLACPrompts
+from ..options.roles import ROLES, RoleOptions
+from ..prompts import NLACPrompts, parse_corrected_think
 from ..types import Answer, Prompt
 
 
-# The metric that counts, for each role, how many of its answers keep to their format.
+# The metric of each role for the share of its answers that keep to their format.
 FORMAT_METRICS = {
     "policy": "policy/format_rate",
     "successor": "successor/format_rate",
-    "backup": "critic/format_rate",
-    "critique": "critique/format_rate",
+    "backup": "backup/format_rate",
+    "critique": "critic/format_rate",
     "refine": "refine/format_rate",
     "correction": "correction/format_rate",
 }
@@ -42,40 +44,36 @@ FORMAT_METRICS = {
 
 class Roles:
     """
-    Asks the model to speak in a role, in batches, and reads the answers.
+    Ask the model for answers in its roles, in batches, and parse them.
 
     Args:
         generator ([`~generation.base.Generator`]):
-            What samples tokens.
+            Samples tokens.
         chat ([`~chat.encoder.ChatEncoder`]):
-            What turns messages into tokens.
+            Encodes messages.
         prompts ([`NLACPrompts`]):
-            The words of the roles.
-        samplings (`dict[str, Sampling]`):
-            How each role samples.
-        action_format (`str`):
-            `"react"`, `"text"` or `"tool_call"`.
-        max_format_retries (`int`, *optional*, defaults to `1`):
-            How often an answer that breaks its format is sampled again.
-        num_futures (`int`, *optional*, defaults to `1`):
-            Number k of futures that a critique weighs.
-        single_step (`bool`, *optional*, defaults to `False`):
-            Whether a task is a single step, so that the critic judges correctness and foresees nothing.
-        reasoning (`bool`, *optional*):
-            Whether chains of thought are corrected before they are trained on. If `None`, if the template knows them.
-        tools (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of all tools, by which the arguments of tool calls are read.
+            The prompts of the roles.
+        options ([`~options.roles.RoleOptions`]):
+            How the roles act and generate.
+        action_regex (`str`, *optional*):
+            Regular expression that every action must match. Only with vLLM.
         shows_progress (`bool`, *optional*, defaults to `False`):
-            Whether generations and rollouts that take long show a progress bar.
+            Whether long generations and rollouts show a progress bar.
 
     Attributes:
+        actions ([`~chat.actions.ActionFormat`]):
+            The format of actions.
+        samplings (`dict[str, Sampling]`):
+            How each role samples.
+        corrects_reasoning (`bool`):
+            Whether chains of thought are rewritten before training.
         metrics (`dict[str, list[float]]`):
-            Format and clipping rates since they were last taken.
+            Format and clipping rates since [`take_metrics`].
         num_generated_tokens (`int`):
-            Number of tokens of all answers so far, of those that were sampled again, too.
+            Number of tokens of all answers so far, those that were sampled again included.
 
     Raises:
-        ValueError: If the chat template cannot do what an option asks for.
+        ValueError: If the chat template does not support an option.
     """
 
     def __init__(
@@ -83,21 +81,11 @@ class Roles:
         generator: Generator,
         chat: ChatEncoder,
         prompts: NLACPrompts,
-        samplings: dict[str, Sampling],
-        action_format: str,
-        max_format_retries: int = 1,
-        num_futures: int = 1,
-        single_step: bool = False,
-        reasoning: bool | None = None,
-        tools: list[dict[str, Any]] | None = None,
+        options: RoleOptions,
+        action_regex: str | None = None,
         shows_progress: bool = False,
     ):
-        if action_format == "tool_call" and not chat.calls_tools:
-            raise ValueError(
-                "`action_format='tool_call'` needs a chat template that shows tools and tool calls, and a "
-                "`response_template` of the tokenizer to read them. Use `action_format='react'` with this model."
-            )
-        if reasoning and chat.reasoning_tags is None:
+        if options.reasoning and chat.reasoning_tags is None:
             raise ValueError(
                 "`reasoning=True` needs a chat template that marks the chain of thought, with `<think>` for example. "
                 "Use `reasoning=None` or `False` with this model."
@@ -105,16 +93,10 @@ class Roles:
         self.generator = generator
         self.chat = chat
         self.prompts = prompts
-        self.samplings = samplings
-        self.calls_tools = action_format == "tool_call"
-        self.shows_thoughts = action_format == "react"
-        self.action_format = prompts.action_format(action_format)
-        self.parse_action = ACTION_PARSERS[action_format]
-        self.max_format_retries = max_format_retries
-        self.num_futures = num_futures
-        self.single_step = single_step
-        self.corrects_reasoning = chat.reasoning_tags is not None if reasoning is None else reasoning
-        self.tools = tools
+        self.options = options
+        self.actions = ActionFormat(chat, options.action_format)
+        self.samplings = role_samplings(options, action_regex)
+        self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
         self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.num_generated_tokens = 0
@@ -122,66 +104,38 @@ class Roles:
     # Conversations
 
     def follow_up(self, prompt: Prompt, content: str) -> Prompt:
-        """`prompt`, which ends with an assistant's turn, followed by a user's message."""
+        """Append a user's message to `prompt`, which ends with an assistant's turn."""
         return prompt.extended(self.chat.reply(prompt.last_id, content))
 
-    def observation(self, last_id: int, action: str, observation: str) -> list[int]:
-        """Token ids of what the environment answered to `action`, whose last token is `last_id`."""
-        tools = self._tools(action)
-        if not tools:
-            return self.chat.reply(last_id, observation)
-        return self.chat.results(last_id, parse_results(observation, len(tools)), tools)
-
     def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
-        """`prompt`, which ends with `action`, followed by what the environment answered: s_{t+1} from (s_t, a_t)."""
-        return prompt.extended(self.observation(prompt.last_id, action, observation))
-
-    def remembered(self, token_ids: list[int], action: str | None, keeps_reasoning: bool | None = None) -> list[int]:
-        """What stays in the conversation of sampled tokens that were read as `action`."""
-        return self.chat.remembered(token_ids, self._tools(action), keeps_reasoning)
+        """Append the environment's answer to `prompt`, which ends with `action`: s_{t+1} from (s_t, a_t)."""
+        return prompt.extended(self.actions.observation_ids(prompt.last_id, action, observation))
 
     def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
-        """`prompt` followed by `answer`, as it stays in the conversation."""
-        return prompt.extended(self.remembered(list(answer.token_ids), answer.parsed, keeps_reasoning))
+        """Append `answer` to `prompt`, as it stays in the conversation."""
+        return prompt.extended(self.actions.remembered(list(answer.token_ids), answer.parsed, keeps_reasoning))
 
     def opened(self, prompt: Prompt) -> Prompt:
-        """`prompt` as the model sees it when it speaks, with the prefill of the chat template."""
+        """Append the prefill of the chat template: `prompt` as the model sees it when it answers."""
         return prompt.extended(self.chat.prefill)
 
-    def written_action(self, action: str, thought: str) -> list[int]:
-        """Token ids of an action as if the policy had sampled it."""
-        calls = self._calls(action)
-        if calls:
-            return self.chat.completion(call_message(calls))
-        return self.chat.completion(self.action_text(action, thought))
-
-    def action_text(self, action: str, thought: str) -> str:
-        """An action as the policy writes it in words."""
-        return f"Thought: {thought}\nAction: {action}" if self.shows_thoughts else action
-
-    def said(self, action: str | None, text: str, token_ids: list[int]) -> dict[str, Any]:
-        """An answer of the policy as a message: with the tool calls that were read from it, or as `text`."""
-        calls = self._calls(action)
-        if calls:
-            return call_message(calls, self.chat.said_beside_calls(token_ids))
-        return {"role": "assistant", "content": text}
-
-    def heard(self, action: str | None, observation: str) -> list[dict[str, Any]]:
-        """What the environment answered, as messages: results of tools, or the user's."""
-        tools = self._tools(action)
-        if not tools:
-            return [{"role": "user", "content": observation}]
-        results = parse_results(observation, len(tools))
-        return [{"role": "tool", "name": t, "content": result} for t, result in zip(tools, results, strict=True)]
-
-    def _calls(self, action: Any) -> list[tuple[str, dict[str, Any]]]:
-        """The tools that an action calls in the chat template's own format, with their arguments."""
-        return parse_tool_calls(action) if self.calls_tools and isinstance(action, str) else []
-
-    def _tools(self, action: Any) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._calls(action))
-
     # Questions
+
+    def act(
+        self, prompts: list[Prompt], seeds: list[int] | None = None, sampling: Sampling | None = None
+    ) -> list[Answer]:
+        """
+        Answer states as the policy, once each: an answer that is not an action is kept.
+
+        Args:
+            prompts (`list[Prompt]`):
+                The states.
+            seeds (`list[int]`, *optional*):
+                Seed of each answer. If `None`, drawn from torch's global generator.
+            sampling ([`~generation.base.Sampling`], *optional*):
+                In place of the policy's own.
+        """
+        return self.ask("policy", prompts, self.actions.parse, sampling, max_format_retries=0, seeds=seeds)
 
     def ask(
         self,
@@ -193,32 +147,32 @@ class Roles:
         seeds: list[int] | None = None,
     ) -> list[Answer]:
         """
-        Let the model answer each prompt as `role`.
+        Answer each prompt as `role`.
 
         Args:
             role (`str`):
                 `"policy"`, `"successor"`, `"backup"`, `"critique"`, `"refine"` or `"correction"`.
             prompts (`list[Prompt]`):
-                What to answer.
+                The prompts.
             parse (`Callable[[str], Any | None]`):
-                Reads an answer; `None` where it breaks the format.
+                Parses an answer; `None` where it breaks the format.
             sampling ([`~generation.base.Sampling`], *optional*):
                 In place of the role's own.
             max_format_retries (`int`, *optional*):
-                In place of the roles' own.
+                In place of the option.
             seeds (`list[int]`, *optional*):
-                What each answer is sampled by. If `None`, they are drawn from torch's global generator.
+                Seed of each answer. If `None`, drawn from torch's global generator.
 
         Returns:
             `list[Answer]`: in the order of the prompts. [`Answer.parsed`] is `None` where the format is broken or the
             answer was cut off, after all retries.
         """
         sampling = sampling or self.samplings[role]
-        retries = self.max_format_retries if max_format_retries is None else max_format_retries
+        retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
         seeds = torch.randint(2**62, (len(prompts),)).tolist() if seeds is None else seeds
-        reads_calls = self.calls_tools and role in ("policy", "refine")
+        decode = self.actions.decode if role in ("policy", "refine") else lambda _, ids: self.chat.decode(ids)
         answers: dict[int, Answer] = {}
         pending = list(range(len(prompts)))
         for attempt in range(1 + retries):
@@ -229,10 +183,7 @@ class Roles:
                 completions = self.generator.generate(opened, sampling, [seeds[i] + attempt for i in pending], bar)
             self.num_generated_tokens += sum(len(completion.token_ids) for completion in completions)
             for i, completion in zip(pending, completions, strict=True):
-                if reads_calls:
-                    text = self.chat.decode_action(prompts[i].ids, completion.token_ids, self.tools)
-                else:
-                    text = self.chat.decode(completion.token_ids)
+                text = decode(prompts[i], completion.token_ids)
                 parsed = parse(text) if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
                 self.metrics[FORMAT_METRICS[role]].append(float(parsed is not None))
@@ -240,13 +191,46 @@ class Roles:
             pending = [i for i in pending if answers[i].parsed is None]
         return [answers[i] for i in range(len(prompts))]
 
+    def correct_reasoning(self, answers: list[Answer], question: str) -> list[Answer]:
+        """
+        Rewrite the chains of thought of answers that become training targets (appendix A.2 and A.3). The training
+        prompt does not show what the thoughts used: the next observation and the score, or the critique.
+
+        Args:
+            answers (`list[Answer]`):
+                Targets or refined actions.
+            question (`str`):
+                The prompt that asks for the rewriting.
+
+        Returns:
+            `list[Answer]`: with the rewritten chain of thought and the content as it was sampled. Where the rewriting
+            could not be parsed, [`Answer.parsed`] is `None`. Answers without a chain of thought stay as they are.
+        """
+        if not self.corrects_reasoning:
+            return answers
+        thoughtful = [i for i, a in enumerate(answers) if a.parsed is not None and self.chat.reasoning(a.token_ids)]
+        prompts = [
+            self.follow_up(self.continued(answers[i].prompt, answers[i], keeps_reasoning=True), question)
+            for i in thoughtful
+        ]
+        corrected = list(answers)
+        for i, correction in zip(thoughtful, self.ask("correction", prompts, parse_corrected_think), strict=True):
+            if correction.parsed is None:
+                corrected[i] = replace(answers[i], parsed=None)
+            else:
+                token_ids = self.chat.with_reasoning(list(answers[i].token_ids), correction.parsed)
+                corrected[i] = replace(answers[i], token_ids=tuple(token_ids))
+        return corrected
+
+    # Progress and metrics
+
     def progress(self, description: str, total: int, unit: str) -> tqdm:
-        """A bar of something that may take long; it is not seen before it does."""
+        """Make a progress bar, shown after 5 s."""
         return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=not self.shows_progress)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Within it, nothing that is asked counts for the metrics."""
+        """Leave the answers within this context out of the metrics."""
         metrics = {name: list(values) for name, values in self.metrics.items()}
         try:
             yield
@@ -255,7 +239,41 @@ class Roles:
             self.metrics.update(metrics)
 
     def take_metrics(self) -> dict[str, float]:
-        """Means of the metrics since the last call, and those of the generator."""
+        """Return the means of the metrics since the last call, and those of the generator."""
         means = {name: sum(values) / len(values) for name, values in self.metrics.items()}
         self.metrics.clear()
         return {**means, **self.generator.take_metrics()}
+
+
+def role_samplings(options: RoleOptions, action_regex: str | None = None) -> dict[str, Sampling]:
+    """
+    Combine the general options of sampling with those of each role.
+
+    Args:
+        options ([`~options.roles.RoleOptions`]):
+            The options.
+        action_regex (`str`, *optional*):
+            Regular expression that every action must match.
+
+    Returns:
+        `dict[str, Sampling]`: by role; `"evaluation"` is the policy in evaluation.
+    """
+    general = {
+        "max_tokens": options.max_completion_length,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repetition_penalty,
+    }
+    own = {role: (options.role_sampling or {}).get(role, {}) for role in ROLES}
+    own["evaluation"] = {**own["policy"], **own["evaluation"]}
+    samplings = {}
+    for role in ROLES:
+        settings = {**general, **own[role]}
+        samplings[role] = Sampling(
+            **{**settings, "min_p": settings["min_p"] or None},
+            generation_kwargs=options.generation_kwargs or {},
+            regex=action_regex if role in ("policy", "refine", "evaluation") else None,
+        )
+    return samplings

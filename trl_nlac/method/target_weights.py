@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Target weights: a slow copy of the trained weights, without a second model."""
+"""Target weights: a slow average of the trained weights, without a second model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,25 +27,23 @@ from ..shards import LocalShard, Place, forget_gathered, local_shards
 
 class TargetWeights:
     """
-    Exponential moving average of the trainable weights, theta_bar of algorithm 1, kept in float32: in bfloat16 the
-    small updates of a slow average would be rounded away.
+    Exponential moving average of the trainable weights, theta_bar of algorithm 1. It is kept in float32, because
+    bfloat16 would round away the small updates of a slow average.
 
-    Each process averages its own shard of the weights that the optimizer updates (under DeepSpeed its float32 masters), and
-    an update needs no communication. Under LoRA the trainable weights are the adapter, so the average is one of the adapter
-    alone.
+    Each process averages its own shard of the weights that the optimizer updates (under DeepSpeed its float32
+    masters), and an update needs no communication. With LoRA only the adapter is trained and averaged.
 
     Args:
         model (`nn.Module`, *optional*):
-            Model whose trainable parameters are averaged, with [`~TargetWeights.start`]. If `None`, nothing is averaged
-            before that is called.
+            Model whose trainable parameters are averaged. If `None`, the average begins with [`~TargetWeights.start`].
         update_rate (`float`, *optional*, defaults to `0.005`):
             Tau, the weight of the model in each update.
         offload (`bool`, *optional*, defaults to `False`):
-            Whether the average is kept in the memory of the CPU.
+            Whether the average is kept in CPU memory.
 
     Attributes:
         places (`dict[str, Place]`):
-            Which values of each parameter this process averages.
+            The values of each parameter that this process averages.
     """
 
     def __init__(self, model: nn.Module | None = None, update_rate: float = 0.005, offload: bool = False):
@@ -59,8 +57,8 @@ class TargetWeights:
     @torch.no_grad()
     def start(self, model: nn.Module) -> None:
         """
-        Start the average at the weights of `model`, unless it is one of such shards already. A model that will be sharded
-        is to be passed after it was.
+        Start the average at the weights of `model`, unless it already averages the same shards. If the model will be
+        sharded, call this afterwards.
         """
         shards = local_shards(model)
         places = {name: shard.place for name, shard in shards.items()}
@@ -81,9 +79,10 @@ class TargetWeights:
     @contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
         """
-        Let `model` compute with the target weights. Its own weights come back bit for bit, whatever happens inside.
+        Make `model` compute with the target weights. Its own weights are restored bit for bit, even after an
+        exception.
 
-        Where weights are sharded, all processes enter together, and gather weights inside only.
+        With sharded weights, all processes must enter together, and can gather weights only inside.
         """
         pairs = self._pairs(model)
         with torch.no_grad():
@@ -95,14 +94,14 @@ class TargetWeights:
             forget_gathered(model)
             yield
         finally:
-            with torch.no_grad():  # and without communication: if this process failed, the others are elsewhere
+            with torch.no_grad():  # no communication: if this process failed, the others do not take part
                 for (shard, _), values in zip(pairs, own, strict=True):
                     shard.live.copy_(values)
             forget_gathered(model)
 
     @torch.no_grad()
     def distance(self, model: nn.Module) -> float:
-        """`||theta - theta_bar|| / ||theta_bar||`, of all shards: to be called by all processes."""
+        """Return `||theta - theta_bar|| / ||theta_bar||` over all shards. Must be called by all processes."""
         squares = [
             torch.stack([(_like(average, shard.master) - average).square().sum(), average.square().sum()])
             for shard, average in self._pairs(model)
@@ -111,16 +110,18 @@ class TargetWeights:
         sums = [torch.stack(squares).sum(0).tolist() if squares else (0.0, 0.0)]
         if dist.is_initialized():
             sums *= dist.get_world_size()
-            dist.all_gather_object(sums, sums[0])  # shards may be where the backend cannot reduce them
+            dist.all_gather_object(sums, sums[0])  # the backend cannot reduce shards on every device
         return (sum(gap for gap, _ in sums) / sum(size for _, size in sums)) ** 0.5
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """This process's shards of theta_bar; whole parameters where nothing is sharded."""
+        """Return this process's shards of theta_bar; whole parameters if nothing is sharded."""
         return dict(self._averages)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """
+        Load a state of [`~TargetWeights.state_dict`].
+
         Raises:
             ValueError: If `state` belongs to other parameters, or to other shards of them.
         """
@@ -136,7 +137,7 @@ class TargetWeights:
 
 
 def _like(average: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`values` where `average` is, in float32."""
+    """Move `values` to the device of `average`, in float32."""
     return values.to(average.device, torch.float32)
 
 
@@ -148,7 +149,7 @@ class TargetUpdateCallback(TrainerCallback):
         self.sync_steps = sync_steps
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.target_weights.start(model)  # now it is sharded
+        self.target_weights.start(model)  # the model is sharded by now
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step % self.sync_steps == 0:

@@ -12,22 +12,22 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Options of the trainer's configuration that tell what a run writes down."""
+"""What a run writes down in addition to its metrics."""
 
 from dataclasses import dataclass, field
 
-from trl.trainer.base_config import _BaseConfig
+from .checks import check, check_at_least, check_numbers
 
 
 @dataclass
-class RecordOptions(_BaseConfig):
+class RecordOptions:
     r"""
-    Options of [`NLACConfig`] for what a run writes down besides its metrics. `trl-nlac report` makes a page of it.
+    Options of [`NLACConfig`] for what a run writes down in addition to its metrics. `trl-nlac report` shows it.
 
     Parameters:
         log_completions (`bool`, *optional*, defaults to `False`):
-            Whether all episodes that were played, in evaluation too, are written to parquet files in the folder
-            `completions` of `output_dir` with each log, and those of training printed and sent to `wandb` and `trackio`.
+            Whether all episodes, those of evaluations too, are written to parquet files in the folder `completions` of
+            `output_dir` with each log, and those of training are printed and sent to `wandb` and `trackio`.
         num_completions_to_print (`int`, *optional*):
             Number of episodes to print with each log; `0` for none. If `None`, all.
         log_unique_prompts (`bool`, *optional*, defaults to `False`):
@@ -36,11 +36,14 @@ class RecordOptions(_BaseConfig):
             Dataset on the Hub to which the folder `completions` is uploaded during training. Needs
             `log_completions=True`.
         audit_samples (`int`, *optional*, defaults to `0`):
-            Number of training samples of each iteration, on each process, of which the audit trail keeps a row: the
-            transition, its critique now, Bellman target, refined action, losses and priority. One critique more is
-            generated for each; what is trained on stays the same.
+            Number of training samples of each iteration, on each process, that get a row in the audit trail: the
+            transition, its critique now, Bellman target, refined action, losses and priority. Each costs one more
+            critique and changes nothing in training.
         audit_total_limit (`int`, *optional*, defaults to `100000`):
-            Number of rows of the audit trail of each process. Beyond it, the oldest files are deleted. If `None`, no limit.
+            Number of rows of each process's audit trail. Beyond it, the oldest files are deleted. If `None`, no limit.
+
+    Raises:
+        ValueError: If a value is out of range; the message names the option.
     """
 
     log_completions: bool = field(
@@ -59,8 +62,16 @@ class RecordOptions(_BaseConfig):
     )
     audit_samples: int = field(
         default=0,
-        metadata={"help": "Number of training samples of each iteration and process that the audit trail tells of."},
+        metadata={"help": "Number of training samples of each iteration and process in the audit trail."},
     )
     audit_total_limit: int | None = field(
-        default=100_000, metadata={"help": "Number of rows of the audit trail of each process. If None, no limit."}
+        default=100_000, metadata={"help": "Number of rows of each process's audit trail. If None, no limit."}
     )
+
+    def __post_init__(self):
+        check_numbers(self)
+        check_at_least(self, 0, "num_completions_to_print", "audit_samples")
+        check_at_least(self, 1, "audit_total_limit")
+        if not self.log_completions:
+            repo = self.log_completions_hub_repo
+            check(self, "log_completions_hub_repo", repo is None, "None without `log_completions=True`")

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The audit trail: what was made of single training samples."""
+"""The audit trail: single training samples with their targets, refinements and losses."""
 
 import json
 from itertools import chain
@@ -23,11 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ..method.critic import Judgement, judge_actions
-from ..method.losses import LOSSES
-from ..method.refinement import Refinement
-from ..method.roles import Roles
-from ..types import Answer, Sample
+from ..types import LOSSES, Answer, Judgement, Refinement, Sample
 from .folder import audit_file
 
 
@@ -45,7 +41,7 @@ SAMPLE = pa.schema(
         "reward": pa.float64(),
         "return": pa.float64(),
         "terminated": pa.bool_(),
-        "critique": pa.string(),  # of the stored action, by the policy's weights
+        "critique": pa.string(),  # of the stored action, with the policy's weights
         "verdict": pa.bool_(),
         "verdict_score": pa.float64(),
         "target": pa.string(),
@@ -54,53 +50,44 @@ SAMPLE = pa.schema(
         "attempt_critique": pa.string(),
         "attempt_verdict": pa.bool_(),
         "refined_action": pa.string(),
-        "critic_loss": pa.float64(),  # null where nothing was trained on
+        "critic_loss": pa.float64(),  # null if it was not trained on
         "policy_loss": pa.float64(),
-        "priority": pa.float64(),  # that it was drawn by
+        "priority": pa.float64(),  # with which it was drawn
     }
 )
 
 
 class AuditTrail:
     """
-    Keeps a row for each of the first samples of every iteration, and writes them to parquet files.
+    Keep a row for each audited sample of every iteration, and write them to parquet files.
 
     Args:
         output_dir (`str` or `Path`):
             Folder of the run.
         process (`int`):
             Rank of this process.
-        num_samples (`int`):
-            Number of samples of each iteration.
         total_limit (`int`, *optional*):
             Number of rows past which the oldest files are deleted.
     """
 
-    def __init__(self, output_dir: str | Path, process: int, num_samples: int, total_limit: int | None = None):
+    def __init__(self, output_dir: str | Path, process: int, total_limit: int | None = None):
         self.output_dir = Path(output_dir)
         self.process = process
-        self.num_samples = num_samples
         self.total_limit = total_limit
-        self._judgements: list[Judgement | None] = []  # of the iteration to be opened
-        self._rows: list[dict[str, Any]] = []  # of iterations that are over
-        self._open: dict[int, list[dict[str, Any]]] = {}  # of the iteration under way, by transition
-
-    def judge(self, roles: Roles, samples: list[Sample]) -> None:
-        """Let the critic judge the stored actions. Metrics and random state stay as they were."""
-        with roles.unrecorded(), torch.random.fork_rng(devices=[]):  # from which the seeds of answers come
-            chosen = [sample.transition.state_action for sample in samples[: self.num_samples]]
-            self._judgements = judge_actions(roles, chosen)
+        self._rows: list[dict[str, Any]] = []  # of finished iterations
+        self._open: dict[int, list[dict[str, Any]]] = {}  # of the current iteration, by transition
 
     def open(
         self,
         samples: list[Sample],
+        judgements: list[Judgement | None],
         targets: list[Answer],
         refinements: list[Refinement | None],
         step: int,
         environment_steps: int,
     ) -> None:
-        """Begin the rows of an iteration."""
-        parts = zip(samples, self._judgements, targets, refinements, strict=False)  # there are fewer judgements
+        """Begin the rows of an iteration, one for each judgement of the first samples."""
+        parts = zip(samples, judgements, targets, refinements, strict=False)  # there are fewer judgements
         for sample, judgement, target, refinement in parts:
             transition = sample.transition
             row = {
@@ -131,7 +118,7 @@ class AuditTrail:
             self._open.setdefault(sample.transition_id, []).append(row)
 
     def add_losses(self, inputs: dict[str, torch.Tensor], losses: torch.Tensor) -> None:
-        """Note the losses of a micro-batch."""
+        """Add the losses of a micro-batch."""
         columns = (inputs[name].tolist() for name in ("transition_ids", "loss_ids", "weights"))
         for transition_id, loss_id, weight, loss in zip(*columns, losses.tolist(), strict=True):
             name = f"{LOSSES[loss_id]}_loss"
@@ -140,12 +127,12 @@ class AuditTrail:
                 row[name] = loss
 
     def close(self) -> None:
-        """End the rows of the iteration under way."""
+        """Complete the rows of the current iteration."""
         self._rows += chain.from_iterable(self._open.values())
         self._open.clear()
 
     def write(self, step: int) -> None:
-        """Write the rows of the iterations that were over at `step`, and delete files past the limit."""
+        """Write the rows of the iterations that were finished at `step`, and delete files past the limit."""
         if not self._rows:
             return
         path = audit_file(self.output_dir, step, self.process)

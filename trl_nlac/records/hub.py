@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What goes to the Hub beside weights: cards, and episodes during training."""
+"""Cards and uploads for the Hub."""
 
 import dataclasses
 import json
@@ -31,12 +31,14 @@ from huggingface_hub import (
     ModelCardData,
     create_repo,
 )
+from huggingface_hub.constants import ENDPOINT
+from transformers import TrainerState
 from trl.trainer.base_config import _BaseConfig
 
 from ..nlac_config import NLACConfig
 from ..options.records import RecordOptions
 from .folder import COMPLETIONS
-from .log_history import first_and_last
+from .log import first_and_last
 
 
 CITATION = """\
@@ -46,7 +48,7 @@ CITATION = """\
     note   = {Under double-blind review}
 }"""
 TEMPLATES = Path(__file__).parent / "templates"
-# Options of `TrainingArguments` that a card tells of.
+# Options of `TrainingArguments` that a card lists.
 _OPTIMIZATION = (
     "learning_rate",
     "lr_scheduler_type",
@@ -66,46 +68,48 @@ _OPTIMIZATION = (
 
 def model_card(
     args: NLACConfig,
-    model_name: str,
-    repo_id: str,
-    base_model: str | None,
-    tags: list[str],
+    state: TrainerState,
     environment: str,
-    num_tasks: str,
-    example: str,
-    log_history: list[dict[str, Any]],
     num_environment_steps: int,
-    num_optimizer_steps: int,
+    num_tasks: int | None,
+    example: str,
+    base_model: str | None,
+    repo_id: str | None,
+    tags: list[str],
+    model_name: str | None = None,
     dataset_name: str | None = None,
 ) -> ModelCard:
     """
-    The card of a trained model.
+    Make the card of a trained model.
 
     Args:
         args ([`NLACConfig`]):
             Options of the training.
-        model_name (`str`):
-            What the model is called.
-        repo_id (`str`):
-            Where it can be loaded from.
+        state ([`~transformers.TrainerState`]):
+            State of the training, with its logs.
+        environment (`str`):
+            Name of the environment.
+        num_environment_steps (`int`):
+            Number of environment steps of the training.
+        num_tasks (`int`, *optional*):
+            Number of tasks. `None` if the environment owns its data.
+        example (`str`):
+            A first observation.
         base_model (`str`, *optional*):
-            What it was trained from, if that is on the Hub.
+            Name or folder of the model that was trained.
+        repo_id (`str`, *optional*):
+            Repository of the model on the Hub.
         tags (`list[str]`):
             Tags of the card.
-        environment (`str`):
-            What it was trained in.
-        num_tasks (`str`):
-            How many tasks it was trained on, in words.
-        example (`str`):
-            An observation to begin with.
-        log_history (`list[dict[str, Any]]`):
-            Logs of the training.
-        num_environment_steps (`int`), num_optimizer_steps (`int`):
-            How long it was trained.
+        model_name (`str`, *optional*):
+            Name of the model. If `None`, that of its repository or folder.
         dataset_name (`str`, *optional*):
-            Dataset of the tasks, if that is on the Hub.
+            Dataset of the tasks on the Hub.
     """
-    evaluations = first_and_last(log_history)
+    repo_id = repo_id or str(args.output_dir)
+    model_name = model_name or Path(repo_id).name
+    base_model = None if not base_model or Path(base_model).is_dir() else base_model
+    evaluations = first_and_last(state.log_history)
     results = [
         {
             "name": name,
@@ -144,11 +148,11 @@ def model_card(
             repo_id=repo_id,
             base_model=base_model,
             environment=environment,
-            num_tasks=num_tasks,
+            num_tasks="the environment's own" if num_tasks is None else f"{num_tasks:,}",
             example=json.dumps(example, ensure_ascii=False),
             results=results,
             num_environment_steps=f"{num_environment_steps:,}",
-            num_optimizer_steps=f"{num_optimizer_steps:,}",
+            num_optimizer_steps=f"{state.global_step:,}",
             max_turns=args.max_turns,
             success_threshold=f"{args.success_threshold:g}",
             options=_changed_options(args),
@@ -158,19 +162,20 @@ def model_card(
     )
 
 
-def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> None:
-    """Upload a dataset of episodes with its card."""
+def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> str:
+    """Upload a dataset of episodes with its card, and return its address."""
     dataset.push_to_hub(repo_id, private=private, token=token)
-    data = DatasetCard.load(repo_id, token=token).data  # which the upload wrote: where the files are
+    data = DatasetCard.load(repo_id, token=token).data  # the upload wrote there where the files are
     data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
     card = _render(
         "episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{len(dataset):,}"
     )
     DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
+    return f"{ENDPOINT}/datasets/{repo_id}"
 
 
 def upload_completions(args: NLACConfig) -> CommitScheduler | None:
-    """Upload the tables of episodes to `log_completions_hub_repo` every two minutes from now on, if it is set."""
+    """Upload the tables of episodes to `log_completions_hub_repo` every two minutes, if it is set."""
     if args.log_completions_hub_repo is None:
         return None
     repo_id = create_repo(
@@ -186,19 +191,19 @@ def upload_completions(args: NLACConfig) -> CommitScheduler | None:
 
 
 def _changed_options(args: NLACConfig) -> dict[str, Any]:
-    """Options of the method and of optimization that are not the defaults."""
-    told = {option.name for option in dataclasses.fields(NLACConfig)}
-    told -= {option.name for option in dataclasses.fields(_BaseConfig)} | set(RecordOptions.__annotations__)
+    """List the options of the method and of optimization that are not the defaults."""
+    listed = {option.name for option in dataclasses.fields(NLACConfig)}
+    listed -= {option.name for options in (_BaseConfig, RecordOptions) for option in dataclasses.fields(options)}
     changed = {}
     for option in dataclasses.fields(args):
         value = vars(args)[option.name]
-        if option.name in (*told, *_OPTIMIZATION) and value != option.default:
+        if option.name in (*listed, *_OPTIMIZATION) and value != option.default:
             changed[option.name] = value.value if isinstance(value, Enum) else value
     return changed
 
 
 def _render(template: str, **values: Any) -> str:
-    """A template of this package; lines of statements leave nothing behind."""
+    """Render a template of this package."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, keep_trailing_newline=True, autoescape=False
     )

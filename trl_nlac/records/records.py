@@ -12,88 +12,76 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What a trainer tells of what it does."""
+"""Collect the metrics of a run, and write down its episodes and audited samples."""
 
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
-from ..environments.base import Oracle
 from ..evaluation.evaluation import Evaluation
-from ..evaluation.health import HealthMonitor, SuccessMonitor, health_metrics
+from ..evaluation.health import HealthMonitor, SuccessMonitor
 from ..evaluation.metrics import episode_metrics, is_played, mean_over_processes
-from ..evaluation.oracle import judge_refinements
-from ..method.losses import LOSSES
-from ..method.refinement import Refinement
-from ..method.roles import Roles
 from ..nlac_config import NLACConfig
-from ..replay.buffer import PrioritizedReplay
-from ..types import Answer, Episode, Sample
+from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample
 from .audit import AuditTrail
+from .log import RENAMED
 from .tables import EpisodeTables
 
 
 class Records:
     """
-    Collects what happens until the next log: metrics, seconds of the phases, episodes and the audit trail.
+    Collect metrics, seconds of the phases, episodes and the audit trail until the next log.
 
     Args:
         args ([`NLACConfig`]):
             What to record, and where.
-        roles ([`Roles`]):
-            Who speaks.
-        replay ([`PrioritizedReplay`]):
-            The replay buffer.
-        oracle ([`~environments.base.Oracle`], *optional*):
-            The truth, where the environment knows it.
+        decode (`Callable[[list[int]], str]`):
+            Decodes the tokens of an action.
 
     Attributes:
         metrics (`dict[str, list[float]]`):
-            Values since the last log, of which it will have the means.
+            Values since the last log, which logs their means.
         num_environment_steps (`int`):
             Number of environment steps of training, over all processes.
-        success ([`SuccessMonitor`]):
+        success ([`~evaluation.health.SuccessMonitor`]):
             Warns when success falls.
-        health ([`HealthMonitor`]):
-            Watches whether a role is forgotten.
+        health ([`~evaluation.health.HealthMonitor`]):
+            Warns when a role is forgotten.
     """
 
-    def __init__(self, args: NLACConfig, roles: Roles, replay: PrioritizedReplay, oracle: Oracle | None = None):
+    def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args
-        self.roles = roles
-        self.replay = replay
-        self.oracle = oracle
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
         self.num_environment_steps = 0
         self.health = HealthMonitor(args.health_warning_ratio)
         self.success = SuccessMonitor(args.health_warning_ratio)
-        self.tables = EpisodeTables(args, roles.chat.decode) if args.log_completions else None
+        self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self.audit = None
         if args.audit_samples:
-            self.audit = AuditTrail(args.output_dir, args.process_index, args.audit_samples, args.audit_total_limit)
+            self.audit = AuditTrail(args.output_dir, args.process_index, args.audit_total_limit)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Count the seconds of a phase of an iteration."""
+        """Measure the seconds of a phase of an iteration."""
         start = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - start
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
-        Episodes that were played for training.
+        Add the episodes that were played for training.
 
         Args:
             episodes (`list[Episode]`):
-                Those of this process.
+                The episodes of this process.
             numbers (`list[int]`):
                 Their ids in the replay buffer.
             step (`int`):
@@ -109,44 +97,34 @@ class Records:
         self.success.update([outcome for outcomes, _ in of_processes for outcome in outcomes])
         self.num_environment_steps += sum(num_steps for _, num_steps in of_processes)
 
-    def judge_samples(self, samples: list[Sample]) -> None:
-        """Let the critic judge the stored actions that the audit trail tells of."""
-        if self.audit is not None:
-            with self.timed("audit"):
-                self.audit.judge(self.roles, samples)
-
     def add_samples(
         self,
         samples: list[Sample],
+        judgements: list[Judgement | None],
         targets: list[Answer],
         refinements: list[Refinement | None],
+        metrics: dict[str, float],
         step: int,
-        target_distance: float,
     ) -> None:
         """
-        What an iteration will train on.
+        Add the samples that an iteration will train on.
 
         Args:
             samples (`list[Sample]`):
-                Drawn from the replay buffer.
+                Samples of the replay buffer.
+            judgements (`list[Judgement | None]`):
+                Judgements of the stored actions of the first samples, those that the audit trail gets.
             targets (`list[Answer]`):
-                Bellman targets of each.
+                The Bellman target of each sample.
             refinements (`list[Refinement | None]`):
-                Refined actions of each.
+                The refinement in the state of each sample.
+            metrics (`dict[str, float]`):
+                Metrics of the iteration on this process.
             step (`int`):
                 Number of optimizer steps before.
-            target_distance (`float`):
-                Distance of the target weights from the trained ones.
         """
         if self.audit is not None:
-            self.audit.open(samples, targets, refinements, step, self.num_environment_steps)
-        transitions = [sample.transition for sample in samples]
-        metrics = {**self.roles.take_metrics(), **health_metrics(transitions, targets, refinements)}
-        if self.oracle is not None:
-            metrics.update(judge_refinements(self.oracle, transitions, refinements))
-        metrics["replay/size"] = float(len(self.replay))
-        metrics["replay/priority_mean"] = self.replay.priority_mean
-        metrics["target/distance"] = target_distance
+            self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
         means = mean_over_processes(metrics)
         self.health.update(means)
         means.update({f"time/{phase}": seconds for phase, seconds in self.seconds.items()})
@@ -154,9 +132,14 @@ class Records:
         for name, value in means.items():
             self.metrics[name].append(value)
 
-    def add_losses(self, inputs: dict[str, torch.Tensor], losses: torch.Tensor, reduce) -> None:
+    def add_losses(
+        self,
+        inputs: dict[str, torch.Tensor],
+        losses: torch.Tensor,
+        reduce: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
         """
-        Losses of a micro-batch.
+        Add the losses of a micro-batch.
 
         Args:
             inputs (`dict[str, torch.Tensor]`):
@@ -175,12 +158,12 @@ class Records:
             self.metrics[f"{name}/loss"] += round(number) * [total / max(1, number)]
 
     def end_iteration(self) -> None:
-        """All gradient steps of an iteration were taken."""
+        """Complete the audited samples of an iteration after its last gradient step."""
         if self.audit is not None:
             self.audit.close()
 
     def take(self, step: int) -> dict[str, float]:
-        """Means of the metrics since the last call. Episodes and audited samples until then are written down."""
+        """Return the means of the metrics since the last call, and write down episodes and audited samples."""
         means = {}
         for name, values in self.metrics.items():
             valid = [value for value in values if not math.isnan(value)]
@@ -191,30 +174,36 @@ class Records:
         return {**means, "environment/steps": self.num_environment_steps}
 
     def write(self, step: int) -> None:
-        """Write down the episodes and audited samples until now."""
+        """Write down the episodes and audited samples so far."""
         if self.tables is not None:
             self.tables.write(self._rows, step)
             self._rows = []
         if self.audit is not None:
             self.audit.write(step)
 
-    def add_evaluation(self, seen: Evaluation, step: int, kind: str) -> None:
-        """Write down the episodes of an evaluation, of whose metrics `kind` is the prefix."""
+    def add_evaluation(self, evaluation: Evaluation, step: int, kind: str) -> None:
+        """Write down the episodes of an evaluation; `kind` is the prefix of its metrics."""
         if self.tables is not None:
             steps = self.num_environment_steps
-            rows = self.tables.rows(seen.episodes, seen.numbers, step, steps, seen.judgements)
+            rows = self.tables.rows(evaluation.episodes, evaluation.numbers, step, steps, evaluation.judgements)
             self.tables.write(rows, step, kind)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {
+            "version": 1,  # states without it have the metric names of earlier versions
             "environment_steps": self.num_environment_steps,
             "health": self.health.state_dict(),
             "success": self.success.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of [`Records.state_dict`]."""
+        """Load a state from [`Records.state_dict`], also one of an earlier version."""
+        health = state["health"]
+        if "version" not in state:
+            levels = {key: health[key] for key in ("count", "level", "best")}
+            health = {key: {RENAMED.get(name, name): v for name, v in of_it.items()} for key, of_it in levels.items()}
+            health["warned"] = [RENAMED.get(name, name) for name in state["health"]["warned"]]
         self.num_environment_steps = state["environment_steps"]
-        self.health.load_state_dict(state["health"])
+        self.health.load_state_dict(health)
         self.success.load_state_dict(state["success"])

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Episodes as rows of a table: on disk, on the console, and where experiments are tracked."""
+"""Episodes as rows of a table: on disk, on the console, and in experiment trackers."""
 
 import json
 from collections.abc import Callable
@@ -24,9 +24,8 @@ import pyarrow.parquet as pq
 from accelerate.utils import gather_object
 from trl.trainer.utils import print_prompt_completions_sample
 
-from ..method.critic import Judgement
 from ..nlac_config import NLACConfig
-from ..types import Episode, Transition
+from ..types import Episode, Judgement, Transition
 from .folder import completions_file
 
 
@@ -61,13 +60,13 @@ EPISODE = pa.schema(
 
 class EpisodeTables:
     """
-    Writes episodes down as `log_completions` of TRL's trainers does completions.
+    Write episodes down, as `log_completions` of TRL's trainers does with completions.
 
     Args:
         args ([`NLACConfig`]):
             Where and what to write.
         decode (`Callable[[list[int]], str]`):
-            What turns tokens into text.
+            Decodes the tokens of an action.
     """
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
@@ -83,19 +82,19 @@ class EpisodeTables:
         judgements: dict[tuple[int, int], Judgement] | None = None,
     ) -> list[dict[str, Any]]:
         """
-        Rows of episodes of this process.
+        Make rows of this process's episodes.
 
         Args:
             episodes (`list[Episode]`):
-                What was played.
+                The episodes.
             numbers (`list[int]`):
-                What each is called.
+                Number of each.
             step (`int`):
                 Number of optimizer steps before.
             environment_steps (`int`):
                 Number of environment steps before, over all processes.
             judgements (`dict[tuple[int, int], Judgement]`, *optional*):
-                What the critic says about some of the actions, by index of the episode and of the turn.
+                Judgements of some of the actions, by index of the episode and of the turn.
         """
         judgements = judgements or {}
         return [
@@ -128,7 +127,7 @@ class EpisodeTables:
         }
 
     def write(self, rows: list[dict[str, Any]], step: int, kind: str = "") -> None:
-        """Write down the rows of all processes, as of `step`; `kind` is the prefix of an evaluation's metrics."""
+        """Write down the rows of all processes at `step`; `kind` is the prefix of an evaluation's metrics."""
         rows = gather_object(rows)
         if not rows or self.args.process_index != 0:
             return
@@ -143,7 +142,7 @@ class EpisodeTables:
             self._show(rows, extra, step)
 
     def _show(self, rows: list[dict[str, Any]], extra: dict[str, list[Any]], step: int) -> None:
-        """On the console, and to the trackers of the experiment."""
+        """Print rows to the console, and send them to the experiment trackers."""
         prompts, returns = [row["prompt"] for row in rows], [row["return"] for row in rows]
         completions = [_messages(row["turns"]) for row in rows]
         number = self.args.num_completions_to_print
@@ -161,7 +160,7 @@ class EpisodeTables:
 
 
 def _messages(turns: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Turns as messages."""
+    """Write turns as messages."""
     messages = []
     for turn in turns:
         messages.append({"role": "assistant", "content": turn["text"]})
@@ -171,7 +170,7 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def _array(values: list[Any]) -> pa.Array:
-    """A column of whatever type, as text if the types are mixed."""
+    """Make a column of any type, as text if the types are mixed."""
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -179,7 +178,7 @@ def _array(values: list[Any]) -> pa.Array:
 
 
 def _trackers(report_to: list[str]) -> list[Any]:
-    """Those of wandb and trackio that the run reports to."""
+    """List the trackers of tables, wandb and trackio, that the run reports to."""
     trackers = []
     if "wandb" in report_to:
         import wandb

@@ -19,12 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset
-from huggingface_hub.constants import ENDPOINT
 
-from ..episodes.conversations import conversation
-from ..method.roles import Roles
-from ..records.hub import push_episodes
 from ..types import Episode, Sample, Transition
 from .files import episode_lengths, read_episodes, write_episodes
 from .resharding import read_share
@@ -48,10 +43,11 @@ class PrioritizedReplay:
         seed (`int`, *optional*, defaults to `0`):
             Seed of the sampling.
         memory_limit (`int`, *optional*):
-            Bytes of memory for the compressed episodes. Beyond it, the oldest ones lie in files. If `None`, all stay in
-            memory.
+            Bytes of memory for the compressed episodes. Beyond it, the oldest ones move to files. If `None`, all stay
+            in memory.
         spill_directory (`str` or `Path`, *optional*):
-            Folder of these files, which vanish with the process. If `None`, the system's folder for temporary files.
+            Folder of these files, which are deleted when the process ends. If `None`, the system's folder for
+            temporary files.
     """
 
     def __init__(
@@ -81,11 +77,11 @@ class PrioritizedReplay:
 
     @property
     def episodes(self) -> list[Episode]:
-        """The stored episodes, oldest first. All are built at once, which takes the memory that the buffer saves."""
+        """The stored episodes, oldest first. They are decompressed all at once, which takes memory."""
         return [self._store[number] for number in self._store]
 
     def newest(self, number: int) -> list[Episode]:
-        """The newest episodes, oldest first."""
+        """Return the newest episodes, oldest first."""
         numbers = list(self._store)[-number:]
         return [self._store[i] for i in numbers]
 
@@ -96,17 +92,33 @@ class PrioritizedReplay:
 
     def add(self, episodes: Iterable[Episode]) -> list[int]:
         """
-        Store episodes. Their transitions get the largest priority seen, so that each is soon trained on once.
+        Store episodes. Their transitions get the largest priority so far, so that each is soon trained on once.
 
         Returns:
-            `list[int]`: the id of the first transition of each episode; those of the others follow it. One without a turn is
-            not stored and has -1.
+            `list[int]`: the id of the first transition of each episode; the ids of the others follow it. An episode
+            without a turn is not stored and has -1.
 
         Raises:
             ValueError: If an episode has more turns than the buffer holds.
-            TypeError: If JSON cannot hold a task.
+            TypeError: If a task cannot be written as JSON.
         """
         return self._extend((episode, np.full(len(episode.turns), self._max_priority)) for episode in episodes)
+
+    def fill(self, episodes: Sequence[Episode]) -> None:
+        """
+        Store episodes that must all fit.
+
+        Raises:
+            ValueError: If they do not.
+            TypeError: If a task cannot be written as JSON.
+        """
+        number = sum(len(episode.turns) for episode in episodes)
+        if len(self) + number > self.capacity:
+            raise ValueError(
+                f"{number} transitions do not fit into `replay_buffer_size={self.capacity}`. Make it larger, or "
+                "select episodes."
+            )
+        self.add(episodes)
 
     def _extend(self, episodes: Iterable[tuple[Episode, np.ndarray]]) -> list[int]:
         first, end = self._first_id, self._next_id
@@ -118,7 +130,7 @@ class PrioritizedReplay:
                     self._append(episode, priorities)
             return numbers
         finally:
-            # All slots that changed, once: those of transitions that left and of new ones.
+            # Every slot that changed, once: those of transitions that left and of new ones.
             changed = np.concatenate([np.arange(first, self._first_id), np.arange(end, self._next_id)])
             if len(changed):
                 self._weigh(np.unique(changed % self.capacity))
@@ -141,7 +153,7 @@ class PrioritizedReplay:
 
     def sample(self, number: int) -> list[Sample]:
         """
-        Draw transitions with replacement. Those of one episode share it.
+        Draw transitions with replacement. Transitions of the same episode share it.
 
         Raises:
             ValueError: If the buffer is empty.
@@ -180,7 +192,7 @@ class PrioritizedReplay:
             self._weigh(slots)
 
     def _weigh(self, slots: np.ndarray) -> None:
-        """Let the priorities of slots take effect; free slots have none."""
+        """Update the sampling weights of slots; free slots have none."""
         priorities = self._priorities[slots]
         self._tree.set(slots, np.where(priorities > 0, priorities**self.priority_exponent, 0.0))
 
@@ -198,43 +210,8 @@ class PrioritizedReplay:
             episode = self._store[number]
             yield episode, self._priorities[np.arange(number, number + len(episode.turns)) % self.capacity]
 
-    def to_dataset(self, roles: Roles) -> Dataset:
-        """
-        The episodes as conversations, oldest first, in the form that the trainer takes as `replay_dataset`.
-
-        Args:
-            roles ([`~method.roles.Roles`]):
-                Who played them, as `trainer.roles`.
-        """
-        return Dataset.from_list([conversation(self._store[number], roles) for number in self._store])
-
-    def push_to_hub(self, repo_id: str, roles: Roles, private: bool | None = None, token: str | None = None) -> str:
-        """
-        Upload the episodes as a dataset with a card.
-
-        Args:
-            repo_id (`str`):
-                Name of the dataset on the Hub.
-            roles ([`~method.roles.Roles`]):
-                Who played them, as `trainer.roles`.
-            private (`bool`, *optional*):
-                Whether a new repository is private. If `None`, as the organisation has it.
-            token (`str`, *optional*):
-                Token of the Hub. If `None`, that of the login.
-
-        Returns:
-            `str`: address of the dataset.
-
-        Raises:
-            ValueError: If the buffer is empty.
-        """
-        if not len(self):
-            raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
-        push_episodes(self.to_dataset(roles), repo_id, private, token)
-        return f"{ENDPOINT}/datasets/{repo_id}"
-
     def load(self, directory: str | Path) -> None:
-        """Replace the content by what [`PrioritizedReplay.save`] wrote. Sampling goes on exactly where it was."""
+        """Load a buffer from [`PrioritizedReplay.save`]. Sampling continues exactly where it was."""
         path = Path(directory) / "episodes.parquet"
         state = json.loads((path.parent / "replay.json").read_text())
         self._clear(state["next_id"] - int(episode_lengths(path).sum()))
@@ -244,13 +221,13 @@ class PrioritizedReplay:
 
     def load_share(self, directories: Sequence[str | Path], rank: int, world_size: int) -> None:
         """
-        Replace the content by the share of one of `world_size` processes in what another number of processes saved, see
-        [`~replay.resharding.read_share`]. Transitions get new ids. Sampling goes on where the saved process of the same rank was;
-        if there was none, with the seed of this buffer.
+        Replace the content by this process's share of the buffers that another number of processes saved, see
+        [`~replay.resharding.read_share`]. Transitions get new ids. Sampling continues where the saved process of the
+        same rank was; if there was none, with the seed of this buffer.
 
         Args:
             directories (`Sequence[str | Path]`):
-                What each of the processes saved, in the order of their ranks.
+                The saved buffers, in the order of their ranks.
             rank (`int`):
                 This process.
             world_size (`int`):
@@ -273,7 +250,7 @@ class PrioritizedReplay:
             self._rng.bit_generator.state = states[rank]["rng"]
 
     def _clear(self, next_id: int) -> None:
-        """Drop everything and go on with `next_id`."""
+        """Drop everything and continue with `next_id`."""
         self._store.clear()
         self._first_id = self._next_id = next_id
         self._priorities[:] = 0

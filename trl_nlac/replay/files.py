@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Episodes and their priorities as parquet files, written and read a few at a time."""
+"""Parquet files of episodes and their priorities, written and read a few episodes at a time."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ _EPISODE = pa.schema(
 
 
 def write_episodes(path: Path, episodes: Iterable[tuple[Episode, np.ndarray]]) -> None:
-    """Write episodes, each with the priorities of its transitions, in row groups of some megabytes."""
+    """Write episodes, each with the priorities of its transitions, in row groups of a few megabytes."""
     with pq.ParquetWriter(path, _EPISODE, compression="zstd") as writer:
         rows, num_tokens = [], 0
         for episode, priorities in episodes:
@@ -68,7 +68,7 @@ def write_episodes(path: Path, episodes: Iterable[tuple[Episode, np.ndarray]]) -
 
 
 def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[tuple[Episode, np.ndarray]]:
-    """What [`write_episodes`] wrote, in the same order; with a mask `keep`, only the episodes for which it is true."""
+    """Read a file of [`write_episodes`] in order; with a mask `keep`, only the episodes for which it is true."""
     start = 0
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=64):
@@ -82,7 +82,7 @@ def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[tuple[
 
 
 def episode_lengths(path: Path) -> np.ndarray:
-    """Number of transitions of each episode of a file, without reading more."""
+    """Return the number of transitions of each episode in a file, reading nothing else."""
     priorities = pq.read_table(path, columns=["priorities"])["priorities"]
     return pc.list_value_length(priorities).to_numpy().astype(np.int64)
 
@@ -100,5 +100,5 @@ def _row(episode: Episode, priorities: np.ndarray) -> dict[str, Any]:
 
 def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
     turns = tuple(Turn(**turn) for turn in row["turns"])
-    told = {"task": json.loads(row["task"]), **{name: tuple(json.loads(row[name])) for name in ("opening", "tools")}}
-    return Episode(**{**row, **told, "token_ids": token_ids, "turns": turns})
+    parsed = {"task": json.loads(row["task"]), **{name: tuple(json.loads(row[name])) for name in ("opening", "tools")}}
+    return Episode(**{**row, **parsed, "token_ids": token_ids, "turns": turns})

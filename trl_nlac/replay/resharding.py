@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Replay buffers of as many processes as saved them, dealt out to another number of processes."""
+"""Redistribution of saved replay buffers to another number of processes."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -26,8 +26,8 @@ from .files import episode_lengths, read_episodes
 
 def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[tuple[Episode, np.ndarray]]:
     """
-    The share of one process in the episodes of others: every episode belongs to exactly one of `world_size` shares, and
-    these differ by no more transitions than the longest episode has.
+    Read one process's share of the saved episodes. Every episode belongs to exactly one of `world_size` shares, whose
+    numbers of transitions differ by at most the length of the longest episode.
 
     Args:
         paths (`Sequence[Path]`):
@@ -35,10 +35,10 @@ def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[tu
         rank (`int`):
             The process.
         world_size (`int`):
-            Number of processes that share.
+            Number of processes that share the episodes.
 
     Returns:
-        `Iterator[tuple[Episode, np.ndarray]]`: episodes and the priorities of their transitions, oldest first.
+        `Iterator[tuple[Episode, np.ndarray]]`: Episodes and the priorities of their transitions, oldest first.
     """
     sources, owners = deal_episodes([episode_lengths(path) for path in paths], world_size)
     readers = [read_episodes(path, keep=owners[sources == i] == rank) for i, path in enumerate(paths)]
@@ -48,17 +48,17 @@ def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[tu
 
 def deal_episodes(lengths: Sequence[np.ndarray], world_size: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    Deal episodes out, each to the process that has the fewest transitions so far.
+    Assign each episode to the process that has the fewest transitions so far.
 
     Args:
         lengths (`Sequence[np.ndarray]`):
             Number of transitions of the episodes of each process that saved, oldest first.
         world_size (`int`):
-            Number of processes that they are dealt to.
+            Number of processes that get the episodes.
 
     Returns:
-        `tuple[np.ndarray, np.ndarray]`: from which process each episode is and to which it goes. The oldest come first,
-        those with most transitions after them in their buffer; the episodes of one buffer stay in order.
+        `tuple[np.ndarray, np.ndarray]`: The source and the new process of each episode, oldest first, that is, by the
+        number of transitions after it in its buffer. The episodes of one buffer stay in order.
     """
     sources = np.repeat(np.arange(len(lengths)), [len(of_one) for of_one in lengths])
     ages = np.concatenate([of_one.sum() - of_one.cumsum() for of_one in lengths])

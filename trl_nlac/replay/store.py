@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Where the replay buffer keeps its episodes: compressed, the newest in memory, older ones in files if there is a limit."""
+"""Storage of the replay buffer's episodes: compressed, in memory up to a limit, older ones in files."""
 
 import json
 import struct
@@ -29,9 +29,9 @@ import pyarrow as pa
 from ..types import Episode, Turn
 
 
-MAX_FILE_SIZE = 1 << 30  # bytes; disk space is given back file by file
+MAX_FILE_SIZE = 1 << 30  # bytes; disk space is freed file by file
 _CODEC = pa.Codec("zstd", compression_level=1)
-_SIZES = struct.Struct("<III")  # of the token ids: compressed and as they are; of the rest as it is
+_SIZES = struct.Struct("<III")  # of the token ids, compressed and uncompressed, and of the rest, uncompressed
 
 
 class _Place(NamedTuple):
@@ -42,15 +42,15 @@ class _Place(NamedTuple):
 
 class EpisodeStore:
     """
-    Episodes by number, first in, first out. Each is kept as one compressed record and built anew when it is asked for,
-    so that it costs less than its token ids; as long as anyone holds an episode, the same object is handed out.
+    Episodes by number, first in, first out. Each is stored as one compressed record, smaller than its token ids, and
+    decoded on access; as long as an episode is referenced, the same object is returned.
 
     Args:
         memory_limit (`int`, *optional*):
             Bytes of memory for the records. Beyond it, the oldest ones move to files. If `None`, all stay in memory.
         directory (`str` or `Path`, *optional*):
-            Folder of these files. They have no name where the system allows it, and vanish with the process however it
-            ends. If `None`, the system's folder for temporary files.
+            Folder of these files. If the system allows it, they have no name and disappear with the process, however
+            it ends. If `None`, the system's folder for temporary files.
     """
 
     def __init__(self, memory_limit: int | None = None, directory: str | Path | None = None):
@@ -65,7 +65,7 @@ class EpisodeStore:
         return len(self._on_disk) + len(self._in_memory)
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers, oldest first."""
+        """Iterate over the numbers, oldest first."""
         yield from self._on_disk
         yield from self._in_memory
 
@@ -127,7 +127,7 @@ class EpisodeStore:
 
 def encode_episode(episode: Episode) -> bytes:
     """
-    An episode as one compressed record: its token ids, and the rest as JSON.
+    Encode an episode as one compressed record: its token ids, and the rest as JSON.
 
     Raises:
         TypeError: If JSON cannot hold its task.
@@ -142,14 +142,14 @@ def encode_episode(episode: Episode) -> bytes:
         raise TypeError(
             f"The task {episode.task} cannot be stored: {error}. Use columns that JSON can hold."
         ) from error
-    # Apart, because text between them would spoil the alignment that the repetitions of token ids have.
+    # Compressed separately: text between them would break the alignment of repeated token ids.
     compressed = _CODEC.compress(token_ids)
     sizes = _SIZES.pack(len(compressed), len(token_ids), len(rest))
     return b"".join((sizes, compressed, _CODEC.compress(rest)))
 
 
 def decode_episode(record: bytes) -> Episode:
-    """The inverse of [`encode_episode`]. The token ids cannot be written to."""
+    """Decode a record of [`encode_episode`]. The token ids are read-only."""
     compressed_size, tokens_size, rest_size = _SIZES.unpack_from(record)
     view = memoryview(record)[_SIZES.size :]
     token_ids = _CODEC.decompress(view[:compressed_size], tokens_size, asbytes=True)

@@ -12,14 +12,14 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Drawing indices in proportion to their weights, in logarithmic time."""
+"""Sampling of indices in proportion to their weights, in logarithmic time."""
 
 import numpy as np
 
 
 class SumTree:
     """
-    Weights of the indices from 0 to `size - 1`, at first zero, and their sums over halves of halves.
+    Weights of the indices from 0 to `size - 1`, initially zero, and a binary tree of their sums.
 
     Args:
         size (`int`):
@@ -27,7 +27,7 @@ class SumTree:
     """
 
     def __init__(self, size: int):
-        # A binary tree in one array: node i has the children 2i and 2i + 1, the leaves are the indices.
+        # The binary tree in one array: node i has the children 2i and 2i + 1, the leaves are the indices.
         self._num_leaves = 1 << max(1, (size - 1).bit_length())
         self._sums = np.zeros(2 * self._num_leaves)
 
@@ -37,7 +37,7 @@ class SumTree:
         return float(self._sums[1])
 
     def set(self, indices: np.ndarray, weights: np.ndarray) -> None:
-        """Set the weights of at least one index. Of an index that occurs twice, the last weight counts."""
+        """Set the weights of at least one index. If an index occurs twice, its last weight counts."""
         nodes = indices + self._num_leaves
         self._sums[nodes] = weights
         while nodes[0] > 1:
@@ -46,20 +46,20 @@ class SumTree:
 
     def draw(self, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """
-        The index at each fraction of the total, counted along the indices. None has the weight zero.
+        Return the index at each fraction of the cumulative weights; never one with weight zero.
 
         Args:
             fractions (`np.ndarray` of shape `(number,)`):
                 At least 0, less than 1.
 
         Returns:
-            `tuple[np.ndarray, np.ndarray]`: indices and their weights.
+            `tuple[np.ndarray, np.ndarray]`: Indices and their weights.
         """
         remainder = fractions * self._sums[1]
         node = np.ones(len(fractions), dtype=np.int64)
         while node[0] < self._num_leaves:
             left = self._sums[2 * node]
-            # Never walk into an empty subtree, however the sums were rounded.
+            # Never enter an empty subtree, however the sums were rounded.
             right = (remainder >= left) & (self._sums[2 * node + 1] > 0) | (left == 0)
             remainder -= np.where(right, left, 0.0)
             node = 2 * node + right

@@ -12,6 +12,6 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The run report: one HTML page about a training run, which needs nothing but a browser."""
+"""The run report: one HTML page about a training run, which needs only a browser."""
 
 from .page import write_report

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Whether what the critic says comes true as often as it says so."""
+"""Calibration: how the critic's probabilities compare with the share of successes."""
 
 import math
 from collections import defaultdict
@@ -27,14 +27,14 @@ NUM_BINS = 10
 @dataclass(frozen=True)
 class Bin:
     """
-    Verdicts that gave success a similar chance.
+    Verdicts with a similar probability of success.
 
     Args:
         count (`int`):
             Number of verdicts.
-        foretold (`float`):
-            Mean chance that they gave.
-        happened (`float`):
+        predicted (`float`):
+            Mean predicted probability.
+        observed (`float`):
             Share of successes.
         low (`float`):
             Lower end of the 95 % interval of this share.
@@ -43,8 +43,8 @@ class Bin:
     """
 
     count: int
-    foretold: float
-    happened: float
+    predicted: float
+    observed: float
     low: float
     high: float
 
@@ -56,17 +56,17 @@ class Reliability:
 
     Args:
         dataset (`str`):
-            What was evaluated on; empty where there is only one dataset.
+            Name of the dataset; empty if there is only one.
         step (`int`):
-            Optimizer steps before it.
+            Optimizer steps before the evaluation.
         count (`int`):
             Number of verdicts.
         brier (`float`):
-            Mean squared error of the chances.
+            Mean squared error of the probabilities.
         auroc (`float`, *optional*):
-            Chance that a success was given a higher one than a failure. `None` if only one of them occurred.
+            Probability that a success has a higher score than a failure. `None` if only one of them occurred.
         bins (`list[Bin]`):
-            Those with a verdict.
+            Bins with at least one verdict.
     """
 
     dataset: str
@@ -79,11 +79,11 @@ class Reliability:
 
 def first_and_last(verdicts: dict[tuple[str, int], list[tuple[float, bool]]]) -> list[list[Reliability]]:
     """
-    The critic in the first and in the newest evaluation on each dataset; in one alone if there is no other.
+    Return the reliability in the first and the newest evaluation on each dataset, or in the only one.
 
     Args:
         verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
-            By dataset and step of an evaluation: log-odds of a "Yes", and whether the episode succeeded.
+            Log-odds of a "Yes" and whether the episode succeeded, by dataset and step of the evaluation.
     """
     steps = defaultdict(list)
     for dataset, step in verdicts:
@@ -96,11 +96,11 @@ def first_and_last(verdicts: dict[tuple[str, int], list[tuple[float, bool]]]) ->
 
 def reliability(dataset: str, step: int, verdicts: list[tuple[float, bool]]) -> Reliability:
     """
-    Compare verdict scores with what happened.
+    Compare verdict scores with the outcomes.
 
     Args:
         dataset (`str`):
-            What was evaluated on.
+            Name of the dataset.
         step (`int`):
             Optimizer steps before the evaluation.
         verdicts (`list[tuple[float, bool]]`):
@@ -117,7 +117,7 @@ def reliability(dataset: str, step: int, verdicts: list[tuple[float, bool]]) -> 
 
 
 def probability(score: float) -> float:
-    """The chance of a "Yes" from its log-odds."""
+    """Convert the log-odds of a "Yes" to its probability."""
     return 0.5 * (1 + math.tanh(score / 2))
 
 

@@ -1,7 +1,7 @@
 const HEIGHT = 208;
 const MARGIN = { top: 10, right: 12, bottom: 26 };
 
-/** Ascending round numbers that cover a range with about so many steps. */
+/** Return ascending round numbers that cover a range in about `count` steps. */
 function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count) || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -11,7 +11,7 @@ function ticks(low, high, count) {
   return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-/** A label of an axis: 1,500 is 1.5k. */
+/** Format an axis label: 1,500 is 1.5k. */
 function short(value) {
   const size = Math.abs(value);
   for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
@@ -32,18 +32,18 @@ function nearest(values, wanted) {
   return best;
 }
 
-/** Draws as soon as a node is in the page, and again whenever its width changes. */
+/** Call `draw` once a node is in the page, and again whenever its width changes. */
 function onWidth(node, draw) {
   let width = 0;
   const look = () => {
     if (node.clientWidth && node.clientWidth !== width) draw((width = node.clientWidth));
   };
   queueMicrotask(look);
-  // In the next frame: a drawing changes the height of the page, which observers must not do.
+  // In the next frame: drawing changes the page's height, which observers must not do.
   new ResizeObserver(() => requestAnimationFrame(look)).observe(node);
 }
 
-/** A plot of given size with axes from 0 to `xTop` and over all `yTicks`; returns it with its two scales. */
+/** Create a plot with an x axis from 0 to `xTop` and a y axis over all `yTicks`; return it with its two scales. */
 function frame({ width, height, xTop, xTicks, yTicks, label }) {
   const texts = yTicks.map(short);
   const left = 10 + 6.6 * Math.max(...texts.map((text) => text.length));
@@ -66,7 +66,7 @@ function frame({ width, height, xTop, xTicks, yTicks, label }) {
   return { picture, x, y, bottom };
 }
 
-/** Shows a tooltip beside a place of the plot, on the side with more room. */
+/** Show a tooltip next to a place in the plot, on the side with more room. */
 function showTip(tip, at, width, children) {
   tip.replaceChildren(...children);
   tip.hidden = false;
@@ -177,9 +177,9 @@ function reliabilityDiagram(plot, evaluations) {
       const kind = isNewest ? "blue" : "grey hollow";
       const most = Math.max(...evaluation.bins.map((bin) => bin.count));
       for (const bin of evaluation.bins) {
-        const [cx, cy] = [x(bin.foretold), y(bin.happened)];
-        const figures = [bin.foretold, bin.happened, bin.low, bin.high];
-        const [foretold, happened, low, high] = figures.map((value) => format(value, true));
+        const [cx, cy] = [x(bin.predicted), y(bin.observed)];
+        const figures = [bin.predicted, bin.observed, bin.low, bin.high];
+        const [predicted, observed, low, high] = figures.map((value) => format(value, true));
         const r = 3 + 7 * Math.sqrt(bin.count / most);
         if (isNewest) {
           picture.append(svg("line", { class: `whisker ${kind}`, x1: cx, x2: cx, y1: y(bin.low), y2: y(bin.high) }));
@@ -188,8 +188,8 @@ function reliabilityDiagram(plot, evaluations) {
         const show = () =>
           showTip(tip, cx, width, [
             el("div", { className: "at" }, `Step ${format(evaluation.step)}, ${format(bin.count)} verdicts`),
-            el("div", {}, "foretold", el("b", {}, foretold)),
-            el("div", {}, "happened", el("b", {}, `${happened} (${low} to ${high})`)),
+            el("div", {}, "predicted", el("b", {}, predicted)),
+            el("div", {}, "observed", el("b", {}, `${observed} (${low} to ${high})`)),
           ]);
         dot.addEventListener("pointerenter", show);
         dot.addEventListener("pointerdown", show);
@@ -208,7 +208,7 @@ for (const place of document.querySelectorAll("[data-reliability]")) {
   place.classList.add("plot");
   reliabilityDiagram(place, data.reliability[place.dataset.reliability]);
 }
-// The fragment of the address belongs to the episodes.
+// The fragment of the URL is reserved for the episodes.
 for (const link of document.querySelectorAll("nav a")) {
   link.addEventListener("click", (event) => {
     event.preventDefault();

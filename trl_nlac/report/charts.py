@@ -12,31 +12,31 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Which curves the report draws, from what was logged."""
+"""The curves of the report, from the logged metrics."""
 
 import math
 from dataclasses import dataclass, replace
 from itertools import cycle
 
-from .log import TrainingLog
+from ..records.log import TrainingLog
 
 
-MAX_POINTS = 240  # of a curve of training; more cannot be told apart on a screen
+MAX_POINTS = 240  # of a training curve; more cannot be distinguished on a screen
 COLORS = ("blue", "orange", "green", "pink", "amber", "sky", "grey")
 # A role keeps its colour in every chart.
 _ROLES = {
     "critic": "blue",
+    "backup": "sky",
     "policy": "orange",
     "refine": "green",
     "successor": "pink",
     "correction": "amber",
-    "critique": "sky",
     "rehearsal": "grey",
 }
 _VERDICTS = {
-    "critic/optimal_rate": ("targets that say “Yes”", "blue"),
-    "refine/optimal_rate": ("critiques that say “Yes”", "sky"),
-    "refine/changed_rate": ("actions that refinement changed", "green"),
+    "backup/optimal_rate": ("targets that say “Yes”", "sky"),
+    "critic/optimal_rate": ("critiques that say “Yes”", "blue"),
+    "refine/changed_rate": ("actions changed by refinement", "green"),
 }
 _ORACLE = {
     "oracle/future_accuracy": "blue",
@@ -45,9 +45,9 @@ _ORACLE = {
     "oracle/refined_better_rate": "pink",
     "oracle/readable_rate": "grey",
 }
-_PHASES = {  # what is timed once in an iteration
+_PHASES = {  # timed once per iteration
     "rollout": "orange",
-    "target": "blue",
+    "target": "sky",
     "refine": "green",
     "audit": "pink",
     "sync": "grey",
@@ -63,7 +63,7 @@ class Series:
 
     Args:
         name (`str`):
-            Its label.
+            Label of the curve.
         color (`str`):
             One of `COLORS`.
         x (`list[float]`):
@@ -94,15 +94,15 @@ class Chart:
 
     Args:
         title (`str`):
-            What is shown.
+            Title of the chart.
         series (`list[Series]`):
             Curves.
         note (`str`, *optional*, defaults to `""`):
             A sentence below the title.
         is_rate (`bool`, *optional*, defaults to `False`):
-            Whether all values are from 0 to 1.
+            Whether all values are between 0 and 1.
         is_wide (`bool`, *optional*, defaults to `False`):
-            Whether it takes the room of two.
+            Whether the chart is twice as wide as others.
     """
 
     title: str
@@ -113,7 +113,7 @@ class Chart:
 
 
 def learning_charts(log: TrainingLog) -> list[Chart]:
-    """How well the policy acts."""
+    """Return the charts of the policy's performance."""
     evaluations = [row for rows in log.evaluations.values() for row in rows]
     powers = _names(evaluations, "episode/pass^")
     chances = [
@@ -129,54 +129,57 @@ def learning_charts(log: TrainingLog) -> list[Chart]:
         Chart(
             "pass^k",
             _colored(chances) if len(powers) > 1 else [],
-            "Chance that k episodes of the same task all succeed.",
+            "Probability that k episodes of the same task all succeed.",
             is_rate=True,
         ),
     )
 
 
 def training_charts(log: TrainingLog) -> list[Chart]:
-    """What the gradient steps do."""
+    """Return the charts of the gradient steps."""
     losses = [_curve(log.training, f"{name}/loss", name, _ROLES[name]) for name in ("critic", "policy", "rehearsal")]
     priorities = [_curve(log.training, "replay/priority_mean", "mean priority", "blue")]
     sizes = [_curve(log.training, "replay/size", "transitions", "blue")]
     distances = [_curve(log.training, "target/distance", "distance", "blue")]
     return _with_data(
         Chart("Losses", losses, "Per token, in nats."),
-        Chart("Replay priorities", priorities, "Mean over the buffer: the critic loss that each transition last had."),
+        Chart("Replay priorities", priorities, "Mean over the buffer of each transition's latest critic loss."),
         Chart("Replay buffer", sizes, "Number of transitions."),
         Chart("Target weights", distances, "Distance to the policy's weights, relative to their norm."),
     )
 
 
 def role_charts(log: TrainingLog) -> list[Chart]:
-    """What the roles say."""
+    """Return the charts of the roles' outputs."""
     formats = [name for name in _names(log.training) if name.endswith("/format_rate")]
     formats = [_curve(log.training, name, role := name.split("/")[0], _ROLES.get(role, "grey")) for name in formats]
-    healths = _colored([(log.training, name, _words(name)) for name in _names(log.training, "health/")])
+    healths = [
+        _curve(log.training, name, words := _words(name), _ROLES.get(words.split()[0], "grey"))
+        for name in _names(log.training, "health/")
+    ]
     verdicts = [_curve(log.training, name, *label) for name, label in _VERDICTS.items()]
     return _with_data(
-        Chart("Answers in their format", formats, is_rate=True),
+        Chart("Answers in the right format", formats, is_rate=True),
         Chart("Health", healths, is_rate=True),
         Chart("Verdicts", verdicts, is_rate=True),
     )
 
 
 def critic_charts(log: TrainingLog) -> list[Chart]:
-    """How well the critic foretells success, and how often it is right where the truth is known."""
+    """Return the charts of the critic's predictions, and of its accuracy if the ground truth is known."""
     return _with_data(
-        Chart("Brier score", _evaluation_curves(log, "critic/brier"), "0 is perfect, 0.25 is a coin."),
-        Chart("AUROC", _evaluation_curves(log, "critic/auroc"), "1 is perfect, 0.5 is a coin.", is_rate=True),
+        Chart("Brier score", _evaluation_curves(log, "critic/brier"), "0 is perfect, 0.25 is a coin flip."),
+        Chart("AUROC", _evaluation_curves(log, "critic/auroc"), "1 is perfect, 0.5 is a coin flip.", is_rate=True),
         *(
-            Chart(f"Against the truth, {dataset or 'evaluation'}", _truths(rows), is_rate=True)
+            Chart(f"Compared with the oracle, {dataset or 'evaluation'}", _truths(rows), is_rate=True)
             for dataset, rows in log.evaluations.items()
         ),
-        Chart("Against the truth, training", _truths(log.training), is_rate=True),
+        Chart("Compared with the oracle, training", _truths(log.training), is_rate=True),
     )
 
 
 def time_charts(log: TrainingLog) -> list[Chart]:
-    """Where the time goes, and how often environments fail."""
+    """Return the charts of run time and environment failures."""
     failures = _colored(
         [(log.training, name, _words(name)) for name in _names(log.training, "environment/", "failure_rate")]
     )
@@ -184,7 +187,7 @@ def time_charts(log: TrainingLog) -> list[Chart]:
         Chart(
             "Time before gradient steps",
             _shares(log.training),
-            "Shares of acting, Bellman targets, refinement, the audit trail and the syncing of weights.",
+            "Shares of the rollout, Bellman targets, refinement, the audit trail and weight syncs.",
             is_rate=True,
         ),
         Chart("Gradient steps", [_curve(log.training, "time/train", "seconds", "blue")], "Seconds per micro-batch."),
@@ -198,13 +201,13 @@ def _with_data(*charts: Chart) -> list[Chart]:
 
 
 def _names(rows: Rows, start: str = "", end: str = "") -> list[str]:
-    """Metrics that any of the rows has, in the order of their first appearance."""
+    """Return the metrics in any of the rows, in the order of their first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name.startswith(start) and name.endswith(end)]
 
 
 def _words(name: str) -> str:
-    """Label of a metric."""
+    """Return the label of a metric."""
     return name.split("/")[-1].replace("_", " ")
 
 
@@ -215,7 +218,7 @@ def _curve(rows: Rows, metric: str, label: str, color: str) -> Series:
 
 
 def _colored(curves: list[tuple[Rows, str, str]]) -> list[Series]:
-    """Curves of rows, metric and label, in one colour after the other."""
+    """Make curves of rows, metric and label, with the colours in turn."""
     return [_curve(*curve, color) for curve, color in zip(curves, cycle(COLORS), strict=False)]
 
 
@@ -224,13 +227,13 @@ def _truths(rows: Rows) -> list[Series]:
 
 
 def _both(log: TrainingLog, metric: str) -> list[Series]:
-    """A metric in training, faintly, and in evaluations."""
+    """Make the faint curve of a metric in training and its curves in evaluations."""
     training = _curve(log.training, metric, "training", "grey")
     return [replace(training, style="faint"), *_evaluation_curves(log, metric)]
 
 
 def _evaluation_curves(log: TrainingLog, metric: str) -> list[Series]:
-    """A curve for each dataset, with its interval if there is one."""
+    """Make a curve for each dataset, with its interval if there is one."""
     curves = _colored([(rows, metric, dataset or "evaluation") for dataset, rows in log.evaluations.items()])
     lows, highs = (
         _colored([(rows, f"{metric}_{end}", "") for rows in log.evaluations.values()]) for end in ("low", "high")
@@ -242,7 +245,7 @@ def _evaluation_curves(log: TrainingLog, metric: str) -> list[Series]:
 
 
 def _shares(rows: Rows) -> list[Series]:
-    """The share of every phase that is timed once in an iteration, one on top of the other."""
+    """Make stacked curves of the time shares of the phases."""
     metrics = [f"time/{phase}" for phase in _PHASES]
     rows = [row for row in rows if "environment/steps" in row and sum(row.get(metric, 0.0) for metric in metrics) > 0]
     seconds = {metric: _thinned([row.get(metric, 0.0) for row in rows]) for metric in metrics}
@@ -259,7 +262,7 @@ def _shares(rows: Rows) -> list[Series]:
 
 
 def _thinned(values: list[float]) -> list[float]:
-    """Means of as many neighbours as it takes to keep to `MAX_POINTS`, with as many digits as can be seen."""
+    """Average neighbours until at most `MAX_POINTS` are left, and round them to visible digits."""
     size = math.ceil(len(values) / MAX_POINTS)
     groups = (values[i : i + size] for i in range(0, len(values), max(1, size)))
     return [float(f"{sum(group) / len(group):.6g}") for group in groups]

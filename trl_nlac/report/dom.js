@@ -1,8 +1,8 @@
-// Text is only ever set as text: nothing that a model or an environment wrote becomes markup.
+// Text is only set as text: nothing that a model or an environment wrote becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with properties or attributes and children; children that are null are left out. */
+/** Create an element with properties or attributes and children, without children that are null. */
 function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -13,7 +13,7 @@ function el(tag, properties = {}, ...children) {
   return node;
 }
 
-/** An SVG element with attributes. */
+/** Create an SVG element with attributes. */
 function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -21,7 +21,7 @@ function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** A number with as many digits as a reader needs. */
+/** Format a number with as many digits as a reader needs. */
 function format(value, isRate = false) {
   if (isRate) return value.toFixed(2);
   const size = Math.abs(value);

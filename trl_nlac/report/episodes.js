@@ -24,7 +24,7 @@ const LONG = { characters: 700, lines: 12 };
 
 const haystacks = new Map();
 
-/** All words of an episode in lower case, made when they are first searched. */
+/** Return all texts of an episode in lower case, cached for later searches. */
 function haystack(episode) {
   if (!haystacks.has(episode)) {
     const words = [];
@@ -38,7 +38,7 @@ function haystack(episode) {
   return haystacks.get(episode);
 }
 
-/** Indices of the episodes that pass the filters, in order. */
+/** Return the indices of the episodes that match the filters, in order. */
 function select(state) {
   const wanted = state.q.toLowerCase();
   const [, key] = SORTS[Object.hasOwn(SORTS, state.sort) ? state.sort : DEFAULTS.sort];
@@ -56,14 +56,14 @@ function select(state) {
     .map(([, i]) => i);
 }
 
-/** Control characters as signs that can be seen. */
+/** Replace control characters by visible symbols. */
 function visible(text) {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (sign) =>
     sign === "\u007f" ? "\u2421" : String.fromCharCode(0x2400 + sign.charCodeAt(0)),
   );
 }
 
-/** A text in pieces, with what was searched for marked. */
+/** Split a text into pieces, with the search term marked. */
 function marked(text, wanted) {
   const pieces = [];
   const lower = text.toLowerCase();
@@ -77,7 +77,7 @@ function marked(text, wanted) {
   return [...pieces, text.slice(from)];
 }
 
-/** A block of text; a long one can be unfolded. */
+/** Create a block of text; a long one is folded. */
 function textBlock(text, wanted, kind = "") {
   const pieces = marked(visible(text), wanted.toLowerCase());
   const block = el("div", { className: `text ${kind}`, dir: "auto" }, ...pieces);
@@ -95,14 +95,14 @@ function chip(text, kind = "", title = "") {
   return el("span", { className: `chip ${kind}`, title }, text);
 }
 
-/** What the critic says in a word, with the chance of a "Yes" where its score is known. */
+/** Create the verdict's label, with the probability of a "Yes" if its score is known. */
 function verdictChips(verdict, score, isWrong) {
   if (verdict === undefined) return [];
-  const chance = score === undefined ? "" : `, chance ${(1 / (1 + Math.exp(-score))).toFixed(2)}`;
+  const chance = score === undefined ? "" : `, probability ${(1 / (1 + Math.exp(-score))).toFixed(2)}`;
   const title = score === undefined ? "" : `verdict score ${format(score)} (log-odds)`;
   return [
     chip((verdict ? "Yes" : "No") + chance, verdict ? "yes" : "no", title),
-    isWrong ? chip("wrong", "wrong", "The verdict disagrees with what happened, or with the Bellman target.") : null,
+    isWrong ? chip("wrong", "wrong", "The verdict differs from the outcome or from the Bellman target's.") : null,
   ];
 }
 
@@ -110,7 +110,7 @@ function block(label, kind, chips, ...children) {
   return el("div", { className: `block ${kind}` }, el("div", { className: "label" }, label, ...chips), ...children);
 }
 
-/** What the model said before its action; empty if it said nothing else. */
+/** Return the model's text before its action; empty if there is none. */
 function thoughtOf(text, action) {
   const said = text.trim();
   if (!action || !said.endsWith(action.trim())) return said;
@@ -150,7 +150,7 @@ function sampleBlock(sample, q) {
       part("Bellman target", sample.target, "", ...verdictChips(sample.target_verdict)),
       part("First attempt", sample.attempt, "action"),
       part("Its critique", sample.attempt_critique, "", ...verdictChips(sample.attempt_verdict)),
-      part(kept ? "Refined action, as it was" : "Refined action", sample.refined_action, "action"),
+      part(kept ? "Refined action (unchanged)" : "Refined action", sample.refined_action, "action"),
     ),
   );
 }
@@ -193,7 +193,7 @@ function firstWords(episode) {
   return (episode.prompt ?? episode.turns[0]?.observation ?? "").replace(/\s+/g, " ").trim();
 }
 
-/** What all of these texts begin with, up to the end of a word. */
+/** Return the common beginning of all texts, up to the end of a word. */
 function sharedStart(texts) {
   let shared = texts[0] ?? "";
   for (const text of texts) {
@@ -204,7 +204,7 @@ function sharedStart(texts) {
 
 const greeting = sharedStart(data.episodes.filter((episode) => episode.prompt).map(firstWords));
 
-/** The words by which an episode is known in the list; a long beginning that all share is left out. */
+/** Return the title of an episode in the list, without a long beginning that all share. */
 function titleOf(episode) {
   const words = firstWords(episode);
   const own = greeting.length > 40 && words.startsWith(greeting) ? words.slice(greeting.length) : words;
@@ -254,7 +254,7 @@ function detail(episode, q, buttons) {
   const facts = [
     ["step", format(episode.step)],
     ["environment steps before", format(episode.environment_steps)],
-    ["return", episode.return === undefined ? "not known" : format(episode.return)],
+    ["return", episode.return === undefined ? "unknown" : format(episode.return)],
     [episode.split === "eval" ? "task" : "episode", format(episode.number)],
     ["process", episode.process],
   ];
@@ -297,7 +297,7 @@ function toggle(text, name, go) {
   return el("label", { className: "toggle" }, box, text);
 }
 
-/** The browser of episodes. What it shows is in the fragment of the address, so that it can be bookmarked. */
+/** Build the browser of episodes. Its state is in the fragment of the URL, so that it can be bookmarked. */
 function browse(root) {
   const read = () => ({ ...DEFAULTS, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) });
   const go = (changes, isNewPlace = false) => {
@@ -309,7 +309,7 @@ function browse(root) {
   };
   const open = (i) => {
     go({ episode: String(i) }, !read().episode);
-    const isOnly = getComputedStyle(panes).display === "block"; // the list is not beside it
+    const isOnly = getComputedStyle(panes).display === "block"; // the list is not next to it
     if (isOnly || article.getBoundingClientRect().top < 0) article.scrollIntoView();
   };
 
@@ -377,7 +377,7 @@ function browse(root) {
             button("‹ Previous", at > 0, () => open(found[at - 1])),
             button("Next ›", at < found.length - 1, () => open(found[at + 1])),
           ])
-        : [el("p", { className: "empty" }, found.length ? "Choose an episode." : "No episode passes these filters.")]),
+        : [el("p", { className: "empty" }, found.length ? "Choose an episode." : "No episode matches these filters.")]),
     );
   }
   addEventListener("hashchange", render);

@@ -12,20 +12,20 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Episodes and audited training samples in the form that the page shows them."""
+"""Episodes and audited training samples, prepared for the page."""
 
 import math
 from typing import Any
 
 
-MAX_CHARACTERS = 4000  # of one text; a chain of thought may have a hundred times as many
+MAX_CHARACTERS = 4000  # of one text; a chain of thought can have a hundred times as many
 _EPISODE_COLUMNS = set(
     "step environment_steps process episode task prompt turns return success terminated truncated failure".split()
 )
 _TURN_COLUMNS = "observation action next_observation reward".split()
-_SAMPLE_COLUMNS = (  # what an audited sample tells beside its turn
-    "step critique verdict verdict_score target target_verdict attempt attempt_critique attempt_verdict refined_action "
-    "critic_loss policy_loss priority"
+_SAMPLE_COLUMNS = (  # of an audited sample, in addition to its turn
+    "step critique verdict verdict_score target target_verdict attempt attempt_critique attempt_verdict "
+    "refined_action critic_loss policy_loss priority"
 ).split()
 
 Row = dict[str, Any]
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 def played_episode(row: Row, split: str, dataset: str, samples: list[Row]) -> Row:
     """
-    An episode that was written down whole.
+    Prepare an episode that was recorded completely.
 
     Args:
         row (`dict[str, Any]`):
@@ -41,11 +41,11 @@ def played_episode(row: Row, split: str, dataset: str, samples: list[Row]) -> Ro
         split (`str`):
             `"train"` or `"eval"`.
         dataset (`str`):
-            What was evaluated on; empty where there is only one dataset.
+            Name of the evaluation dataset; empty if there is only one.
         samples (`list[dict[str, Any]]`):
             Audited samples of this episode, oldest first.
     """
-    # A failed environment says nothing about the critic.
+    # A failed environment does not prove the critic right or wrong.
     success = row["success"] if row["failure"] is None else None
     turns = {number: _with_mark(turn, success) for number, turn in enumerate(row["turns"])}
     return {
@@ -59,7 +59,7 @@ def played_episode(row: Row, split: str, dataset: str, samples: list[Row]) -> Ro
 
 
 def audited_episode(samples: list[Row]) -> Row:
-    """An episode of which nothing is known but audited samples."""
+    """Prepare an episode of which only audited samples were recorded."""
     first = samples[0]
     return {
         **_known(first, "step environment_steps process task return".split()),
@@ -79,13 +79,13 @@ def _outcome(row: Row) -> str:
 
 
 def _with_mark(turn: Row, success: bool | None) -> Row:
-    """A turn, and whether the critic's verdict on it was wrong."""
+    """Add to a turn whether the critic's verdict on it was wrong."""
     wrong = None not in (success, turn["verdict"]) and turn["verdict"] != success
     return {**_known(turn), "wrong": wrong, "samples": []}
 
 
 def _turns(turns: dict[int, Row], samples: list[Row]) -> Row:
-    """The turns of an episode with their audited samples, and what can be filtered by."""
+    """Return the turns of an episode with their audited samples, and the values for filters."""
     for sample in samples:
         turn = turns.setdefault(sample["turn"], {**_known(sample, _TURN_COLUMNS), "wrong": False, "samples": []})
         verdicts = (sample["verdict"], sample["target_verdict"])
@@ -97,14 +97,14 @@ def _turns(turns: dict[int, Row], samples: list[Row]) -> Row:
 
 
 def _extra(row: Row) -> dict[str, str] | None:
-    """Columns of reward functions."""
+    """Return the columns of reward functions."""
     extra = {name: value for name, value in row.items() if name not in _EPISODE_COLUMNS and value is not None}
     texts = {name: f"{value:.5g}" if isinstance(value, float) else str(value) for name, value in extra.items()}
     return {name: clipped(text) for name, text in texts.items()} or None
 
 
 def _known(row: Row, names: list[str] | None = None) -> Row:
-    """The values of a row that are there, with long texts clipped."""
+    """Return the known values of a row, with long texts clipped."""
     found = {name: row[name] for name in names or row}
     return {
         name: clipped(value) if isinstance(value, str) else value
@@ -114,9 +114,9 @@ def _known(row: Row, names: list[str] | None = None) -> Row:
 
 
 def clipped(text: str) -> str:
-    """A text without its middle if it has more than `MAX_CHARACTERS`."""
+    """Cut the middle out of a text with more than `MAX_CHARACTERS`."""
     left_out = len(text) - MAX_CHARACTERS
     if left_out <= 0:
         return text
     half = MAX_CHARACTERS // 2
-    return f"{text[:half]}\n[… {left_out:,} characters left out …]\n{text[-half:]}"
+    return f"{text[:half]}\n[… {left_out:,} characters omitted …]\n{text[-half:]}"

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Writing the page."""
+"""The page of the report."""
 
 import base64
 import hashlib
@@ -24,9 +24,9 @@ from typing import Any
 import jinja2
 
 from ..records.folder import AUDIT, COMPLETIONS, TRAINING_LOG
+from ..records.log import TrainingLog, read_log
 from .calibration import first_and_last
 from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
-from .log import TrainingLog, read_log
 from .run_files import Episodes, read_episodes
 from .summary import summarize
 
@@ -39,31 +39,31 @@ _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 def write_report(run: str | Path, output: str | Path | None = None) -> Path:
     """
-    Write one HTML page about a training run: its curves, how far the critic can be trusted, and its episodes turn by
-    turn. The page needs neither a network nor a server, and may be written while the run goes on.
+    Write one HTML page about a training run: its curves, the critic's calibration, and its episodes turn by turn. The
+    page needs neither a network nor a server, and can be written during the run.
 
     Args:
         run (`str` or `Path`):
             Folder of the run, the `output_dir` of its configuration.
         output (`str` or `Path`, *optional*):
-            Where to write the page. If `None`, `report.html` in the folder of the run.
+            File to write. If `None`, `report.html` in the folder of the run.
 
     Returns:
-        `Path`: where the page is.
+        `Path`: The file.
 
     Raises:
-        ValueError: If the folder holds nothing of a run.
+        ValueError: If the folder has no data of a run.
     """
     run = Path(run).resolve()
     output = run / "report.html" if output is None else Path(output)
     log, episodes = read_log(run / TRAINING_LOG), read_episodes(run)
     if not any([log.training, log.evaluations, episodes.shown]):
         raise ValueError(
-            f"`run` is {run}, where nothing of a run can be read: neither {TRAINING_LOG}, nor "
-            f"{COMPLETIONS}/*.parquet, nor {AUDIT}/*.parquet. Pass the `output_dir` of a training run that has logged at least once."
+            f"`run` is {run}, which has no readable {TRAINING_LOG}, {COMPLETIONS}/*.parquet or {AUDIT}/*.parquet. "
+            "Pass the `output_dir` of a training run that has logged at least once."
         )
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(_page(run, log, episodes), encoding="utf-8", errors="replace")  # names may hold lone surrogates
+    output.write_text(_page(run, log, episodes), encoding="utf-8", errors="replace")  # names can have lone surrogates
     return output
 
 
@@ -100,17 +100,17 @@ def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
         episodes=episodes,
         style=style,
         script=script,
-        # Even if something of the model or an environment were not escaped, no script but this one would run.
+        # Even if a text of the model or an environment were not escaped, only this script could run.
         policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'",
         data=_json(data),
     )
 
 
 def _source(text: str) -> str:
-    """Name of an inline style or script in a content security policy."""
+    """Return the name of an inline style or script in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _json(data: Any) -> str:
-    """JSON without a character that HTML or JavaScript could take for its own; what is not ASCII is escaped too."""
+    """Encode JSON in ASCII, without characters that have a meaning in HTML."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Choosing and reading the episodes of a run from its parquet files, without ever holding all of them."""
+"""Selection of a run's episodes from its parquet files, without loading all of them."""
 
 import math
 from collections import defaultdict
@@ -36,17 +36,17 @@ Key = tuple[int, int]  # process, and number of the episode there
 @dataclass(frozen=True)
 class Episodes:
     """
-    What the files of a run tell of its episodes.
+    The episodes in the files of a run.
 
     Args:
         shown (`list[dict[str, Any]]`):
-            Those of the page, by step.
+            Episodes of the page, by step.
         num_train (`int`):
-            Number of all episodes of training.
+            Number of all training episodes.
         num_eval (`int`):
-            Number of all episodes of evaluations.
+            Number of all evaluation episodes.
         verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
-            By dataset and step of an evaluation: verdict scores of actions, and whether their episodes succeeded.
+            Verdict scores of actions and whether their episodes succeeded, by dataset and step of the evaluation.
         unreadable (`list[str]`):
             Names of files that are not parquet, such as one that was being written when the run was killed.
     """
@@ -71,7 +71,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an episode is: a row of a file, or nothing but audited samples."""
+    """Place of an episode: a row of a file, or only audited samples."""
 
     step: int
     key: Key | None  # `None` in evaluation
@@ -81,15 +81,15 @@ class _Place:
 
 def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
     """
-    Read the episodes of the page: the newest of evaluation, and an even sample over the course of training. Half of the
-    room is for either, and half of that of training for episodes with audited samples; what one does not need the other
-    takes.
+    Read the episodes of the page: the newest of evaluation, and an even sample over training. Evaluation and training
+    get half of `limit` each, and episodes with audited samples half of training's share. If one group needs less, the
+    others get the rest.
 
     Args:
         run (`Path`):
             Folder of the run.
         limit (`int`, *optional*, defaults to `MAX_EPISODES`):
-            Number of episodes.
+            Maximum number of episodes.
     """
     unreadable: list[str] = []
     completions, audits = (list(_files(run / folder, unreadable)) for folder in (COMPLETIONS, AUDIT))
@@ -110,7 +110,7 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
 
 
 def _files(folder: Path, unreadable: list[str]) -> Iterator[_File]:
-    """Files of a folder by step; those that cannot be read are noted."""
+    """Yield the files of a folder by step; add those that cannot be read to `unreadable`."""
     found = [(match, path) for path in folder.glob("*.parquet") if (match := RECORD_FILE.fullmatch(path.name))]
     for match, path in sorted(found, key=lambda pair: (int(pair[0]["step"]), pair[1].name)):
         try:
@@ -122,7 +122,7 @@ def _files(folder: Path, unreadable: list[str]) -> Iterator[_File]:
 
 
 def _look_at_evaluations(files: list[_File]) -> tuple[list[_Place], dict[tuple[str, int], list[tuple[float, bool]]]]:
-    """Where the episodes are, and what the critic said of them."""
+    """Return the places of the episodes, and the critic's verdicts on them."""
     places, verdicts = [], defaultdict(list)
     for file in files:
         rows = pq.read_table(file.path, columns=["step", "turns", "success", "failure"]).to_pylist()
@@ -143,7 +143,7 @@ def _look_at_training(files: list[_File]) -> Iterator[_Place]:
 
 
 def _look_at_audits(files: list[_File]) -> dict[Key, int]:
-    """The step of the first audited sample of every episode that has one."""
+    """Return the step of the first audited sample of every episode that has one."""
     steps: dict[Key, int] = {}
     for file in files:
         for row in pq.read_table(file.path, columns=["step", "process", "episode"]).to_pylist():
@@ -152,14 +152,14 @@ def _look_at_audits(files: list[_File]) -> dict[Key, int]:
 
 
 def _spread(places: list[_Place], number: int) -> list[_Place]:
-    """At most so many of them, evenly, and the last one."""
+    """Return at most `number` of the places, evenly spaced, including the last one."""
     if len(places) <= number:
         return places
     return [places[(i + 1) * len(places) // number - 1] for i in range(number)]
 
 
 def _read(places: list[_Place], audits: list[_File]) -> list[dict[str, Any]]:
-    """The episodes at these places, in their order."""
+    """Read the episodes at these places, in order."""
     keys = {place.key for place in places}
     samples = defaultdict(list)
     for file in audits:

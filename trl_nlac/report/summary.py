@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The few figures at the head of the report."""
+"""The summary at the top of the report."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from .log import TrainingLog
+from ..records.log import TrainingLog
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Success:
 
     Args:
         dataset (`str`):
-            Empty where there is only one.
+            Name of the dataset; empty if there is only one.
         first (`float`):
-            In the first evaluation.
+            Success rate in the first evaluation.
         best (`float`):
-            The highest.
+            Highest success rate.
         last (`float`):
-            In the newest evaluation.
+            Success rate in the newest evaluation.
         low (`float`, *optional*):
             Lower end of its 95 % interval.
         high (`float`, *optional*):
@@ -54,23 +54,23 @@ class Success:
 @dataclass(frozen=True)
 class Summary:
     """
-    Where a run stands.
+    The state of a run.
 
     Args:
         name (`str`):
-            Its folder.
+            Folder of the run.
         model (`str`, *optional*):
-            What was trained: the base model of the model card, else the architecture.
+            The trained model: the base model in the model card, otherwise the architecture.
         step (`int`):
             Optimizer steps.
         environment_steps (`int`):
             Environment steps.
         duration (`str`, *optional*):
-            How long training took. `None` if it has not ended.
+            Duration of training. `None` if it has not ended.
         successes (`list[Success]`):
-            One for each dataset that was evaluated on.
+            One for each evaluation dataset.
         training_success (`float`, *optional*):
-            Success in training, as it was last logged.
+            Success rate in training, last logged value.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Summary:
 
 
 def summarize(run: Path, log: TrainingLog) -> Summary:
-    """The summary of a run, from its log and the model in its folder."""
+    """Summarize a run from its log and the model in its folder."""
     rows = [*log.training, *(row for rows in log.evaluations.values() for row in rows)]
     training_rates = [row["episode/success_rate"] for row in log.training if "episode/success_rate" in row]
     return Summary(

@@ -12,4 +12,4 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What the training loop needs besides the method."""
+"""What the training loop needs in addition to the method."""

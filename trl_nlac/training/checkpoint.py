@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What a checkpoint holds beyond TRL's: replay buffer, target weights, and the place within an iteration."""
+"""What a checkpoint adds to TRL's: replay buffer, target weights, and the place within an iteration."""
 
 import json
 from pathlib import Path
@@ -55,21 +55,21 @@ def save_state(
     state: dict[str, Any],
 ) -> None:
     """
-    Write the state of one process, as parquet, JSON and safetensors, into `directory`.
+    Write the state of one process into `directory`, as parquet, JSON and safetensors.
 
     Args:
         directory (`Path`):
             Folder of a checkpoint.
         rank (`int`):
-            Which process. Rank 0 writes target weights that are whole, each process its shards of others.
+            The process. Rank 0 writes whole target weights; sharded ones are written by each process.
         replay ([`PrioritizedReplay`]):
             Its buffer.
         target_weights ([`TargetWeights`]):
             Theta_bar.
         batches (`list[list[TrainingExample]]`):
-            Micro-batches of the current iteration that are still to be trained on.
+            Remaining micro-batches of the current iteration.
         state (`dict[str, Any]`):
-            Anything else that JSON can hold, with the number of processes as `world_size`.
+            Any other state that JSON can hold, with the number of processes as `world_size`.
     """
     folder = _folder(directory, rank)
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,12 +96,13 @@ def load_state(
     directory: Path, rank: int, world_size: int, replay: PrioritizedReplay, target_weights: TargetWeights
 ) -> tuple[list[list[TrainingExample]], dict[str, Any]]:
     """
-    Read what [`save_state`] wrote. If that was another number of processes, their replay buffers are dealt out to those
-    that there are now, and the iteration starts again: its micro-batches fit the old batches and transition ids.
+    Read a state from [`save_state`]. If it was saved by another number of processes, their replay buffers are divided
+    among the current ones, and the iteration starts again, because its micro-batches fit the old batches and
+    transition ids.
 
     Returns:
-        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches and the state. Where no process of
-        this rank saved, the state is without its own random state, `rehearsal_rng`.
+        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches and the state. If no process of
+        this rank saved, the state lacks its random state, `rehearsal_rng`.
 
     Raises:
         FileNotFoundError: If the checkpoint has no state of this process.
@@ -109,18 +110,18 @@ def load_state(
     folder, first = _folder(directory, rank), _folder(directory, 0)
     if not folder.exists() and not first.exists():
         raise FileNotFoundError(
-            f"The checkpoint {directory} holds no replay buffer of process {rank}. It was saved with "
+            f"The checkpoint {directory} has no replay buffer of process {rank}. It was saved with "
             "`save_only_model=True`, or not all of its files were copied."
         )
-    # Without a shared file system a node has the files of its own processes only.
+    # Without a shared file system, a node has only the files of its own processes.
     saved_world_size = _state(first if first.exists() else folder)["world_size"]
     _load_target_weights(directory, target_weights)
     if saved_world_size == world_size:
         replay.load(folder)
         return _load_batches(folder), _state(folder)
     logger.warning(
-        f"The checkpoint {directory} was saved by {saved_world_size} processes, now there are {world_size}: the replay "
-        "buffers are dealt out anew, and the iteration starts again."
+        f"The checkpoint {directory} was saved by {saved_world_size} processes, now there are {world_size}: the "
+        "replay buffers are divided again, and the iteration starts again."
     )
     replay.load_share([_folder(directory, i) for i in range(saved_world_size)], rank, world_size)
     if rank < saved_world_size:
@@ -154,7 +155,7 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeights) -> None:
-    """In one file, or in one of each process where they are sharded; its metadata says where values belong."""
+    """Write one file, or one for each process where they are sharded; its metadata has the place of the values."""
     places = {name: place for name, place in target_weights.places.items() if place.is_counted}
     if places:
         is_sharded = any(place.is_shard for place in target_weights.places.values())
@@ -167,7 +168,7 @@ def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeigh
 
 
 def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None:
-    """Into the shards that there are now, from those that there were: each reads what it needs of all files."""
+    """Fill the current shards from the saved ones: each reads what it needs of all files."""
     state = {name: torch.empty_like(average) for name, average in target_weights.state_dict().items()}
     missing = {name: place.size for name, place in target_weights.places.items()}
     for path in [*directory.glob(_TARGET_WEIGHTS), *directory.glob(f"nlac/*/{_TARGET_WEIGHTS}")]:
@@ -185,8 +186,8 @@ def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None
     incomplete = [name for name, number in missing.items() if number != 0]
     if incomplete:
         raise ValueError(
-            f"The checkpoint {directory} does not hold all of the target weights, for example of `{incomplete[0]}`. Were the "
-            "files of all processes copied?"
+            f"The checkpoint {directory} lacks a part of the target weights, for example of `{incomplete[0]}`. Were "
+            "the files of all processes copied?"
         )
     target_weights.load_state_dict(state)
 

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Supervised samples of the roles, mixed into the batches so that the model does not forget them."""
+"""Supervised samples of the roles, mixed into the batches so that the model does not forget a role."""
 
 import json
 
@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 
 class Rehearsal:
     """
-    Draws rehearsal samples.
+    Draw rehearsal samples.
 
     Args:
         dataset ([`~datasets.Dataset`], *optional*):
@@ -40,7 +40,7 @@ class Rehearsal:
         chat ([`~chat.encoder.ChatEncoder`]):
             Encodes the samples.
         seed (`int`):
-            Seed of the drawing.
+            Seed of the draws.
 
     Raises:
         ValueError: If there is a ratio without a dataset, or a dataset without one of the columns.
@@ -54,9 +54,7 @@ class Rehearsal:
         self._examples: list[TrainingExample] = []
         if not ratio:
             if dataset:
-                logger.warning(
-                    "`rehearsal_dataset` is not used: `rehearsal_ratio` is 0, so nothing of it is rehearsed."
-                )
+                logger.warning("`rehearsal_dataset` is not used, because `rehearsal_ratio` is 0.")
             return
         missing = {"prompt", "completion"} - set(dataset.column_names)
         if missing:
@@ -71,6 +69,6 @@ class Rehearsal:
             self._examples.append(TrainingExample("rehearsal", prompt, completion))
 
     def draw(self, num_transitions: int) -> list[TrainingExample]:
-        """Samples to go with a batch of so many transitions."""
+        """Draw the samples for a batch of so many transitions."""
         number = round(self.ratio * num_transitions)
         return [self._examples[i] for i in self.rng.integers(len(self._examples), size=number)] if number else []

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Which tasks are played in which iteration."""
+"""The order in which tasks are played."""
 
 from collections.abc import Callable, Iterator, Sized
 
@@ -22,24 +22,24 @@ from torch.utils.data import Sampler
 
 class IterationSampler(Sampler[int]):
     """
-    Walks over the tasks in rounds of `episodes_per_iteration`. The training loop takes one batch from the data loader
-    for every micro-batch, but tasks are only played at the start of an iteration, so a round is repeated
-    `steps_per_iteration` times. The last round of an epoch is filled up with its first tasks.
+    Iterates over the tasks in rounds of `episodes_per_iteration`. The training loop takes one batch from the data
+    loader for every micro-batch, but tasks are played only at the start of an iteration, so each round is repeated
+    `steps_per_iteration` times. The last round of an epoch is filled up with the epoch's first tasks.
 
     Args:
         dataset (`Sized`):
             The tasks.
         episodes_per_iteration (`int`):
-            Number of tasks of a round, over all processes.
+            Number of tasks in a round, over all processes.
         steps_per_iteration (`int`):
-            Number of micro-batches of an iteration.
+            Number of micro-batches in an iteration.
         shuffle (`bool`):
             Whether the order is random.
         seed (`int`):
             Seed of the order.
         epoch (`Callable[[], int]`, *optional*):
-            Which epoch begins, when one does: each has an order of its own. What skips the batches of a resumed epoch may hide
-            the sampler from whoever would set it.
+            Returns the number of the epoch that begins; each has its own order. A callable, because the wrapper that
+            skips the batches of a resumed epoch can hide the sampler from callers of `set_epoch`.
     """
 
     def __init__(

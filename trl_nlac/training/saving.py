@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Checkpoints that are whole, whenever the process is killed."""
+"""Checkpoints that are complete even if the process is killed while saving."""
 
 import shutil
 from pathlib import Path
@@ -31,8 +31,8 @@ _REPLACED = "replaced-"
 
 class AtomicSavingTrainer(_BaseTrainer):
     """
-    Writes checkpoints aside and renames them once all processes are done, so that whatever carries the name of a
-    checkpoint is whole. Older ones are deleted after that.
+    Writes checkpoints to a temporary folder and renames them once all processes are done, so that every folder with a
+    checkpoint's name is complete. Older checkpoints are deleted after that.
 
     Attributes:
         checkpoint_sizes (`dict[str, int]`):
@@ -54,7 +54,7 @@ class AtomicSavingTrainer(_BaseTrainer):
 
     @property
     def _next_checkpoint(self) -> Path:
-        """What a checkpoint saved now is called."""
+        """Path of a checkpoint saved now."""
         return Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _save_checkpoint(self, model, trial) -> None:
@@ -63,7 +63,7 @@ class AtomicSavingTrainer(_BaseTrainer):
         if self.args.should_save:
             recover(run_dir)
         self.accelerator.wait_for_everyone()
-        pushes, self.args.push_to_hub = self.args.push_to_hub, False  # not before it has its name
+        pushes, self.args.push_to_hub = self.args.push_to_hub, False  # not before it has its final name
         self._writes_aside = True
         try:
             super()._save_checkpoint(model, trial)
@@ -74,12 +74,12 @@ class AtomicSavingTrainer(_BaseTrainer):
         written = run_dir / _ASIDE / checkpoint.name
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(checkpoint)
-            if self.args.should_save:  # again, with the name that it will have
+            if self.args.should_save:  # again, with its final name
                 self.state.save_to_json(str(written / TRAINER_STATE_NAME))
         if self.args.should_save:
             self.checkpoint_sizes = _sizes(written)
-            told = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in self.checkpoint_sizes.items())
-            logger.info(f"{checkpoint}: {told}")
+            sizes = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in self.checkpoint_sizes.items())
+            logger.info(f"{checkpoint}: {sizes}")
             _publish(written, checkpoint)
             if self.args.save_total_limit is not None:
                 _delete_oldest(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
@@ -107,8 +107,8 @@ def _publish(written: Path, checkpoint: Path) -> None:
 
 def _delete_oldest(run_dir: Path, limit: int, best: str | None) -> None:
     """
-    Delete checkpoints past the limit, but for the newest and the best one. They lose their names first, so that a process that
-    is killed meanwhile leaves no half of one.
+    Delete checkpoints beyond the limit, except the newest and the best one. They are renamed first, so that a process
+    that is killed meanwhile leaves no incomplete checkpoint.
     """
     checkpoints = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR, use_mtime=True)]
     kept = {checkpoints[-1], *([Path(best)] if best else [])}
@@ -121,7 +121,7 @@ def _delete_oldest(run_dir: Path, limit: int, best: str | None) -> None:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Bytes by kind of file."""
+    """Return the bytes by kind of file."""
     sizes = {"model": 0, "optimizer": 0, "target weights": 0, "replay buffer": 0, "other": 0}
     for path in directory.rglob("*"):
         name, size = path.name, path.stat().st_size if path.is_file() else 0

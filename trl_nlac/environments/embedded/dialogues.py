@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Supervised samples of the roles: what each role should say about an action whose whole future is known."""
+"""Supervised samples of the roles: the right answer of each role about an action whose whole future is known."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,19 +24,19 @@ from ..base import Message
 
 
 ROLES = ("policy", "critique", "successor", "backup", "refine")
-ROLES_OF_SEVERAL_FUTURES = ("future", "evaluation", "backup_future")  # in place of critique and backup, with k > 1
-# What can be learned without knowing an instance: to copy, to follow advice, to weigh futures.
+ROLES_OF_SEVERAL_FUTURES = ("future", "evaluation", "backup_future")  # instead of critique and backup, with k > 1
+# Can be learned without knowing an instance: copying, following advice, weighing futures.
 ROLES_OF_ANY_INSTANCE = ("backup", "backup_future", "refine", "evaluation")
 
 
 @dataclass(frozen=True)
 class RoleDialogue:
     """
-    What happened around one action, from which the right words of every role follow.
+    The events around one action, which determine the right output of every role.
 
     Args:
         first_observation (`str`):
-            What the episode began with.
+            First observation of the episode.
         history (`list[tuple[str, str]]`):
             Actions and observations before the action.
         action (`str`):
@@ -46,15 +46,15 @@ class RoleDialogue:
         won (`bool`):
             Whether that future succeeds.
         advice (`str`):
-            How the action can be improved; empty if it succeeds.
+            How to improve the action; empty if it succeeds.
         refined_action (`str`):
             The action that follows the advice.
         tool (`dict[str, Any]`):
-            JSON schema of the tool that an action calls where actions are tool calls.
+            JSON schema of the tool, used if actions are tool calls.
         earlier_attempts (`list[tuple[str, Critique]]`, *optional*):
-            Actions in place of which, after their critiques, the action was taken. Only refinement sees them.
+            Earlier versions of the action with their critiques. Only refinement sees them.
         foreseen (`list[str]`, *optional*):
-            Futures that an evaluator weighs; `future` is the one to believe.
+            Predicted futures that an evaluator weighs; `future` is the most credible.
     """
 
     first_observation: str
@@ -70,28 +70,27 @@ class RoleDialogue:
 
     @property
     def critique(self) -> Critique:
-        """What the critic should say about the action."""
+        """The right critique of the action."""
         return Critique(told(self.future), self.won, self.advice)
 
     def messages(
         self, role: str, prompts: NLACPrompts, action_format: str = "text", states_action: bool = False
     ) -> tuple[list[Message], Message]:
         """
-        The conversation up to where `role` speaks, and what it should say.
+        Return the conversation up to the answer of `role`, and the right answer.
 
         Args:
             role (`str`):
                 One of `ROLES` or `ROLES_OF_SEVERAL_FUTURES`.
             prompts ([`NLACPrompts`]):
-                The words of the roles.
+                The prompts.
             action_format (`str`, *optional*, defaults to `"text"`):
-                How actions are written. Futures tell of later actions in plain words, whatever the format.
+                Format of actions. Futures describe later actions in plain words, whatever the format.
             states_action (`bool`, *optional*, defaults to `False`):
-                Whether the future that a backup joins begins with an action as it was taken, as with
-                `bootstrap="explicit"`.
+                Whether the future in a backup begins with the action in its format, as with `bootstrap="explicit"`.
 
         Returns:
-            `tuple[list[Message], Message]`: messages and completion.
+            `tuple[list[Message], Message]`: Messages and completion.
         """
         system = render(prompts.policy, action_format=prompts.action_format(action_format))
         messages = [{"role": "system", "content": system}] if system else []
@@ -134,7 +133,7 @@ class RoleDialogue:
         return [*messages, _says(rest), _user(prompts.backup if judges else prompts.backup_future)], target
 
     def _act(self, action: str, seen: str, action_format: str) -> Message:
-        """An assistant's turn that takes `action` after having seen an observation."""
+        """Make the assistant message that takes `action` after the observation `seen`."""
         if action_format == "react":
             return _says(f"Thought: {seen}\nAction: {action}")
         if action_format == "text":
@@ -154,11 +153,11 @@ class RoleDialogue:
         return format_tool_call(action.split()[0], self._arguments(action))
 
 
-Steps = list[tuple[str, str]]  # actions, each with the observation that answered it
+Steps = list[tuple[str, str]]  # actions, each with its observation
 
 
 def believed(futures: list[Steps]) -> Steps:
-    """The first of those futures that begin as most others do, and of these end as most others do."""
+    """Return the first future with the most common beginning and, among those, the most common end."""
     begins, ends = [steps[0][1] for steps in futures], [steps[-1][1].endswith("win") for steps in futures]
     [(begin, _)] = Counter(begins).most_common(1)
     [(end, _)] = Counter(e for b, e in zip(begins, ends, strict=True) if b == begin).most_common(1)
@@ -166,7 +165,7 @@ def believed(futures: list[Steps]) -> Steps:
 
 
 def told(steps: Steps) -> str:
-    """What came of an action in words: the answer to it, then all later actions with theirs."""
+    """Return the future of an action as text: its observation, then all later actions and observations."""
     return " ".join([steps[0][1], *(f"{action} {answer}" for action, answer in steps[1:])])
 
 

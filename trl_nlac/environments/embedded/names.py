@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Made-up names for rooms and requests: two syllables each, seeded, and disjoint between all their uses."""
+"""Made-up names for rooms and requests: two syllables each, seeded, and disjoint between uses."""
 
 import random
 
@@ -24,15 +24,15 @@ def _names() -> list[str]:
     return names
 
 
-# "Known" names belong to instances that an embedded model was built on; instances drawn by a seed use "new" names, whose
-# rules are different in every instance.
+# "Known" names belong to instances that an embedded model was trained on. Instances drawn from a seed use "new" names,
+# whose rules differ in every instance.
 _NAMES = _names()
 ROOMS_OF_KNOWN_WORLDS = _NAMES[:96]
 ROOMS_OF_NEW_WORLDS = _NAMES[96:144]
 REQUESTS_OF_KNOWN_DESKS = _NAMES[144:192]
 REQUESTS_OF_NEW_DESKS = _NAMES[192:240]
 ALL_NAMES = _NAMES[:240]
-# Of the variants of the service desk, and of customers.
+# For the variants of the service desk, and for customers.
 REQUESTS_OF_KNOWN_HINTED_DESKS = _NAMES[240:272]
 REQUESTS_OF_KNOWN_DELAYED_DESKS = _NAMES[272:304]
 CUSTOMERS = _NAMES[304:336]

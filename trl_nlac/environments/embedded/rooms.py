@@ -16,8 +16,8 @@
 Rooms: a hidden house of doors, traps and treasure, with exact values by dynamic programming.
 
 Every room has four doors. A door leads to another room, into a trap (the task is lost) or to the treasure (the task
-is won). The agent starts in a given room and may open `horizon` doors. It sees only names: which door of which room
-leads where has to be learned, and never changes within one world.
+is won). The agent starts in a given room and can open `horizon` doors. It sees only names: where each door leads must
+be learned, and never changes within one world.
 """
 
 import random
@@ -27,8 +27,7 @@ from typing import Any
 from ...chat.tool_calls import format_tool_call, parse_tool_call
 from ...types import Transition
 from ..base import StepResult, TextEnvironment
-from .dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, believed, told
-from .names import ROOMS_OF_KNOWN_WORLDS, ROOMS_OF_NEW_WORLDS
+from .names import ROOMS_OF_NEW_WORLDS
 
 
 DOORS = ("red", "blue", "green", "gold")
@@ -56,9 +55,9 @@ class RoomsWorld:
         doors (`dict[tuple[str, str], str]`):
             Where the door of a room leads: `(room, door) -> room`, `"trap"` or `"treasure"`.
         horizon (`int`, *optional*, defaults to `4`):
-            Number of doors that may be opened.
+            Number of doors that can be opened.
         slip (`float`, *optional*, defaults to `0.0`):
-            Probability that a door to a room leads to a uniformly random other room instead.
+            Probability that a door to a room leads to another room, drawn uniformly, instead.
     """
 
     doors: dict[tuple[str, str], str]
@@ -81,8 +80,8 @@ class RoomsWorld:
     @classmethod
     def from_seed(cls, seed: int, num_rooms: int = 8, **kwargs) -> "RoomsWorld":
         """
-        A house that can be won from every room and that a uniformly random agent wins in 10 to 20 % of the tries. Its
-        room names are those that the embedded model has never seen with fixed doors.
+        Draw a house that can be won from every room and that a uniformly random agent wins 10 to 20 % of the time. The
+        embedded model has never seen its room names with fixed doors.
         """
         rng = random.Random(f"rooms {seed}")
         rooms = rng.sample(ROOMS_OF_NEW_WORLDS, num_rooms)
@@ -98,7 +97,7 @@ class RoomsWorld:
         return list(dict.fromkeys(room for room, _ in self.doors))
 
     def successors(self, room: str, steps_left: int, door: str) -> dict[str, float]:
-        """Distribution of the next observation after opening `door`, as `{observation: probability}`."""
+        """Return the distribution of the next observation after opening `door`, as `{observation: probability}`."""
         place = self.doors[room, door]
         others = [other for other in self.rooms if other != room]
         if place in (TRAP, TREASURE) or not self.slip:
@@ -121,31 +120,31 @@ class RoomsWorld:
         return f"{place} {steps_left - 1}" if steps_left > 1 else "late lose"
 
     def action_value(self, room: str, steps_left: int, door: str) -> float:
-        """Q*: the probability of winning when `door` is opened now and every later door is a best one."""
+        """Return Q*: the probability of winning if `door` is opened now and every later door is a best one."""
         return sum(
             probability * self.observation_value(observation)
             for observation, probability in self.successors(room, steps_left, door).items()
         )
 
     def observation_value(self, observation: str) -> float:
-        """The probability of winning, with best doors, after `observation`."""
+        """Return the probability of winning, with best doors, after `observation`."""
         place, rest = observation.split()
         return {"win": 1.0, "lose": 0.0}[rest] if rest in ("win", "lose") else self.value(place, int(rest))
 
     def value(self, room: str, steps_left: int) -> float:
-        """V*: the probability of winning with best doors."""
+        """Return V*: the probability of winning with best doors."""
         if (room, steps_left) not in self._values:
             self._values[room, steps_left] = max(self.action_value(room, steps_left, door) for door in DOORS)
         return self._values[room, steps_left]
 
     def best_actions(self, room: str, steps_left: int) -> list[str]:
-        """The doors behind which the probability of winning is the largest."""
+        """Return the doors with the largest probability of winning."""
         return [
             door for door in DOORS if self.action_value(room, steps_left, door) >= self.value(room, steps_left) - 1e-9
         ]
 
     def uniform_value(self, room: str, steps_left: int | None = None) -> float:
-        """The probability that a uniformly random agent wins."""
+        """Return the probability that a uniformly random agent wins."""
         steps_left = self.horizon if steps_left is None else steps_left
         total = 0.0
         for door in DOORS:
@@ -159,7 +158,7 @@ class RoomsWorld:
 
 
 def parse_door(action: str) -> str | None:
-    """The door of an action like `take red`, also written as a tool call, or `None`."""
+    """Return the door of an action like `take red` or the same tool call; `None` if there is none."""
     call = parse_tool_call(action)
     words = action.split() if call is None else [call[0], *map(str, call[1].values())]
     return words[1] if len(words) == 2 and words[0] == "take" and words[1] in DOORS else None
@@ -175,7 +174,7 @@ class RoomsEnvironment(TextEnvironment):
         seed (`int`, *optional*, defaults to `0`):
             Seed of the slips, if the world has any.
         shows_tools (`bool`, *optional*, defaults to `False`):
-            Whether actions are told to the agent as calls of a tool.
+            Whether the agent is given a tool schema for its actions.
     """
 
     def __init__(self, world: RoomsWorld, seed: int = 0, shows_tools: bool = False):
@@ -191,7 +190,7 @@ class RoomsEnvironment(TextEnvironment):
 
     def step(self, action: str) -> StepResult:
         door = parse_door(action)
-        if door is None:  # nothing moves, but time passes
+        if door is None:  # the agent stays, but time passes
             observation = self.world._observation(self._room, self._steps_left)
         else:
             outcomes = self.world.successors(self._room, self._steps_left, door)
@@ -205,18 +204,18 @@ class RoomsEnvironment(TextEnvironment):
 
 @dataclass(frozen=True)
 class RoomsOracle:
-    """The truth about one house, see [`~environments.base.Oracle`]."""
+    """The ground truth of one house, see [`~environments.base.Oracle`]."""
 
     world: RoomsWorld
     shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
-        """The probability of winning after `action` with best doors from then on; 0 for what is no door."""
+        """Return the probability of winning after `action`, with best doors from then on; 0 for invalid actions."""
         door = parse_door(action)
         return self.world.action_value(*_where(transition), door) if door else 0.0
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
-        """Whether `future` is, word by word, an episode that can follow `action`, to its end."""
+        """Whether `future` is, word for word, an episode that can follow `action`, up to its end."""
         room, steps_left = _where(transition)
         words = [*_words(parse_door(action)), *future.split()]
         while len(words) >= 4:
@@ -229,7 +228,7 @@ class RoomsOracle:
         return False
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
-        """Random walks; every second one ends with a best door, the others with one that is not."""
+        """Draw random walks; every second one ends with a best door, the others with a worse one."""
         rng, probes = random.Random(seed), []
         while len(probes) < number:
             start = room = rng.choice(self.world.rooms)
@@ -257,93 +256,8 @@ def _words(door: str | None) -> list[str]:
 
 
 def _where(transition: Transition) -> tuple[str, int]:
-    """The room and the steps left; an answer that could not be read has never come to the house, and nothing moved."""
+    """Return the room and the steps left. Answers that could not be read never reached the house."""
     episode = transition.episode
     told = [turn.next_observation for turn in episode.turns[: transition.index] if turn.action]
     room, steps_left = [episode.first_observation, *told][-1].split()
     return room, int(steps_left)
-
-
-class RoomsFamily:
-    """
-    Role data of *other* houses, for building and rehearsing the embedded model: houses with fixed doors over known
-    names, and fresh random houses over the names of [`RoomsWorld.from_seed`]. From the latter a model can learn how
-    the roles speak, but nothing about any particular house.
-    """
-
-    def __init__(self, num_rooms: int = 8, num_known: int = 12):
-        rng = random.Random("known rooms")
-        self.num_rooms = num_rooms
-        self.known = []
-        for i in range(num_known):
-            rooms = ROOMS_OF_KNOWN_WORLDS[i * num_rooms : (i + 1) * num_rooms]
-            while True:
-                world = RoomsWorld.draw(rng, rooms)
-                if world.value(rooms[0], 4) == 1 and world.uniform_value(rooms[0]) < 0.3:
-                    break
-            self.known.append(world)
-
-    def dialogue(self, rng: random.Random, role: str, known: bool) -> RoleDialogue:
-        """Draw what happened around one action; `role` decides how skilled the agents in it are."""
-        if known:
-            world = rng.choice(self.known)
-        else:
-            rooms = rng.sample(ROOMS_OF_NEW_WORLDS, self.num_rooms)
-            world = RoomsWorld.draw(rng, rooms, num_treasures=rng.choice([2, 2, 6]))
-        room, steps_left = world.rooms[0], world.horizon
-        if rng.random() < 0.5:
-            room, steps_left = rng.choice(world.rooms), rng.randint(1, world.horizon)
-        first_observation = f"{room} {steps_left}"
-        walk = _walk(world, rng, 0.0 if rng.random() < 0.6 else 0.7, room, steps_left)
-        history = walk[: rng.randrange(len(walk))]
-        if history:
-            room, steps_left = history[-1][1].split()[0], int(history[-1][1].split()[1])
-
-        skill = 0.5 if known or role in ROLES_OF_ANY_INSTANCE else 0.0
-        best = world.best_actions(room, steps_left) if world.value(room, steps_left) else []
-        attempts: list[RoleDialogue] = []
-        for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
-            untried = [door for door in DOORS if f"take {door}" not in [attempt.action for attempt in attempts]]
-            door = rng.choice(untried)
-            if known and best and role != "refine" and rng.random() < 0.5:
-                door = rng.choice(best)
-            num_futures = rng.randint(2, 4) if role == "evaluation" else 1
-            futures = [_walk(world, rng, skill, room, steps_left, door) for _ in range(num_futures)]
-            future = believed(futures)
-            won = future[-1][1].endswith("win")
-            better = [other for other in untried if other != door]
-            if known and rng.random() < 0.5:
-                better = [other for other in better if other in best] or better
-            attempts.append(
-                RoleDialogue(
-                    first_observation=first_observation,
-                    history=history,
-                    action=f"take {door}",
-                    future=future,
-                    won=won,
-                    advice="" if won else f"avoid {door}",
-                    refined_action=f"take {door if won else rng.choice(better)}",
-                    tool=TOOL,
-                    earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
-                    foreseen=list(map(told, futures)),
-                )
-            )
-            if won:
-                break
-        return attempts[-1]
-
-
-def _walk(world, rng, skill, room, steps_left, first_door=None) -> list[tuple[str, str]]:
-    """`(action, observation)` pairs to the end of the episode; each door is a best one with probability `skill`."""
-    steps, door = [], first_door
-    while True:
-        if door is None:
-            skilled = rng.random() < skill and world.value(room, steps_left)
-            door = rng.choice(world.best_actions(room, steps_left) if skilled else DOORS)
-        outcomes = world.successors(room, steps_left, door)
-        observation = rng.choices(list(outcomes), list(outcomes.values()))[0]
-        steps.append((f"take {door}", observation))
-        place, rest = observation.split()
-        if rest in ("win", "lose"):
-            return steps
-        room, steps_left, door = place, int(rest), None

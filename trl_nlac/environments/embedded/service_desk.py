@@ -14,18 +14,18 @@
 
 
 """
-Service desk: hidden rules, calls with several arguments, refusals in words, reward only when all is closed in time.
+Service desk: hidden rules, calls with several arguments, refusals in words, and a reward only for a closed request.
 
-A request of some kind comes in. The agent routes it with a call of four arguments, each one of eight values: 4,096
-possible actions per turn. Every kind of request has one right call, which the agent is never shown. A wrong call is
-refused, and what the refusal tells is the variant of the desk:
+The agent routes a request with a call of four arguments, each with eight possible values: 4,096 actions per turn.
+Every kind of request has one right call, which the agent is never shown. A wrong call is refused, and the variant of
+the desk decides what the refusal reveals:
 
-- `"told"`: it names the right value of the *first* wrong argument. After two calls the request is lost.
-- `"hinted"`: it names the first wrong argument, but no value.
-- `"noisy"`: as told, but many refusals name a value that is wrong, of any argument.
-- `"delayed"`: the call is accepted, whatever it is, and another request of the same customer follows, which is told. Only when
-  that one is closed it shows whether the *time* of the first call was right: with a wrong one it is always too late, with the
-  right one sometimes. Who comes too late names a time that would have been right, but is often mistaken.
+- `"told"`: the right value of the *first* wrong argument. After two calls the request is lost.
+- `"hinted"`: the name of the first wrong argument, but no value.
+- `"noisy"`: as `"told"`, but many refusals name a wrong value, of any argument.
+- `"delayed"`: any call is accepted, and another request of the same customer follows, which is as `"told"`. Only when
+  that one is closed does the *time* of the first call matter: with a wrong time it is always too late, with the right
+  one sometimes. A customer who is too late names a time that would have been right, but is often mistaken.
 """
 
 import random
@@ -47,7 +47,7 @@ ARGUMENTS = {
 VALUES = tuple(ARGUMENTS.values())
 TIME = list(ARGUMENTS).index("time")
 POSITIONS = {value: i for i, values in enumerate(VALUES) for value in values}
-NOISE = 0.4  # of noisy desks
+NOISE = 0.4  # in noisy desks
 VARIANTS = ("told", "hinted", "noisy", "delayed")
 
 TOOL = {
@@ -67,7 +67,7 @@ Call = tuple[str, ...]
 
 
 def parse_call(action: str) -> Call | None:
-    """The values in an action like `route billing amber photo noon`, also written as a tool call, or `None`."""
+    """Return the values of an action like `route billing amber photo noon` or the same tool call, or `None`."""
     call = parse_tool_call(action)
     if call is None:
         name, *values = action.split() or [""]
@@ -81,22 +81,22 @@ def parse_call(action: str) -> Call | None:
 
 
 def format_call(call: Call) -> str:
-    """The action that [`parse_call`] reads as `call`."""
+    """Format `call` as an action that [`parse_call`] reads."""
     return " ".join(["route", *call])
 
 
 def first_wrong(call: Call, rule: Call) -> int | None:
-    """Position of the first argument in which a call breaks a rule."""
+    """Return the position of the first argument of a call that breaks a rule; `None` if none does."""
     return next((i for i, (value, right) in enumerate(zip(call, rule, strict=True)) if value != right), None)
 
 
 def named_values(right: str, misleading: list[str], noise: float) -> dict[str, float]:
-    """Distribution of the value that is named: the right one, but for a share `noise` of any misleading one."""
+    """Return the distribution of the named value: the right one, or with probability `noise` a misleading one."""
     return {right: 1 - noise, **(dict.fromkeys(misleading, noise / len(misleading)) if noise else {})}
 
 
 class DeskState(NamedTuple):
-    """Where an episode is: the request at hand, the calls left, and what was called for the request before it."""
+    """State of an episode: the current request, the calls left, and the previous request with its call."""
 
     request: str
     attempts_left: int
@@ -118,11 +118,11 @@ class ServiceDesk:
         noise (`float`, *optional*, defaults to `0.0`):
             Share of refusals that name a wrong value instead, of any argument.
         follow_ups (`dict[str, str]`, *optional*):
-            Requests of which every call is accepted, each with the request that follows it.
+            Requests that accept every call, each with the request that follows it.
         late_rate (`float`, *optional*, defaults to `0.4`):
-            How often it is too late after the right time.
+            Probability of being too late with the right time.
         late_noise (`float`, *optional*, defaults to `0.6`):
-            Share of those who came too late that name a wrong time, whichever time was taken.
+            Share of late customers that name a wrong time, whichever time was chosen.
     """
 
     rules: dict[str, Call]
@@ -136,7 +136,7 @@ class ServiceDesk:
     @classmethod
     def draw(cls, rng: random.Random, requests: list[str], variant: str = "told") -> "ServiceDesk":
         """
-        Draw the rules of `requests`, of which, in the variant `"delayed"`, the second half follows the first.
+        Draw the rules of `requests`. In the variant `"delayed"`, the second half of them follows the first.
 
         Raises:
             ValueError: If there is no such variant.
@@ -152,8 +152,8 @@ class ServiceDesk:
     @classmethod
     def from_seed(cls, seed: int, num_requests: int | None = None, variant: str = "told") -> "ServiceDesk":
         """
-        A desk with names that no embedded model has seen with fixed rules. It takes `num_requests` kinds of requests: by
-        default four; two if each is followed by another, or if every value must be found by trying.
+        Draw a desk whose names no embedded model has seen with fixed rules. It has `num_requests` kinds of requests:
+        by default four; two if each is followed by another, or if every value must be found by trial and error.
         """
         rng = random.Random(f"service desk {seed}")
         if num_requests is None:
@@ -168,19 +168,19 @@ class ServiceDesk:
 
     @property
     def is_random(self) -> bool:
-        """Whether the same call can be answered in different ways."""
+        """Whether the same call can get different answers."""
         return bool(self.noise or self.follow_ups)
 
     def start(self, request: str) -> DeskState:
-        """Where an episode with this kind of request begins."""
+        """Return the first state of an episode with this kind of request."""
         return DeskState(request, self.attempts)
 
     def first_observation(self, request: str, customer: str = "") -> str:
-        """What an episode begins with: the request, who asks, and the number of calls."""
+        """Return the first observation: the request, the customer and the number of calls."""
         return " ".join(word for word in (request, customer, str(self.attempts)) if word)
 
     def answers(self, state: DeskState, action: str) -> dict[str, float]:
-        """Distribution of what the desk says to `action`, as `{observation: probability}`."""
+        """Return the distribution of the desk's answer to `action`, as `{observation: probability}`."""
         call, rule = parse_call(action), self.rules[state.request]
         rest = "lose" if state.attempts_left == 1 else str(state.attempts_left - 1)
         if call is None:
@@ -208,7 +208,7 @@ class ServiceDesk:
         return {**({"closed win": 1 - late_rate} if late_rate < 1 else {}), **late}
 
     def after(self, state: DeskState, action: str, observation: str) -> DeskState:
-        """The state after an answer that did not end the episode."""
+        """Return the state after an answer that did not end the episode."""
         if observation.startswith("accepted"):
             earlier = (state.request, parse_call(action))
             return DeskState(self.follow_ups[state.request], state.attempts_left - 1, earlier)
@@ -216,19 +216,19 @@ class ServiceDesk:
 
 
 def has_ended(observation: str) -> bool:
-    """Whether the desk says with `observation` that the request was won or lost."""
+    """Whether the request was won or lost with `observation`."""
     return observation.endswith((" win", " lose"))
 
 
 class ServiceDeskEnvironment(TextEnvironment):
     """
-    Plays one desk. `reset(request=...)` brings in a request of the named kind.
+    Plays one desk. `reset(request=...)` starts with a request of the named kind.
 
     Args:
         world ([`ServiceDesk`]):
             The desk.
         shows_tools (`bool`, *optional*, defaults to `False`):
-            Whether actions are told to the agent as calls of a tool.
+            Whether the agent is given a tool schema for its actions.
     """
 
     def __init__(self, world: ServiceDesk, shows_tools: bool = False):
@@ -245,9 +245,9 @@ class ServiceDeskEnvironment(TextEnvironment):
             request (`str`):
                 Kind of the request.
             customer (`str`, *optional*):
-                Who asks; it matters nothing.
+                Customer who asks; has no effect.
             seed (`int`, *optional*, defaults to `0`):
-                Seed of what is random.
+                Seed of the random answers.
         """
         self._rng = random.Random(seed)
         self._state = self.world.start(request)
@@ -265,15 +265,15 @@ class ServiceDeskEnvironment(TextEnvironment):
 @dataclass(frozen=True)
 class ServiceDeskOracle:
     """
-    The truth about one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments; of a call that another
-    request follows, only the time counts.
+    The ground truth of one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments; if
+    another request follows the call, only the time counts.
     """
 
     world: ServiceDesk
     shows_tools: bool = False
 
     def quality(self, transition: Transition, action: str) -> float:
-        """The share of the arguments that count which are right; 0 for what is no call."""
+        """Return the share of right arguments among those that count; 0 for invalid calls."""
         call, state = parse_call(action), self._state(transition)
         if call is None:
             return 0.0
@@ -281,7 +281,7 @@ class ServiceDeskOracle:
         return sum(call[i] == rule[i] for i in counts) / len(counts)
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
-        """Whether `future` is, word by word, an episode that can follow `action`, to its end."""
+        """Whether `future` is, word for word, an episode that can follow `action`, up to its end."""
         state, words = self._state(transition), future.split()
         while state.attempts_left:
             told = [
@@ -303,8 +303,8 @@ class ServiceDeskOracle:
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
         """
-        Calls for each request in turn: every second one right, the others wrong from each argument on in turn. Follow-ups
-        come after the right time.
+        Make calls for each request in turn: every second one is right, the others are wrong from one argument on, each
+        argument in turn. Follow-ups come after a call with the right time.
         """
         rng, probes = random.Random(seed), []
         places = [(request, None) for request in self.world.requests]
@@ -319,13 +319,13 @@ class ServiceDeskOracle:
         return probes
 
     def _wrong_call(self, rng: random.Random, request: str, first: int) -> Call:
-        """Right before the argument `first`, wrong there, random after it."""
+        """Draw a call that is right before the argument `first`, wrong there and random after it."""
         rule = self.world.rules[request]
         wrong = [value for value in VALUES[first] if value != rule[first]]
         return (*rule[:first], rng.choice(wrong), *map(rng.choice, VALUES[first + 1 :]))
 
     def _counting(self, request: str) -> list[int]:
-        """Positions of the arguments that matter."""
+        """Return the positions of the arguments that count."""
         return [TIME] if request in self.world.follow_ups else list(range(len(VALUES)))
 
     def _action(self, call: Call) -> str:
@@ -337,6 +337,6 @@ class ServiceDeskOracle:
         episode = transition.episode
         state = self.world.start(episode.first_observation.split()[0])
         for turn in episode.turns[: transition.index]:
-            if turn.action:  # otherwise it could not be read and has never come to the desk
+            if turn.action:  # otherwise it could not be read and never reached the desk
                 state = self.world.after(state, turn.action, turn.next_observation)
         return state

@@ -13,7 +13,7 @@
 # limitations under the License.
 
 
-"""What the roles should say about *other* service desks, for building and rehearsing an embedded model."""
+"""Supervised samples of the roles on *other* service desks, for building and rehearsing an embedded model."""
 
 import itertools
 import random
@@ -52,31 +52,30 @@ KNOWN_REQUESTS = {
 
 
 class Lesson(NamedTuple):
-    """What a course of events teaches about the first call in it: values to use, and a value to avoid."""
+    """The lesson of an episode for its first call: values to use, or a value to avoid."""
 
     use: tuple[str, ...] = ()
     avoid: str = ""
 
     @property
     def advice(self) -> str:
-        """What was learned, as a critique says it; empty if nothing was."""
+        """The lesson as written in a critique; empty if there is none."""
         if self.use:
             return " ".join(["use", *self.use])
         return f"avoid {self.avoid}" if self.avoid else ""
 
 
 def hints(text: str) -> list[str]:
-    """Values that the refusals in `text` ask for, in order."""
+    """Return the values that the refusals in `text` ask for, in order."""
     words = text.split()
     return [after for word, after in itertools.pairwise(words) if word == "needs" and after in POSITIONS]
 
 
 def lesson(steps: Steps) -> Lesson:
     """
-    What follows from `steps` for the call at their start. Values that refusals ask for are to be used. Where refusals
-    name arguments alone, a later call that got further shows which values are right; otherwise the value that was
-    refused is to be avoided. A call that was accepted is to blame for being late, and for nothing else; what is too late
-    then needs another time.
+    Return the lesson of `steps` for their first call. Values that refusals ask for should be used. If refusals name
+    only arguments, a later call that got further shows which values are right; otherwise the refused value should be
+    avoided. An accepted call is to blame only for being late; it then needs another time.
     """
     (action, answer), *_ = steps
     call, last = parse_call(action), steps[-1][1]
@@ -99,7 +98,7 @@ def lesson(steps: Steps) -> Lesson:
 
 
 def follow(call: Call, values: list[str] | tuple[str, ...]) -> Call:
-    """`call` with each of `values` in the argument that it belongs to."""
+    """Put each of `values` into the argument of `call` that it belongs to."""
     changed = list(call)
     for value in values:
         changed[POSITIONS[value]] = value
@@ -108,12 +107,12 @@ def follow(call: Call, values: list[str] | tuple[str, ...]) -> Call:
 
 class ServiceDeskFamily:
     """
-    Role data of other desks of a variant: a desk with fixed rules over known names, and random rules over the names of
-    [`ServiceDesk.from_seed`]. From the latter a model can learn how the roles speak, but nothing about any particular desk.
+    Role data of other desks of a variant: a desk with fixed rules and known names, and random rules with the names of
+    [`ServiceDesk.from_seed`]. The latter teach a model the format of the roles, but nothing about any particular desk.
 
     Args:
         variant (`str`, *optional*, defaults to `"told"`):
-            `"told"`, `"hinted"` or `"delayed"`; for noisy desks, `"told"` has all that can be known beforehand.
+            `"told"`, `"hinted"` or `"delayed"`; noisy desks use `"told"`, as the noise cannot be known beforehand.
         customers (`bool`, *optional*, defaults to `False`):
             Whether requests name a customer.
     """
@@ -124,7 +123,7 @@ class ServiceDeskFamily:
         self.known = ServiceDesk.draw(random.Random("known desk"), KNOWN_REQUESTS[variant], variant=variant)
 
     def dialogue(self, rng: random.Random, role: str, known: bool) -> RoleDialogue:
-        """Draw what happened around one action; `role` decides how skilled the agents in it are."""
+        """Draw the events around one action; `role` decides how skilled the agents are."""
         desk = self.known
         if not known:
             desk = ServiceDesk.draw(
@@ -188,7 +187,7 @@ def _answer(rng: random.Random, desk: ServiceDesk, state: DeskState, call: Call)
 
 
 def _play(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool, call: Call) -> Steps:
-    """From `call` to the end of the episode."""
+    """Play from `call` to the end of the episode."""
     future: Steps = []
     while True:
         answer = _answer(rng, desk, state, call)
@@ -200,14 +199,14 @@ def _play(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool, 
 
 
 def _guess(rng: random.Random, desk: ServiceDesk, state: DeskState, skill: float, history: Steps) -> Call:
-    """A call whose arguments are right with probability `skill`, sometimes built on what was just refused."""
+    """Draw a call whose arguments are right with probability `skill`, sometimes based on the last refusal."""
     rule = desk.rules[state.request]
     call = _mended(rng, history) if rng.random() < 0.5 else _random_call(rng)
     return tuple(right if rng.random() < skill else value for value, right in zip(call, rule, strict=True))
 
 
 def _policy(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool, history: Steps) -> Call:
-    """How a mediocre agent calls: it mends a refused call seven times in ten, and may know much of the rules."""
+    """Draw the call of a mediocre agent, which corrects a refused call with probability 0.7 and can know the rules."""
     knowledge = rng.random() if knows else 1.0
     if knowledge < 0.4:
         return desk.rules[state.request]
@@ -217,7 +216,7 @@ def _policy(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool
 
 
 def _mended(rng: random.Random, history: Steps) -> Call:
-    """The last call, if it was refused, changed as its refusal tells; otherwise any."""
+    """Correct the last call according to its refusal; draw any call if it was not refused."""
     if not history or not history[-1][1].startswith("refused"):
         return _random_call(rng)
     learned = lesson(history[-1:])
@@ -225,7 +224,7 @@ def _mended(rng: random.Random, history: Steps) -> Call:
 
 
 def _heed(rng: random.Random, call: Call, learned: Lesson, avoided: set[str]) -> Call:
-    """`call` with the values to use, or any that is not in `avoided` in place of the value to avoid."""
+    """Put the values to use into `call`, or replace the value to avoid by any that is not in `avoided`."""
     if not learned.avoid:
         return follow(call, learned.use)
     return follow(call, [rng.choice([v for v in VALUES[POSITIONS[learned.avoid]] if v not in avoided])])

@@ -22,14 +22,15 @@ from datasets import Dataset
 
 from ...prompts import NLACPrompts
 from .dialogues import RoleDialogue
-from .rooms import RoomsEnvironment, RoomsFamily, RoomsWorld
+from .rooms import RoomsEnvironment, RoomsWorld
+from .rooms_dialogues import RoomsFamily
 from .service_desk import ServiceDesk, ServiceDeskEnvironment
 from .service_desk_dialogues import ServiceDeskFamily
 
 
 TINY_MODEL = str(Path(__file__).parents[2] / "tiny_model")
 
-# One word per role: the tiny model was built on these, and CPU runs stay short.
+# One word per role: the tiny model was trained on these, and CPU runs stay short.
 COMPACT_PROMPTS = NLACPrompts(
     policy="{action_format}",
     format_text="",
@@ -43,20 +44,20 @@ COMPACT_PROMPTS = NLACPrompts(
     backup_terminated="{next_observation} Score {score} Summary?",
     backup_future="Summary? Future:",
     backup_future_terminated="{next_observation} Score {score} Summary? Future:",
-    observed_end="",  # the embedded worlds say how it ended
+    observed_end="",  # the observations of the embedded worlds contain the end
     refine="Revise?",
 )
 
 
 def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[RoomsWorld | ServiceDesk, Dataset]:
     """
-    An instance of an embedded task that the tiny model has never seen, and a dataset with one row for each start.
+    Make an instance of an embedded task that the tiny model has never seen, and a dataset with one row for each start.
 
     Args:
         world (`str`):
             `"rooms"` or `"service_desk"`.
         seed (`int`):
-            Which instance.
+            Seed of the instance.
         variant (`str`, *optional*, defaults to `"told"`):
             Variant of the service desk, one of `service_desk.VARIANTS`.
     """
@@ -72,7 +73,7 @@ def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[RoomsWorld
 def make_environment(
     instance: RoomsWorld | ServiceDesk, action_format: str = "text"
 ) -> RoomsEnvironment | ServiceDeskEnvironment:
-    """An environment that plays `instance`."""
+    """Make an environment that plays `instance`."""
     environment = RoomsEnvironment if isinstance(instance, RoomsWorld) else ServiceDeskEnvironment
     return environment(instance, shows_tools=action_format == "tool_call")
 
@@ -80,14 +81,14 @@ def make_environment(
 def demo_environment(
     world: str = "service_desk", seed: int = 0, action_format: str = "text"
 ) -> RoomsEnvironment | ServiceDeskEnvironment:
-    """An environment of an embedded task by its name, for the command line; see [`make_tasks`]."""
+    """Make an environment of an embedded task by its name, for the command line; see [`make_tasks`]."""
     return make_environment(make_tasks(world, seed)[0], action_format)
 
 
 def draw_dialogue(
     rng: random.Random, families: list[RoomsFamily | ServiceDeskFamily], role: str, known: bool | None = None
 ) -> RoleDialogue:
-    """A dialogue of one of the families; from known instances half of the time if `known` is not given."""
+    """Draw a dialogue of one of the families; if `known` is `None`, half of them come from known instances."""
     return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
 
 
@@ -100,10 +101,10 @@ def make_rehearsal_dataset(
     **family_kwargs,
 ) -> Dataset:
     """
-    Supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
+    Make supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
 
-    Backup and refinement samples may use the names of the instance to be learned, with random rules: they teach to
-    copy and to follow advice, and leak nothing. The other roles keep to known instances, about which they are true.
+    Backup and refinement samples can use the names of the instance to be learned, with random rules: they teach the
+    model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true.
 
     Args:
         world (`str`):
@@ -113,9 +114,9 @@ def make_rehearsal_dataset(
         seed (`int`, *optional*, defaults to `0`):
             Seed of the samples.
         action_format (`str`, *optional*, defaults to `"text"`):
-            How actions are written.
+            Format of actions.
         several_futures (`bool`, *optional*, defaults to `False`):
-            Whether there are also samples of the roles with which a critic weighs several futures (`num_futures` above 1).
+            Whether to add samples of the roles that weigh several futures (`num_futures` above 1).
         **family_kwargs:
             Arguments of the world's family, such as the `variant` of [`ServiceDeskFamily`].
 

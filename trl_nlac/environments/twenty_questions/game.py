@@ -13,8 +13,8 @@
 # limitations under the License.
 
 """
-Twenty questions: find out by yes/no questions what the other one thinks of. Who answers is in
-`twenty_questions_oracles.py`, the objects and the truth about them are in `twenty_questions_objects.py`.
+Twenty questions: find a hidden object with yes/no questions. `oracles.py` answers them; `objects.py` has the objects
+and the facts about them.
 """
 
 from datasets import Dataset
@@ -27,25 +27,25 @@ from .oracles import Answer, ChatOracle, QuestionOracle, RuleOracle
 __all__ = ["Answer", "ChatOracle", "QuestionOracle", "RuleOracle", "TwentyQuestionsEnvironment", "make_tasks"]
 
 FIRST_OBSERVATION = """\
-I think of an object. In each turn ask one question about it that is answered by yes or no. To guess, name one object, as \
-in "Is it a bell?". You win if you name it within {max_questions} questions."""
+I think of an object. In each turn ask one question about it that is answered by yes or no. To guess, name one \
+object, as in "Is it a bell?". You win if you name it within {max_questions} questions."""
 
 
 class TwentyQuestionsEnvironment(TextEnvironment):
     """
-    Plays the game of 20 questions (paper, section 6.1). `reset(object=...)` chooses the object to be found.
+    Plays the game of 20 questions (paper, section 6.1). `reset(object=...)` chooses the object to find.
 
-    An action is a question. A guess is a question, too, and the oracle judges whether it is right: [`RuleOracle`] takes
-    for a guess what names exactly one object and asks nothing else about it ("Is it a dog?", "My guess is: dog",
-    "dog"), [`ChatOracle`] leaves it to its model. A right guess ends the game with reward 1. So does the last question
-    with reward 0: that is the game's own rule, so the episode is terminated and not truncated. The object is not told
-    then, because a critique written with it could give it away to the policy.
+    An action is a question. A guess is also a question, and the oracle judges whether it is right: for [`RuleOracle`],
+    a guess names exactly one object and asks nothing else about it ("Is it a dog?", "My guess is: dog", "dog");
+    [`ChatOracle`] lets its model decide. A right guess ends the game with reward 1. The last question ends it with
+    reward 0: that is a rule of the game, so the episode is terminated and not truncated. The object is not revealed
+    then, because a critique that contains it could give it away to the policy.
 
     Args:
         oracle ([`QuestionOracle`], *optional*):
-            Who answers. If `None`, a [`RuleOracle`], which needs no model. One oracle can serve many environments.
+            Answers the questions. If `None`, a [`RuleOracle`], which needs no model. Environments can share an oracle.
         max_questions (`int`, *optional*, defaults to `20`):
-            Number of questions, with guesses and questions that were not understood.
+            Number of questions, including guesses and questions that were not understood.
 
     Raises:
         ValueError: If `max_questions` is less than 1.
@@ -55,7 +55,7 @@ class TwentyQuestionsEnvironment(TextEnvironment):
         if max_questions < 1:
             raise ValueError(f"`max_questions` must be at least 1, got {max_questions}.")
         self.max_questions = max_questions
-        self._answerer = RuleOracle() if oracle is None else oracle  # `oracle` is what can check a critic
+        self._answerer = RuleOracle() if oracle is None else oracle  # the attribute `oracle` is for checking critics
         self._object, self._questions_left = "", 0
 
     def reset(self, object: str, **task) -> str:
@@ -74,8 +74,8 @@ class TwentyQuestionsEnvironment(TextEnvironment):
 
 def make_tasks(split: str) -> Dataset:
     """
-    Objects of the table to be found, as a dataset with the column `object`. Every fourth object of the table is for
-    evaluation, the others are for training.
+    Return the objects of the table as a dataset with the column `object`. Every fourth object is for evaluation, the
+    others are for training.
 
     Args:
         split (`str`):

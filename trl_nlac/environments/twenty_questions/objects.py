@@ -13,11 +13,11 @@
 # limitations under the License.
 
 """
-Everyday objects and what is true of them, for [`~environments.twenty_questions.RuleOracle`].
+Everyday objects and facts about them, for [`~environments.twenty_questions.RuleOracle`].
 
-`ATTRIBUTES` has the phrases by which a question asks for an attribute; after the semicolon, those that ask for its
-opposite. `OBJECTS` has the attributes that are true of each object, written down by category: those of the category,
-then those of the object, where `-` takes one of the category away. What is not written is false.
+`ATTRIBUTES` has the phrases with which a question asks for an attribute; after the semicolon, those that ask for its
+opposite. `OBJECTS` has the attributes that are true of each object, sorted by category: those of the category, then
+those of the object, where `-` removes one of the category. All others are false.
 """
 
 ATTRIBUTES = {
@@ -42,7 +42,8 @@ ATTRIBUTES = {
     "utensil": "utensil, kitchen utensil, kitchen tool, cutlery, tableware, kitchenware, cookware",
     "appliance": "appliance",
     "music": "musical instrument, instrument, make music, play music, for music, for making music",
-    "toy": "toy, play with, play with it, for playing, in sport, for sport, in game, for game, for fun, for entertainment",
+    "toy": "toy, play with, play with it, for playing, in sport, for sport, in game, for game, for fun, "
+    "for entertainment",
     # Animals and plants
     "water": "live in water, in water, on water, aquatic, live in sea, live in ocean, in ocean, in sea, underwater",
     "pet": "pet, kept as pet, house pet, household pet",
@@ -64,7 +65,8 @@ ATTRIBUTES = {
     "smaller than breadbox, smaller than bread box, smaller than shoebox, smaller than shoe box, small, tiny, little",
     "huge": "bigger than person, bigger than average person, taller than person, heavier than person, huge; "
     "smaller than person, smaller than average person, lighter than person",
-    "hand": "in hand, in one hand, in your hand, with one hand, in palm of your hand, in your palm, handheld, hand held",
+    "hand": "in hand, in one hand, in your hand, with one hand, in palm of your hand, in your palm, handheld, "
+    "hand held",
     "round": "round, circular, sphere, spherical, ball shaped",
     "sharp": "sharp, pointed, pointy, blade, cut thing, cutting",
     "soft": "soft, fluffy, squishy, soft to touch",
@@ -81,7 +83,8 @@ ATTRIBUTES = {
     "engine": "engine, motor, fuel",
     "wheels": "wheel",
     "sound": "sound, make sound, noise, make noise, noisy, loud",
-    "light": "give light, give off light, produce light, emit light, light up, light source, source of light, glow, for light",
+    "light": "give light, give off light, produce light, emit light, light up, light source, source of light, glow, "
+    "for light",
     "container": "container, contain thing, hold thing, store thing, carry thing, to hold thing, for storage",
     "write": "write, writing, draw, drawing, write with, draw with, writing tool, writing utensil, writing instrument",
     "clean": "clean, cleaning, washing, wash, hygiene",
@@ -295,7 +298,7 @@ _CATEGORIES = {
     },
 }
 
-# Other names by which an object is guessed.
+# Other names with which an object can be guessed.
 ALIASES = {
     "automobile": "car",
     "bike": "bicycle",

@@ -33,25 +33,25 @@ from .weights import save_adapter, weights_of
 
 class ColocatedEngine(LocalEngine, VLLMGeneration):
     """
-    TRL's colocated engine, which besides can be loaded on a CPU, serves adapters without merging them, and sleeps between
+    TRL's colocated engine. In addition, it runs on a CPU, serves adapters without merging them, and sleeps between
     sessions rather than after each call.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            Model whose weights it gets. Of one with LoRA only the adapters are ever loaded.
+            Model whose weights are loaded; with LoRA, only the adapters.
         args, kwargs:
             As for [`~trl.generation.vllm_generation.VLLMGeneration`].
     """
 
     def _init_vllm(self) -> None:
-        # As the trainer computes; vLLM's own choice for float32 weights would be half precision.
+        # The trainer's precision; for float32 weights vLLM would choose half precision.
         precisions = {"bf16": "bfloat16", "fp16": "float16"}
         dtype = str(self.model.dtype).removeprefix("torch.")
         options = {"dtype": precisions.get(self.accelerator.mixed_precision, dtype)}
-        # Asleep at level 2 it loses its weights, which are loaded again anyway, but for the base weights of adapters.
+        # At sleep level 2 it loses its weights. They are loaded again anyway, except the base weights of adapters.
         self.sleep_level = (1 if is_peft_model(self.model) else 2) if self.enable_sleep_mode else 0
         options["enable_sleep_mode"] = self.enable_sleep_mode
-        self.enable_sleep_mode = False  # for TRL, which would sleep after each call
+        self.enable_sleep_mode = False  # otherwise TRL sleeps after each call
         if is_peft_model(self.model):
             rank = max(config.r for config in self.model.peft_config.values())
             options.update(enable_lora=True, max_loras=2, max_lora_rank=allowed_rank(rank))
@@ -85,7 +85,7 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
         if runner.device.type != "cpu":
             super().sync_weights()
         else:
-            # Loading parameter by parameter does not work once vLLM has packed them for the CPU: layer by layer does.
+            # vLLM packs weights for the CPU; after that they can be loaded layer by layer, but not one by one.
             runner.reload_weights(weights_iterator=weights_of(self))
             self.llm.reset_prefix_cache()
         if self.sleep_level:

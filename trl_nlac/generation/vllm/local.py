@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What vLLM engines in this process share."""
+"""Common parts of the vLLM engines that run in this process."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..engine import Adapter
 
 class LocalEngine:
     """
-    Asks an engine of this process and counts what its prefix cache knew.
+    Generates with an engine in this process and counts the hits of its prefix cache.
 
     Attributes:
         llm (`vllm.LLM`):
@@ -54,7 +54,7 @@ class LocalEngine:
         adapter: Adapter | None,
         bar: tqdm | None = None,
     ) -> list[RequestOutput]:
-        """vLLM's own answers."""
+        """Return vLLM's own outputs."""
         return self.llm.generate(
             [{"prompt_token_ids": prompt} for prompt in prompts],
             params,
@@ -69,19 +69,19 @@ class LocalEngine:
 
 def cpu_options(context: int) -> dict[str, Any]:
     """
-    Options that a CPU needs: a prompt that is read in several steps cannot be sampled by a seed there, because vLLM would
-    turn its random generator back, which those of the CPU do not allow.
+    Return options that a CPU needs. vLLM rewinds a seeded random generator if a prompt is prefilled in several steps,
+    which is not possible with the CPU's generators.
     """
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
 
 
 def sampling_params(structured_outputs: dict[str, Any] | None = None, **kwargs) -> SamplingParams:
-    """From the parameters of [`~generation.engine.EngineGenerator`]."""
+    """Convert the parameters of [`~generation.engine.EngineGenerator`]."""
     if structured_outputs is not None:
         kwargs["structured_outputs"] = StructuredOutputsParams(**structured_outputs)
     return SamplingParams(**kwargs)
 
 
 def allowed_rank(rank: int) -> int:
-    """The smallest rank that vLLM can be told to make room for."""
+    """Return the smallest LoRA rank that vLLM accepts as a maximum and that is at least `rank`."""
     return min(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

@@ -20,10 +20,10 @@ from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import AutoConfig
+from transformers.utils import cached_file
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
-from ...options.saved_roles import find_file
 from ..base import Completion
 from ..engine import Adapter, forced, score_by_token
 from .local import LocalEngine, allowed_rank, cpu_options
@@ -35,21 +35,23 @@ class OfflineEngine(LocalEngine):
 
     Args:
         model (`str`):
-            Folder or repository on the Hub, of a whole model or of an adapter.
+            Folder or Hub repository of a whole model or an adapter.
         revision (`str`, *optional*):
             Branch, tag or commit on the Hub.
         trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether code from the Hub may run.
+            Whether code from the Hub can run.
         **options:
             Arguments of `vllm.LLM`.
     """
 
     def __init__(self, model: str, revision: str | None = None, trust_remote_code: bool = False, **options):
         self._adapter: Adapter | None = None
-        config_file = find_file(model, "adapter_config.json", revision)
+        config_file = cached_file(
+            model, "adapter_config.json", revision=revision, _raise_exceptions_for_missing_entries=False
+        )
         if config_file is not None:
-            weights = find_file(model, "adapter_model.safetensors", revision)
-            config = json.loads(config_file.read_text(encoding="utf-8"))
+            weights = cached_file(model, "adapter_model.safetensors", revision=revision)
+            config = json.loads(Path(config_file).read_text(encoding="utf-8"))
             options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed_rank(config["r"]), **options}
             self._adapter = Adapter(1, Path(weights).parent)
             model, revision = config["base_model_name_or_path"], config.get("revision")

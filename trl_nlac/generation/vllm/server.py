@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""vLLM as a server of its own."""
+"""vLLM as a separate server."""
 
 import asyncio
 import json
@@ -46,28 +46,28 @@ _HEALTH_INTERVAL = 10.0  # s
 
 
 class _ServerLost(Exception):
-    """No answer, or one from a server that does not have our weights."""
+    """The server did not answer, or does not have our weights."""
 
 
 class ServerEngine(VLLMGeneration):
     """
-    A vLLM server that the trainer asks, each process for itself.
+    A vLLM server that each process of the trainer uses separately.
 
-    Weights get there over NCCL, as TRL does it, or through a folder that both sides see: as safetensors that the server is
-    told to load, or as adapters. An answer counts only if the server is, at the end of a batch, still the one that got
-    the weights (with LoRA: if it knows the adapter, whose name no other run uses). One that was lost is waited for; if it
-    was started anew it gets the weights from the folder again, and the batch is repeated. Over NCCL that is not possible
+    Weights are sent over NCCL, as in TRL, or through a shared folder: as safetensors that the server loads, or as
+    adapters. Answers count only if, at the end of a batch, the server is still the one that got the weights (with
+    LoRA: if it has the adapter, whose name no other run uses). If the server is lost, the engine waits for it; if it
+    was restarted, it gets the weights from the folder again and the batch is repeated. With NCCL that is not possible
     and ends training with an error.
 
     Args:
         weights_dir (`str`, *optional*):
-            The folder, under the same path here and there. If `None`, NCCL.
+            The folder, with the same path for trainer and server. If `None`, NCCL is used.
         args, kwargs:
             As for [`~trl.generation.vllm_generation.VLLMGeneration`].
 
     Raises:
         ConnectionError: If no server answers within `server_timeout` seconds.
-        ValueError: If weights cannot get there in this way.
+        ValueError: If weights cannot be sent in this way.
     """
 
     forgets_weights = False
@@ -89,18 +89,18 @@ class ServerEngine(VLLMGeneration):
             )
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
         self.vllm_client = VLLMClient(url, group_port=self.group_port, connection_timeout=self.server_timeout)
-        self._server_id: str | None = None  # of the one that has our weights
+        self._server_id: str | None = None  # of the server that has our weights
         self._version = 0  # of our weights
         self._adapters: list[Adapter] = []
         self.max_model_length = json.loads(self._request("GET", "/v1/models"))["data"][0]["max_model_len"]
         self._cache_counts = self._read_cache_counts()
         if not has_adapters:
-            self.vllm_client.get_server_info()  # raises if the server cannot be told to load weights
+            self.vllm_client.get_server_info()  # raises if the server cannot load weights on request
         if self.weights_dir is not None:
             if is_main:
                 Path(self.weights_dir).mkdir(parents=True, exist_ok=True)
                 self._directory = tempfile.TemporaryDirectory(prefix="nlac_", dir=self.weights_dir)
-                Path(self._directory.name).chmod(0o755)  # the server may run as somebody else
+                Path(self._directory.name).chmod(0o755)  # the server can run as another user
             self._path = Path(self._from_main(lambda: self._directory.name))
         elif is_main:
             self.vllm_client.init_communicator(device=device)
@@ -115,7 +115,7 @@ class ServerEngine(VLLMGeneration):
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        self.accelerator.wait_for_everyone()  # no process generates with the last weights any more
+        self.accelerator.wait_for_everyone()  # until no process generates with the last weights
         yield
 
     def sync_weights(self) -> None:
@@ -135,7 +135,7 @@ class ServerEngine(VLLMGeneration):
         return self._path / str(self._version)
 
     def _load_weights(self) -> None:
-        self._server_id = self._read_server_id()  # before: whoever is started anew after that does not have them
+        self._server_id = self._read_server_id()  # before loading, so that a restart during it is noticed
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(self._weights_path)}}
         self._request("POST", "/collective_rpc", json=call)
 
@@ -165,8 +165,8 @@ class ServerEngine(VLLMGeneration):
         if self.accelerator.is_main_process:
             try:
                 self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": adapter.name})
-            except (_ServerLost, RuntimeError) as error:  # of a server that was started anew, for example
-                logger.warning(f"An adapter that is not needed any more could not be unloaded: {error}")
+            except (_ServerLost, RuntimeError) as error:  # for example of a server that was restarted
+                logger.warning(f"An adapter that is no longer needed could not be unloaded: {error}")
             shutil.rmtree(adapter.path)
 
     # Completions
@@ -179,7 +179,7 @@ class ServerEngine(VLLMGeneration):
                 bar.reset()
             completions = finish(self._watched(lambda session: self._complete(session, prompts, params, adapter, bar)))
             if adapter is None and self._read_server_id() != self._server_id:
-                raise _ServerLost("it was started anew, without our weights")
+                raise _ServerLost("it was restarted and does not have our weights")
             return completions
 
         return self._insist(answers)
@@ -194,7 +194,7 @@ class ServerEngine(VLLMGeneration):
     ) -> list[Completion]:
         common = {"model": self.vllm_client.model, "return_token_ids": True}
         if adapter is None:
-            common["cache_salt"] = f"{self._server_id}_{self._version}"  # so that no prefix of other weights is reused
+            common["cache_salt"] = f"{self._server_id}_{self._version}"  # prevents reuse of prefixes of other weights
         else:
             common["model"] = adapter.name
 
@@ -210,10 +210,10 @@ class ServerEngine(VLLMGeneration):
     def take_cache_counts(self) -> tuple[int, int]:
         before, self._cache_counts = self._cache_counts, self._read_cache_counts()
         tokens, cached = (now - then for now, then in zip(self._cache_counts, before, strict=True))
-        return (tokens, cached) if tokens >= 0 else self._cache_counts  # or it was started anew
+        return (tokens, cached) if tokens >= 0 else self._cache_counts  # negative if it was restarted
 
     def _read_cache_counts(self) -> tuple[int, int]:
-        """Of all that the server was ever asked, by anyone."""
+        """Return the counts over all requests that the server has had, also those of others."""
         lines = self._request("GET", "/metrics").splitlines()
 
         def total(counter: str) -> int:
@@ -225,7 +225,7 @@ class ServerEngine(VLLMGeneration):
     # Requests
 
     def _insist(self, action: Callable[[], T]) -> T:
-        """What `action` gives, if need be after the server came back."""
+        """Return the result of `action`; if the server is lost, wait for it and repeat."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 if attempt:
@@ -236,14 +236,15 @@ class ServerEngine(VLLMGeneration):
                 logger.warning(f"The vLLM server at {self.vllm_client.base_url} was lost: {error}")
         raise RuntimeError(
             f"The vLLM server at {self.vllm_client.base_url} was lost {_MAX_ATTEMPTS} times in a row, the last time: "
-            f"{lost}. See its log; then resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`)."
+            f"{lost}. See its log; then resume from the last checkpoint "
+            "(`trl-nlac train --resume_from_checkpoint last`)."
         )
 
     def _find_again(self) -> None:
-        """Wait for the server, and if it was started anew, hand the weights over again."""
+        """Wait for the server and, if it was restarted, send the weights again."""
         if not finish(self._becomes_healthy()):
             raise ConnectionError(
-                f"The vLLM server at {self.vllm_client.base_url} is gone, and did not come back within "
+                f"The vLLM server at {self.vllm_client.base_url} is gone and did not come back within "
                 f"`vllm_server_timeout={self.server_timeout}` seconds. Start it again and resume from "
                 "the last checkpoint (`trl-nlac train --resume_from_checkpoint last`)."
             )
@@ -253,14 +254,14 @@ class ServerEngine(VLLMGeneration):
             return
         if self.weights_dir is None:
             raise RuntimeError(
-                f"The vLLM server at {self.vllm_client.base_url} was started anew and has lost its weights, and the NCCL "
-                "group with them. Resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`); with "
-                "`vllm_server_weights_dir` a server may be started anew."
+                f"The vLLM server at {self.vllm_client.base_url} was restarted and has lost its weights and the NCCL "
+                "group. Resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`). With "
+                "`vllm_server_weights_dir`, servers can be restarted during training."
             )
         self._load_weights()
 
     def _read_server_id(self) -> str:
-        """Different for each start of a server."""
+        """Return an id that is different for each start of a server."""
         return json.loads(self._request("GET", "/server_info?config_format=json"))["vllm_config"]["instance_id"]
 
     def _request(self, method: str, path: str, **kwargs) -> str:
@@ -280,7 +281,7 @@ class ServerEngine(VLLMGeneration):
         raise RuntimeError(f"The vLLM server at {self.vllm_client.base_url} refused. {words}")
 
     async def _watched(self, work: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
-        """What `work` gives, however long it takes, unless the server is silent for too long."""
+        """Return the result of `work`, however long it takes, unless the server is silent for too long."""
         connector = aiohttp.TCPConnector(limit=self.max_num_seqs)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
             working, watching = asyncio.ensure_future(work(session)), asyncio.ensure_future(self._watch())
@@ -294,12 +295,12 @@ class ServerEngine(VLLMGeneration):
                 watching.cancel()
 
     async def _watch(self) -> None:
-        """Ends when the server has been silent for too long."""
+        """Return when the server has been silent for too long."""
         while await self._becomes_healthy():
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _becomes_healthy(self) -> bool:
-        """Whether the server says that it is well, before it is silent for too long."""
+        """Whether the server reports that it is healthy before it has been silent for too long."""
         end, timeout = time.monotonic() + self.server_timeout, aiohttp.ClientTimeout(total=_HEALTH_INTERVAL)
         async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
             while time.monotonic() < end:

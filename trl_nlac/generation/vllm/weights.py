@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Weights on their way from the trainer to vLLM."""
+"""Transfer of weights from the trainer to vLLM."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +27,8 @@ _FILE_BYTES = 4 << 30
 
 def weights_of(engine: VLLMGeneration) -> Iterator[tuple[str, torch.Tensor]]:
     """
-    All weights of the model by the names that vLLM knows, one after the other. Where they are sharded each is gathered in
-    its turn, so that all processes have to go through them.
+    Yield all weights of the model, one after the other, under vLLM's names for them. Sharded weights are gathered one
+    by one, so that all processes must iterate over them.
     """
     model = engine.model
     head, tied_name = model.get_output_embeddings(), None
@@ -38,11 +38,11 @@ def weights_of(engine: VLLMGeneration) -> Iterator[tuple[str, torch.Tensor]]:
     for name, weight in engine._iter_named_params():
         yield name, weight
         if name == tied_name:
-            yield f"{head_name}.weight", weight  # must be named, although it is that of the input
+            yield f"{head_name}.weight", weight  # must be sent, although it is tied to the input embeddings
 
 
 def save_weights(engine: VLLMGeneration, directory: Path) -> None:
-    """All processes go through the weights, the main process writes them as safetensors."""
+    """Write all weights as safetensors. All processes must call this; the main process writes."""
     shard: dict[str, torch.Tensor] = {}
     num_files = 0
 
@@ -65,7 +65,7 @@ def save_weights(engine: VLLMGeneration, directory: Path) -> None:
 
 
 def save_adapter(engine: VLLMGeneration, directory: Path, writes: bool = True) -> None:
-    """All processes take part; those that are told to write."""
+    """Write the adapter's weights. All processes must call this; those with `writes` write."""
     adapter = [parameter for parameter in engine.model.parameters() if parameter.requires_grad]
     with engine._dist.gather_params(adapter):
         if writes:

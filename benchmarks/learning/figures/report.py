@@ -1,0 +1,227 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+The pages of the learning benchmark, docs/source/results.md with its plots and docs/source/results_search.md, from the
+summary. Fixed text is in the templates; every number in a table and every sentence that depends on one comes from the
+JSON.
+
+python -m benchmarks.learning.figures.report --readme README.md
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+
+from benchmarks import reporting
+from benchmarks.learning.figures.claims import HOLDS, UNKNOWN, best_final, overlap
+from benchmarks.learning.figures.plots import plot_ablations, plot_critic, plot_task
+from benchmarks.learning.figures.search import change_words
+from benchmarks.learning.figures.table import COSTS, comparison, label, number, rate, task_label, variant
+
+
+HALF = "0.5"  # of the oracle's success
+# Pages and their templates.
+PAGES = {"results.md": "report.md.jinja", "results_search.md": "report_search.md.jinja"}
+
+
+def gap(value: dict | None) -> str:
+    """Format a mean difference with its interval."""
+    if value is None or value["low"] is None:
+        return "–" if value is None else f"{value['mean']:+.2f}"
+    return f"{value['mean']:+.2f} ({value['low']:+.2f} to {value['high']:+.2f})"
+
+
+# Sentences
+
+
+def claim_sentence(claim: dict) -> str:
+    """Describe the figures of a claim."""
+    if claim["verdict"] == UNKNOWN:
+        return "Some of its methods have too few cells."
+    if claim["claim"] == "complete":
+        return "Every method has every seed." if claim["verdict"] == HOLDS else "Missing cells are listed below."
+    ours, theirs = claim["nlac"], claim["baseline"]
+    if claim["claim"] == "fewer_steps":
+        first = {side["method"]: number(side["steps_to_it"]) for side in (ours, theirs)}
+        return (
+            f"{label(theirs['method'])}, the better of GRPO and RFT, ends at {rate(theirs['success'])} after "
+            f"{number(theirs['steps'])} environment steps. Within {number(claim['allowed_steps'])} steps, "
+            f"{claim['share']:.0%} of them, {label(ours['method'])} has {rate(ours['success'])}, after "
+            f"{number(ours['steps'])}. "
+            f"Steps at which the mean curve first had {theirs['success']['mean']:.2f}: "
+            + ", ".join(f"{label(method)} {steps}" for method, steps in first.items())
+            + "."
+        )
+    ratio = "" if claim["ratio"] is None else f", {claim['ratio']:.2f} times as much in the mean"
+    rival = "" if claim["claim"] == "critic_adds" else ", the best baseline,"
+    return (
+        f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps"
+        f"{ratio}; {label(theirs['method'])}{rival} at {rate(theirs['success'])} after {number(theirs['steps'])}."
+    )
+
+
+def leaders(names: list[str], value: Callable[[str], float | None]) -> list[str]:
+    """Return the methods with the smallest value, several if they tie."""
+    values = {name: value(name) for name in names if value(name) is not None}
+    return [name for name in values if values[name] == min(values.values())]
+
+
+def winners(figures: dict, names: list[str]) -> dict[str, list[str]]:
+    """Return the methods with the highest final success, and those that reach half of the oracle's at least cost."""
+    return {
+        "final": leaders(names, lambda name: -figures[name]["final"]["mean"]),
+        **{cost: leaders(names, lambda name, cost=cost: figures[name]["reach"][HALF][cost]) for cost in COSTS},
+    }
+
+
+def winner_sentences(task: dict, names: list[str]) -> list[str]:
+    """Describe which methods have the highest final success, and which reach half of the oracle's at least cost."""
+    figures = task["methods"]
+    won = winners(figures, names)
+    ends = [
+        f"{label(name)}, {rate(figures[name]['final'])} after {number(figures[name]['spent']['environment_steps'])} "
+        "environment steps"
+        for name in won["final"]
+    ]
+    sentences = [f"Highest final success: {'; '.join(ends)}."]
+    if not won["environment_steps"]:
+        return [*sentences, "No method brings most of its seeds to half of the oracle's success."]
+    for cost, words in COSTS.items():
+        costs = [
+            f"{label(name)}, {number(reached[cost])} ({reached['num_seeds']} of {figures[name]['num_seeds']} seeds)"
+            for name in won[cost]
+            for reached in [figures[name]["reach"][HALF]]
+        ]
+        sentences.append(f"Fewest {words} to half of the oracle's success: {'; '.join(costs)}.")
+    return sentences
+
+
+def choice(task: dict, names: list[str]) -> str:
+    """Describe which method to choose for which aim."""
+    wanted: dict[str, list[str]] = {}
+    for aim, methods in winners(task["methods"], names).items():
+        for figures in [task["methods"][methods[0]]] if methods else []:
+            if aim == "final":
+                spent = [number(task["methods"][name]["spent"]["environment_steps"]) for name in methods]
+                steps = " or ".join(dict.fromkeys(spent))
+                words = f"the highest final success ({figures['final']['mean']:.2f} after {steps} environment steps)"
+            else:
+                words = f"few {COSTS[aim]} ({number(figures['reach'][HALF][aim])})"
+            wanted.setdefault(" or ".join(map(label, methods)), []).append(words)
+    return "; ".join(f"{methods} for {', '.join(words)}" for methods, words in wanted.items()) + "."
+
+
+def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
+    """Describe where a baseline is ahead of NLAC, in the setting of NLAC with the highest final success."""
+    figures, common = task["methods"], task["common_budget"]
+    settings = [name for name in ("nlac", *settings) if name in figures]
+    if not settings:
+        return []
+    nlac = best_final(figures, settings)
+    sentences = []
+    for name in [name for name in names if name not in settings]:
+        ours, theirs = figures[nlac], figures[name]
+        spent = [side["spent"]["environment_steps"] for side in (theirs, ours)]
+        pairs = {
+            "final success": (theirs["final"], ours["final"], *spent),
+            "success on the way": (theirs["at_common_budget"], ours["at_common_budget"], common, common),
+            "the unseen domain": (theirs["unseen_domain"]["after"], ours["unseen_domain"]["after"], *spent),
+        }
+        if ours["at_common_budget"] == ours["final"] and theirs["at_common_budget"] == theirs["final"]:
+            del pairs["success on the way"]  # it is the final success
+        for where, (high, low, their_steps, our_steps) in pairs.items():
+            if where == "the unseen domain" and high and low and overlap(high, low):
+                continue  # no method is trained there, so only clear differences count
+            if high and low and round(high["mean"], 2) > round(low["mean"], 2):
+                verb, intervals = ("is ahead of", "overlap") if overlap(high, low) else ("beats", "do not overlap")
+                sentences.append(
+                    f"{label(name)} {verb} {label(nlac)} in {where}: {rate(high)} after {number(their_steps)} "
+                    f"environment steps, {rate(low)} after {number(our_steps)}; the intervals {intervals}."
+                )
+        for cost, words in COSTS.items():
+            less, more = theirs["reach"][HALF][cost], ours["reach"][HALF][cost]
+            if less is not None and (more is None or less <= more):
+                many = f"as many {words} as" if less == more else f"fewer {words} than"
+                sentences.append(
+                    f"{label(name)} needs {many} {label(nlac)} to half of the oracle's success: "
+                    f"{number(less)}, {number(more)}."
+                )
+    return sentences
+
+
+def ablation_verdict(difference: dict | None) -> str:
+    """Classify the interval of a difference to plain NLAC."""
+    if difference is None or difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
+        return "not clear"
+    return "worse" if difference["high"] < 0 else "better"
+
+
+def render(summary: dict) -> dict[str, str]:
+    """Return the text of each page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    words = (label, task_label, variant, number, rate, gap)
+    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, change_words)
+    variables = {**summary, "COSTS": COSTS, **{function.__name__: function for function in words}}
+    return {page: environment.get_template(template).render(variables) for page, template in PAGES.items()}
+
+
+def write_plots(summary: dict, images: Path) -> None:
+    """Write every plot to a folder, as PNG and SVG."""
+    tasks, methods = summary["tasks"], summary["methods"]
+    for name, task in tasks.items():
+        if task["methods"]:
+            plot_task(name, task, methods, summary["settings"], images / f"learning_{name}")
+    if any(curve for task in tasks.values() for curve in task["critic_curves"].values()):
+        plot_critic(tasks, images / "learning_critic")
+    if any(task["ablations"] for task in tasks.values()):
+        plot_ablations(tasks, images / "learning_ablations")
+
+
+def write_pages(summary: dict, folder: Path) -> None:
+    """Write the pages and their images to `folder`."""
+    write_plots(summary, folder / "images")
+    for page, text in render(summary).items():
+        (folder / page).write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/learning.json"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/source"))
+    parser.add_argument("--readme", type=Path, help="Markdown file whose results are replaced by the comparison")
+    parser.add_argument(
+        "--plots", type=Path, help="write only the plots, to this folder: the pages are about the tiny models"
+    )
+    args = parser.parse_args()
+    summary = json.loads(args.json.read_text())
+    if args.plots:
+        write_plots(summary, args.plots)
+        return
+    write_pages(summary, args.docs)
+    if args.readme:
+        reporting.insert(comparison(summary), args.readme, "learning/figures/report.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The table of the results of every method, and the names in it and in the plots."""
+
+from benchmarks import reporting
+
+
+LABELS = {
+    "nlac": "NLAC",
+    "hindsight": "Hindsight",
+    "grpo": "GRPO",
+    "rft": "RFT",
+    "scalar": "Scalar critic",
+    "base": "Base model",
+    "base_refined": "Base model (refined)",
+}
+COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
+
+
+def label(method: str) -> str:
+    """Return the name of a method."""
+    return LABELS.get(method) or f"NLAC ({variant(method)})"
+
+
+def variant(method: str) -> str:
+    """Return the name of a setting of NLAC, or of an ablation."""
+    return method.removeprefix("nlac_").replace("_", " ")
+
+
+def task_label(task: str) -> str:
+    """Return the name of a task."""
+    name, _, kind = task.partition("desk_")
+    return f"Service desk ({kind})" if kind else name.replace("_", " ").capitalize()
+
+
+def number(value: float | None) -> str:
+    """Format a cost."""
+    return "not reached" if value is None else f"{value:,.0f}"
+
+
+def rate(value: dict | None) -> str:
+    """Format a mean success with its interval, cut at 0 and 1."""
+    return "–" if value is None else reporting.interval(value)
+
+
+def ending(figures: dict | None) -> str:
+    """Format the final success of a method on a task, with the environment steps that it took if it trains."""
+    if figures is None:
+        return "–"
+    steps = figures["spent"]["environment_steps"]
+    return rate(figures["final"]) + (f" after {number(steps)}" if steps else "")
+
+
+def comparison(summary: dict) -> str:
+    """Format the final success and the environment steps of every method on every task as a table."""
+    lines = [
+        "| task | " + " | ".join(map(label, summary["methods"])) + " |",
+        "|---" * (1 + len(summary["methods"])) + "|",
+    ]
+    for name, task in summary["tasks"].items():
+        cells = map(ending, map(task["methods"].get, summary["methods"]))
+        lines.append(f"| {task_label(name)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,202 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""
+The GRPO baseline (https://huggingface.co/papers/2402.03300): TRL's trainer on whole episodes, played as NLAC plays
+them.
+
+An episode is one completion. Its prompt is the first state, its tokens are the actions and, masked, the observations
+between them. Its reward is the return of the episode.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.learning.playing import (
+    LearningCurve,
+    Player,
+    max_gradient_steps,
+    train_until_spent,
+    trainer_arguments,
+)
+from benchmarks.learning.tasks import LearningTask
+from trl_nlac import NLACConfig
+from trl_nlac.method.batches import NLACCollator
+from trl_nlac.method.losses import batch_losses
+from trl_nlac.training.rehearsal import Rehearsal
+from trl_nlac.types import Episode
+
+
+def train(
+    task: LearningTask,
+    acting: NLACConfig,
+    budget: int,
+    interval: int,
+    learning_rate: float = 1e-3,
+    num_generations: int = 8,
+    episodes_per_iteration: int = 32,
+    updates_per_iteration: int = 4,
+    micro_batch_size: int | None = None,
+    beta: float = 0.0,
+    rehearsal_ratio: float = 0.5,
+    rehearsal_coef: float = 0.5,
+    **options,
+) -> LearningCurve:
+    """
+    Train with [`~trl.GRPOTrainer`] until the budget of environment steps is spent.
+
+    Args:
+        task ([`LearningTask`]):
+            The task.
+        acting ([`NLACConfig`]):
+            How to sample, the output folder, the device and the precision.
+        budget (`int`):
+            Environment steps to spend.
+        interval (`int`):
+            Environment steps between two evaluations.
+        learning_rate (`float`, *optional*, defaults to `1e-3`):
+            Learning rate of AdamW.
+        num_generations (`int`, *optional*, defaults to `8`):
+            Number of episodes in a group. They have the same row, and their rewards are compared.
+        episodes_per_iteration (`int`, *optional*, defaults to `32`):
+            Episodes of a batch, over all its groups. Must be divisible by `num_generations`.
+        updates_per_iteration (`int`, *optional*, defaults to `4`):
+            Gradient steps on each batch. Each step uses all of its episodes.
+        micro_batch_size (`int`, *optional*):
+            Episodes of a forward pass. If `None`, the whole batch.
+        beta (`float`, *optional*, defaults to `0.0`):
+            Coefficient of the Kullback-Leibler divergence from the base model.
+        rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
+            Rehearsal samples of each gradient step, relative to the episodes.
+        rehearsal_coef (`float`, *optional*, defaults to `0.5`):
+            Coefficient of the mean negative log-likelihood of the rehearsal samples. In NLAC it is the ratio.
+        **options:
+            Further arguments of [`~trl.GRPOConfig`], such as `loss_type` or `scale_rewards`.
+    """
+    size = micro_batch_size or episodes_per_iteration
+    args = GRPOConfig(
+        **trainer_arguments(acting, learning_rate),
+        max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=episodes_per_iteration // size,
+        steps_per_generation=episodes_per_iteration // size,
+        num_iterations=updates_per_iteration,
+        num_generations=num_generations,
+        temperature=acting.temperature,
+        beta=beta,
+        **options,
+    )
+    trainer = EpisodeGRPOTrainer(task, acting, args, rehearsal_ratio, rehearsal_coef)
+    return train_until_spent(trainer, trainer.player, budget, interval)
+
+
+class EpisodeGRPOTrainer(GRPOTrainer):
+    """
+    GRPO on the episodes of a task, with rehearsal.
+
+    Args:
+        task ([`LearningTask`]):
+            The task. Its rows are passed as prompts, in JSON.
+        acting ([`NLACConfig`]):
+            How to sample.
+        args ([`~trl.GRPOConfig`]):
+            How to train.
+        rehearsal_ratio (`float`):
+            Rehearsal samples of each gradient step, relative to the episodes.
+        rehearsal_coef (`float`):
+            Coefficient of their loss.
+
+    Raises:
+        ValueError: If the model's chat template changes sampled tokens in later turns.
+    """
+
+    def __init__(
+        self, task: LearningTask, acting: NLACConfig, args: GRPOConfig, rehearsal_ratio: float, rehearsal_coef: float
+    ):
+        num_groups = args.generation_batch_size // args.num_generations
+        prompts = [json.dumps(row) for row in task.rows]
+        super().__init__(
+            model=task.model,
+            reward_funcs=episode_score,
+            args=args,
+            train_dataset=Dataset.from_dict({"prompt": prompts * num_groups}),  # at least one full batch
+            rollout_func=play_prompts,
+            peft_config=task.peft_config,
+        )
+        self.player = Player.of_model(task, acting, self.model, self.accelerator)
+        chat = self.player.roles.chat
+        if chat.prefill or chat.reasoning_tags is not None:
+            raise ValueError(
+                "GRPO needs a chat template without prefill and chains of thought: an episode must be one completion."
+            )
+        self.rehearsal = Rehearsal(task.rehearsal, rehearsal_ratio, chat, seed=acting.seed)
+        self.rehearsal_coef = rehearsal_coef
+        self.collate_rehearsal = NLACCollator(chat.tokenizer.pad_token_id)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        examples = self.rehearsal.draw(len(inputs["advantages"]))
+        if not examples or not inputs["advantages"].any():  # rehearsal alone would only narrow exploration
+            return loss
+        batch = {name: tensor.to(loss.device) for name, tensor in self.collate_rehearsal(examples).items()}
+        return loss + self.rehearsal_coef * batch_losses(model, batch).mean()
+
+
+def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, Any]:
+    """
+    Play an episode of each prompt: the trainer's `rollout_func`.
+
+    Returns:
+        `dict[str, Any]`: `prompt_ids`, `completion_ids` and `env_mask`, see [`as_completion`]; `score` for the reward
+        function; and no `logprobs`, because without vLLM the trainer computes them.
+    """
+    episodes = trainer.player.play([json.loads(prompt) for prompt in prompts])
+    completions = [as_completion(episode) for episode in episodes]
+    names = ("prompt_ids", "completion_ids", "env_mask")
+    return {
+        **{name: list(values) for name, values in zip(names, zip(*completions, strict=True), strict=True)},
+        "logprobs": None,
+        "score": [episode.score for episode in episodes],
+    }
+
+
+def as_completion(episode: Episode) -> tuple[list[int], list[int], list[int]]:
+    """
+    Split an episode into the tokens of its first state and the tokens after it, with a mask of the latter: 1 on
+    actions, 0 on observations.
+
+    Raises:
+        ValueError: If it has no action, or a state does not continue the one before.
+    """
+    if not episode.turns:
+        raise ValueError(f"An episode without an action cannot be trained on ({episode.failure}).")
+    if any(turn.prompt_start for turn in episode.turns):
+        raise ValueError(
+            "The history of an episode was cut, so that it is not one completion. Raise `max_prompt_length`."
+        )
+    is_action = np.zeros(len(episode.token_ids), dtype=int)
+    for turn in episode.turns:
+        is_action[turn.prompt_end : turn.prompt_end + turn.action_length] = 1
+    start = episode.turns[0].prompt_end
+    return episode.token_ids[:start].tolist(), episode.token_ids[start:].tolist(), is_action[start:].tolist()
+
+
+def episode_score(score: list[float], **kwargs) -> list[float]:
+    """Return the return of each episode: the reward function."""
+    return score

@@ -1,0 +1,296 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""
+The scalar ablation of NLAC: soft actor-critic with numbers instead of text ("SAC" in section 6.2 of the paper).
+
+It differs from NLAC in one thing: the value of an action is a number. Episodes, prioritized replay, target weights,
+rehearsal and batches are those of [`NLACTrainer`]. A linear head on the same model replaces the language critic.
+Refinement needs text, so the policy is fitted to the maximum-entropy policy of the values instead:
+
+- Critic: Q(s, a) is read at the last token of the action, one value for the whole turn, as in ArCHer
+  (https://huggingface.co/papers/2402.19446). The paper's ablation has a value at every token, and attributes its
+  weakness to the difficulty of estimating those. Targets are, as in the language Bellman backup, the score where the
+  task ended and otherwise the value of a fresh action, `Q(s', a')` with `a' ~ pi(. | s')`, both of the target weights.
+- Policy: `pi'(a | s) ∝ exp(Q(s, a))` cannot be enumerated, so it is fitted as in maximum a posteriori policy
+  optimisation (https://huggingface.co/papers/1806.06920): by the log-likelihood of candidate actions with the weights
+  `softmax(Q / alpha)` over the candidates of a state. These are fresh actions of the policy and the stored one, so
+  that the policy is fitted to `pi exp(Q / alpha)`, whose entropy is relative to a pretrained language model.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from benchmarks.learning.playing import LearningCurve, Player, max_gradient_steps, train_until_spent
+from benchmarks.learning.tasks import LearningTask
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.method.batches import NLACCollator
+from trl_nlac.method.losses import batch_losses, sequence_nll
+from trl_nlac.training.model import load_model
+from trl_nlac.types import LOSSES, Prompt, Sample, TrainingExample
+
+
+@dataclass(frozen=True, eq=False)
+class ValueExample(TrainingExample):
+    """
+    An action whose value is trained.
+
+    Args:
+        target (`float`, *optional*, defaults to `0.0`):
+            Its Bellman target, in [0, 1].
+    """
+
+    target: float = 0.0
+
+
+@dataclass(frozen=True)
+class ValueCollator(NLACCollator):
+    """Adds `targets` of shape `(C,)` to a batch: the targets of its critic examples, in their order."""
+
+    def __call__(self, examples: list[TrainingExample]) -> dict[str, torch.Tensor]:
+        targets = [example.target for example in examples if isinstance(example, ValueExample)]
+        return {**super().__call__(examples), "targets": torch.tensor(targets)}
+
+
+def add_value_head(model: PreTrainedModel, initial_value: float) -> None:
+    """Add the submodule `value_head` to a model. Before training it gives every action the value `initial_value`."""
+    model.value_head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=model.dtype)
+    nn.init.zeros_(model.value_head.weight)
+    nn.init.constant_(model.value_head.bias, math.log(initial_value / (1 - initial_value)))
+
+
+def logits_and_values(
+    model: PreTrainedModel, inputs: dict[str, torch.Tensor], **kwargs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the logits of the tokens, `(B, T, V)`, and the logit of Q at the last token, `(B,)`, in one pass."""
+    input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
+    outputs = model(
+        input_ids=input_ids, attention_mask=attention_mask, use_cache=False, output_hidden_states=True, **kwargs
+    )
+    rows = torch.arange(len(input_ids), device=input_ids.device)
+    last_hidden_states = outputs.hidden_states[-1][rows, attention_mask.sum(1) - 1]  # (B, H)
+    return outputs.logits, model.value_head(last_hidden_states)[:, 0].float()
+
+
+class ScalarActorCriticTrainer(NLACTrainer):
+    """
+    [`NLACTrainer`] with scalar values.
+
+    Q is the sigmoid of a linear head, a probability of success, with the binary cross-entropy as its loss. This loss
+    is smallest at the mean of random targets. Unlike that of a squared error after a sigmoid, its gradient does not
+    vanish where Q is far off.
+
+    Args:
+        task ([`LearningTask`]):
+            The task.
+        args ([`NLACConfig`]):
+            How to act and to train. Options of refinement and of the language critic have no effect.
+        num_candidates (`int`), entropy_temperature (`float`), initial_value (`float`):
+            See [`train`].
+    """
+
+    _name = "Scalar actor-critic"
+
+    def __init__(
+        self,
+        task: LearningTask,
+        args: NLACConfig,
+        num_candidates: int,
+        entropy_temperature: float,
+        initial_value: float,
+    ):
+        model = load_model(task.model, args, task.peft_config)
+        add_value_head(model, initial_value)
+        super().__init__(
+            model=model,
+            args=args,
+            **task.trainer_arguments,
+        )
+        self.player = Player.of_trainer(task, self)
+        self.num_candidates = num_candidates
+        self.entropy_temperature = entropy_temperature
+        self._collate = ValueCollator(self._collate.pad_token_id)
+
+    def _iteration(self, tasks):
+        self.replay.add(self.player.play(tasks))
+        self.records.num_environment_steps = self.player.num_environment_steps
+        samples = self.replay.sample(self.args.samples_per_iteration)
+        with self._generating():
+            policy_examples = self._policy_examples(samples)
+        with self.target_weights.swapped_into(self.model), self._generating():
+            critic_examples = self._critic_examples(samples)
+        for name, value in self.roles.take_metrics().items():
+            self.records.metrics[name].append(value)
+        examples = [critic + policy for critic, policy in zip(critic_examples, policy_examples, strict=True)]
+        size = self.args.per_device_train_batch_size
+        return [list(chain(*examples[start : start + size])) for start in range(0, len(examples), size)]
+
+    def _critic_examples(self, samples: list[Sample]) -> list[list[TrainingExample]]:
+        """
+        Return the stored action of each sample with its Bellman target, without discount, and nothing where the
+        policy's next action breaks its format. Call it with the target weights.
+        """
+        going_on = {i: s.transition for i, s in enumerate(samples) if not s.transition.terminated}
+        states = [
+            self.roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in going_on.values()
+        ]
+        actions = self.roles.ask("policy", states, self.roles.actions.parse)
+        acted = {i: action for i, action in zip(going_on, actions, strict=True) if action.parsed is not None}
+        values = self._values([self.roles.continued(action.prompt, action) for action in acted.values()])
+        targets = dict(zip(acted, values, strict=True))
+        examples: list[list[TrainingExample]] = [[] for _ in samples]
+        for i, sample in enumerate(samples):
+            t, rest = sample.transition, (sample.weight, sample.transition_id)
+            if t.terminated or i in targets:
+                target = t.episode.score if t.terminated else targets[i]
+                examples[i].append(ValueExample("critic", t.state, t.action_ids, *rest, target=target))
+        return examples
+
+    def _policy_examples(self, samples: list[Sample]) -> list[list[TrainingExample]]:
+        """Return the distinct candidates in the state of each sample, weighted by softmax(Q / alpha)."""
+        states = [sample.transition.state for sample in samples]
+        repeated = [state for state in states for _ in range(self.num_candidates)]
+        answers = iter(self.roles.ask("policy", repeated, self.roles.actions.parse))
+        candidates: list[list[tuple[Prompt, tuple[int, ...]]]] = []
+        for sample in samples:
+            stored = (sample.transition.state_action, sample.transition.action_ids)
+            fresh = [answer for answer in islice(answers, self.num_candidates) if answer.parsed is not None]
+            candidates.append([stored, *((self.roles.continued(a.prompt, a), a.token_ids) for a in fresh)])
+        values = iter(self._values([state_action for actions in candidates for state_action, _ in actions]))
+        examples = []
+        for sample, state, actions in zip(samples, states, candidates, strict=True):
+            logits = torch.tensor(list(islice(values, len(actions)))) / self.entropy_temperature
+            weights: dict[tuple[int, ...], float] = defaultdict(float)
+            for (_, token_ids), weight in zip(actions, logits.softmax(0).tolist(), strict=True):
+                weights[token_ids] += weight * sample.weight
+            prompt, number = self.roles.opened(state), sample.transition_id
+            examples.append([TrainingExample("policy", prompt, ids, w, number) for ids, w in weights.items()])
+        return examples
+
+    @torch.no_grad()
+    def _values(self, state_actions: list[Prompt]) -> list[float]:
+        """Compute Q of each action with the current weights of the model."""
+        values, size = [], self.args.max_generation_batch_size
+        for start in range(0, len(state_actions), size):
+            batch = self._batch([TrainingExample("critic", p, ()) for p in state_actions[start : start + size]])
+            values += logits_and_values(self.model, batch, logits_to_keep=1)[1].sigmoid().tolist()
+        return values
+
+    def _batch(self, examples: list[TrainingExample]) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self.model.device) for name, tensor in self._collate(examples).items()}
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits, values = logits_and_values(model, inputs)
+        likelihood_losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])
+        is_critic = inputs["loss_ids"] == LOSSES.index("critic")
+        td_losses = F.binary_cross_entropy_with_logits(values[is_critic], inputs["targets"], reduction="none")
+        self.replay.update_priorities(inputs["transition_ids"][is_critic].tolist(), td_losses.tolist())
+        losses = {
+            "critic": (inputs["weights"][is_critic] * td_losses).sum(),
+            "policy": (inputs["weights"] * likelihood_losses)[~is_critic].sum(),
+        }
+        size = self.args.per_device_train_batch_size
+        rehearsed = self.rehearsal.draw(size)
+        if rehearsed:  # a separate pass: the other examples would be padded to its length
+            losses["rehearsal"] = batch_losses(model, self._batch(rehearsed)).sum()
+        for name, loss in losses.items():
+            self.records.metrics[f"{name}/loss"].append(loss.item() / size)
+        coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef, "rehearsal": 1.0}
+        return sum(coefficients[name] * loss for name, loss in losses.items()) / size
+
+
+def train(
+    task: LearningTask,
+    acting: NLACConfig,
+    budget: int,
+    interval: int,
+    num_candidates: int = 4,
+    entropy_temperature: float = 0.1,
+    initial_value: float = 0.02,
+    learning_rate: float = 1e-3,
+    critic_loss_coef: float = 1.0,
+    policy_loss_coef: float = 1.0,
+    target_update_rate: float = 0.05,
+    episodes_per_iteration: int = 4,
+    samples_per_iteration: int = 128,
+    batch_size: int = 32,
+    micro_batch_size: int | None = None,
+    rehearsal_ratio: float = 0.5,
+) -> LearningCurve:
+    """
+    Train the scalar ablation until the budget of environment steps is spent. Settings that it shares with NLAC have
+    NLAC's values in the benchmark as defaults.
+
+    Args:
+        task ([`LearningTask`]):
+            The task. Its scores are in [0, 1].
+        acting ([`NLACConfig`]):
+            How to sample, the output folder, the device, the precision and the replay buffer.
+        budget (`int`):
+            Environment steps to spend.
+        interval (`int`):
+            Environment steps between two evaluations.
+        num_candidates (`int`, *optional*, defaults to `4`):
+            Number of fresh actions that the policy is fitted to in each replayed state, in addition to the stored one.
+        entropy_temperature (`float`, *optional*, defaults to `0.1`):
+            Alpha: an action whose value is higher by this much counts e times as much.
+        initial_value (`float`, *optional*, defaults to `0.02`):
+            Q of every action before training. Success is rare, and targets propagate a higher value until it is
+            unlearned.
+        learning_rate (`float`, *optional*, defaults to `1e-3`):
+            Learning rate of AdamW, for the model and its value head.
+        critic_loss_coef (`float`, *optional*, defaults to `1.0`):
+            Coefficient of the binary cross-entropy of Q, in nats per transition.
+        policy_loss_coef (`float`, *optional*, defaults to `1.0`):
+            Coefficient of the weighted negative log-likelihood, in nats per token.
+        target_update_rate (`float`, *optional*, defaults to `0.05`):
+            Tau: weight of the trained weights in each update of the target weights.
+        episodes_per_iteration (`int`, *optional*, defaults to `4`):
+            Episodes that are played in each iteration.
+        samples_per_iteration (`int`, *optional*, defaults to `128`):
+            Transitions that are replayed in each iteration. Must be divisible by `batch_size`.
+        batch_size (`int`, *optional*, defaults to `32`):
+            Transitions of a gradient step.
+        micro_batch_size (`int`, *optional*):
+            Transitions of a forward pass. If `None`, the whole batch.
+        rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
+            Rehearsal samples of a gradient step, relative to the transitions.
+    """
+    updates_per_iteration = samples_per_iteration // batch_size
+    args = replace(
+        acting,
+        max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),
+        lr_scheduler_type="constant",
+        learning_rate=learning_rate,
+        weight_decay=0.0,
+        adam_beta2=0.95,
+        critic_loss_coef=critic_loss_coef,
+        policy_loss_coef=policy_loss_coef,
+        target_update_rate=target_update_rate,
+        episodes_per_iteration=episodes_per_iteration,
+        samples_per_iteration=samples_per_iteration,
+        per_device_train_batch_size=micro_batch_size or batch_size,
+        gradient_accumulation_steps=batch_size // (micro_batch_size or batch_size),
+        rehearsal_ratio=rehearsal_ratio,
+    )
+    trainer = ScalarActorCriticTrainer(task, args, num_candidates, entropy_temperature, initial_value)
+    return train_until_spent(trainer, trainer.player, budget, interval)

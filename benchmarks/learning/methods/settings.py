@@ -1,0 +1,168 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Settings of the learning benchmark's methods on each task: NLAC, its ablations, hindsight and the baselines."""
+
+import inspect
+from typing import Any
+
+from benchmarks.learning import real_models
+from benchmarks.learning.methods import grpo, rft, scalar
+from benchmarks.learning.tasks import LearningTask
+from trl_nlac import NLACConfig
+
+
+def merge_settings(*settings: dict[str, Any]) -> dict[str, Any]:
+    """Merge settings; later ones take precedence. `role_sampling` is merged role by role and setting by setting."""
+    merged: dict[str, Any] = {}
+    for changes in settings:
+        for name, value in changes.items():
+            if name == "role_sampling":
+                before = merged.get(name, {})
+                value = {role: {**before.get(role, {}), **value.get(role, {})} for role in {**before, **value}}
+            merged[name] = value
+    return merged
+
+
+# How every method acts, on every task of a tiny model.
+ACTING = dict(
+    use_cpu=True,
+    bf16=False,
+    gradient_checkpointing=False,
+    report_to="none",
+    save_strategy="no",
+    disable_tqdm=True,
+    max_completion_length=64,
+    max_generation_batch_size=512,
+    num_eval_critiques=0,
+)
+# NLAC for a tiny model, which needs all of these departures from the paper, see docs/source/nlac_trainer.md.
+NLAC = dict(
+    learning_rate=1e-3,
+    lr_scheduler_type="constant",
+    weight_decay=0.0,
+    adam_beta2=0.95,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=8,
+    samples_per_iteration=128,
+    episodes_per_iteration=4,
+    role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
+    target_update_rate=0.05,
+    rehearsal_ratio=0.5,
+)
+# Where evidence is weak or outcomes are partly luck, the critic must change slowly enough to see many episodes.
+SLOW_CRITIC = dict(
+    learning_rate=5e-4,
+    target_update_rate=0.02,
+    role_sampling={"critique": {"temperature": 0.5}},
+    rehearsal_ratio=1.0,
+)
+# Methods are trained on their own samples, so unlikely tokens that were sampled by accident are learned.
+MIN_P = dict(min_p=0.05)
+# Only the policy leaves out unlikely tokens: refinement must be able to find values again that the policy has lost.
+POLICY_MIN_P = dict(
+    **MIN_P, role_sampling={"successor": {"min_p": 0.0}, "critique": {"min_p": 0.0}, "refine": {"min_p": 0.0}}
+)
+# An episode shows little, so more samples are replayed for each, with a higher learning rate.
+MORE_REPLAY = merge_settings(
+    SLOW_CRITIC, {"learning_rate": 1e-3, "bootstrap": "explicit", "samples_per_iteration": 256}, POLICY_MIN_P
+)
+NLAC_BY_TASK = {
+    "service_desk_told": {},
+    "service_desk_hinted": MORE_REPLAY,
+    "service_desk_noisy": MORE_REPLAY,
+    "service_desk_delayed": merge_settings(
+        SLOW_CRITIC, {"bootstrap": "explicit", "role_sampling": {"successor": {"temperature": 0.0}}}
+    ),
+    "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
+}
+# The observations of the episode replace the critique: no learned critic, no bootstrap, and target weights have no
+# effect. There is one round of refinement, because further rounds would ask an untrained critic.
+HINDSIGHT = {
+    "bootstrap": "monte_carlo",
+    "replay_refinement_fraction": 1.0,
+    "critic_loss_coef": 0.0,
+    "num_refinements": 1,
+}
+# Few and recent episodes mislead it less than all of them.
+FRESH = {"replay_buffer_size": 400}
+HINDSIGHT_BY_TASK = {
+    "service_desk_told": MIN_P,
+    "service_desk_hinted": FRESH,
+    "service_desk_noisy": FRESH,
+    "service_desk_delayed": FRESH,
+}
+# Ablations with a smaller budget than the table's are compared to NLAC with the same budget, whose learning rate falls
+# as early.
+PLAIN = "nlac_plain"
+ABLATIONS = {
+    PLAIN: {},
+    "nlac_blind": {"blind": True},
+    "nlac_monte_carlo": {"bootstrap": "monte_carlo"},
+    "nlac_no_target": {"target_update_rate": 1.0},
+    "nlac_slow_target": {"target_update_rate": 0.005},
+    "nlac_replay": {"replay_refinement_fraction": 1.0},
+    "nlac_uniform": {"priority_exponent": 0.0},
+    "nlac_greedy_priority": {"priority_exponent": 0.6},
+    "nlac_on_policy": {"replay_buffer_size": 8},
+    "nlac_distill": {"critic_loss_type": "distill"},
+    "nlac_refinements_0": {"policy_loss_coef": 0.0},
+    "nlac_refinements_2": {"num_refinements": 2},
+    "nlac_futures_4": {"num_futures": 4},
+}
+# Tasks on which they are compared. Several futures are only weighed on the noisy desk, whose base model was trained to
+# do so. On the delayed desk NLAC itself has learned nothing after half of its steps.
+ABLATIONS_BY_TASK = {
+    "service_desk_told": tuple(name for name in ABLATIONS if name != "nlac_futures_4"),
+    "service_desk_noisy": (PLAIN, "nlac_futures_4"),
+    "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
+}
+BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train}
+# In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
+BASELINES_BY_TASK = {
+    "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
+    "service_desk_hinted": {
+        "grpo": {"learning_rate": 3e-4, **MIN_P},
+        "rft": {"learning_rate": 3e-4, **MIN_P},
+        "scalar": MIN_P,
+    },
+    "service_desk_noisy": {"rft": MIN_P},
+    "service_desk_delayed": {"rft": MIN_P},
+    "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
+}
+
+
+def default_settings(task: LearningTask, method: str) -> dict:
+    """Return the tuned settings of a method on a task, or the settings for real models."""
+    if method in BASELINES:
+        parameters = inspect.signature(BASELINES[method]).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+        changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
+        return merge_settings(defaults, changes.get(method, {}))
+    changes = ABLATIONS.get(method, {})
+    if method == "hindsight":
+        changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}))
+    defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
+    return merge_settings(defaults, changes)
+
+
+def acting_config(task: LearningTask, output_dir: str, seed: int, **changes) -> NLACConfig:
+    """Return the options with which every method acts."""
+    acting = {
+        **(ACTING if task.is_tiny else real_models.ACTING),
+        "action_format": task.action_format,
+        **changes,
+    }
+    return NLACConfig(output_dir=output_dir, seed=seed, max_turns=task.max_turns, **acting)

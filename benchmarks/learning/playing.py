@@ -1,0 +1,261 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Playing, evaluation and budgets, the same for every method of the learning benchmark."""
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+
+from benchmarks.learning.tasks import LearningTask
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tokenizer import ending_token_ids, load_tokenizer
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.evaluation.evaluation import evaluate_policy, joint_metrics
+from trl_nlac.generation.loading import load_generator
+from trl_nlac.method.roles import Roles
+from trl_nlac.types import Answer, Episode, Prompt
+
+
+class Player:
+    """
+    Plays a task with a model, and counts the costs.
+
+    Args:
+        task ([`LearningTask`]):
+            The task.
+        args ([`NLACConfig`]):
+            How to sample, the same for all methods.
+        model ([`~transformers.PreTrainedModel`]):
+            The policy. Episodes use the weights that it has when they are played.
+        roles ([`~trl_nlac.method.roles.Roles`]):
+            The roles of the model.
+        act (`Callable[[Roles, list[Prompt], list[int]], list[Answer]]`, *optional*):
+            Answers states, each with its seed. If `None`, the policy does.
+    """
+
+    def __init__(
+        self,
+        task: LearningTask,
+        args: NLACConfig,
+        model: PreTrainedModel,
+        roles: Roles,
+        act: Callable[[Roles, list[Prompt], list[int]], list[Answer]] | None = None,
+    ):
+        self.task = task
+        self.args = args
+        self.model = model
+        self.roles = roles
+        self.act = None if act is None else partial(act, roles)
+        self.environments = self._pool(task.environment_factory)
+        self.num_environment_steps = 0  # without evaluations
+
+    @classmethod
+    def of_model(
+        cls,
+        task: LearningTask,
+        args: NLACConfig,
+        model: PreTrainedModel,
+        accelerator: Accelerator,
+        act: Callable[[Roles, list[Prompt], list[int]], list[Answer]] | None = None,
+    ) -> "Player":
+        """Make a player for a model that an [`NLACTrainer`] does not train."""
+        revision = (args.model_init_kwargs or {}).get("revision")
+        tokenizer = load_tokenizer(None, model, revision, args.trust_remote_code)
+        chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
+        eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, model.generation_config)
+        generator = load_generator(
+            *(model, args, accelerator, tokenizer, eos_token_ids),
+            trust_remote_code=args.trust_remote_code,
+            gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
+        )
+        roles = Roles(generator, chat, task.prompts, args, action_regex=args.vllm_structured_outputs_regex)
+        return cls(task, args, model, roles, act)
+
+    @classmethod
+    def of_trainer(cls, task: LearningTask, trainer: NLACTrainer) -> "Player":
+        """Make a player that shares the roles of an NLAC trainer."""
+        return cls(task, trainer.args, trainer.model, trainer.roles)
+
+    def play(self, rows: list[dict[str, Any]]) -> list[Episode]:
+        """Play one episode of each row. Their steps count."""
+        with self.roles.generator.session(self.model):
+            episodes = play_episodes(self.environments, rows, self.roles, self.act)
+        self.num_environment_steps += sum(len(episode.turns) for episode in episodes)
+        return episodes
+
+    def evaluate(self, instances: str = "held_out", num_episodes: int = 1) -> dict[str, float]:
+        """
+        Measure the success of the sampled policy, and the accuracy of the critic where an oracle is available. Costs
+        are not counted, and the random state does not change.
+
+        Args:
+            instances (`str`, *optional*, defaults to `"held_out"`):
+                Instances of the task to evaluate on.
+            num_episodes (`int`, *optional*, defaults to `1`):
+                Number of episodes of each row.
+        """
+        chosen = self.task.instances[instances]
+        rows = dict(enumerate(list(chosen.rows) * num_episodes))
+        with self._for_free(), torch.random.fork_rng(), self.roles.generator.session(self.model):
+            torch.manual_seed(self.args.seed)
+            environments = self._pool(chosen.environment_factory)
+            try:
+                seen = evaluate_policy(
+                    *(environments, rows, self.roles),
+                    num_episodes=self.args.num_eval_episodes,
+                    num_critiques=self.args.num_eval_critiques,
+                    num_probes=self.args.num_oracle_probes,
+                    seed=self.args.seed,
+                    act=self.act,
+                )
+            finally:
+                environments.close()
+        return joint_metrics(seen)
+
+    @contextmanager
+    def _for_free(self):
+        tokens = self.roles.num_generated_tokens
+        try:
+            with self.roles.unrecorded():
+                yield
+        finally:
+            self.roles.num_generated_tokens = tokens
+
+    def _pool(self, environment_factory) -> EnvironmentPool:
+        return EnvironmentPool(
+            environment_factory, None, self.args.max_concurrent_environments, self.args.environment_timeout
+        )
+
+
+class LearningCurve(TrainerCallback):
+    """
+    Evaluates a policy during training, and ends training when its budget of environment steps is spent. The learning
+    rate is constant for the first 80 % of the budget and then falls to zero.
+
+    Args:
+        player ([`Player`]):
+            Evaluates the policy.
+        num_environment_steps (`Callable[[], int]`):
+            Returns the environment steps so far.
+        budget (`int`):
+            Environment steps to spend.
+        interval (`int`):
+            Environment steps between two evaluations.
+
+    Attributes:
+        points (`list[dict[str, float]]`):
+            For each evaluation the environment steps, generated tokens and seconds of training so far, and all
+            metrics.
+        before (`dict[str, dict[str, float]]`):
+            Metrics on the unseen domain before training, if the task has one.
+    """
+
+    def __init__(self, player: Player, num_environment_steps: Callable[[], int], budget: int, interval: int):
+        self.player = player
+        self.num_environment_steps = num_environment_steps
+        self.budget = budget
+        self.interval = interval
+        self.points: list[dict[str, float]] = []
+        self.before: dict[str, dict[str, float]] = {}
+        self._start = time.perf_counter()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        task = self.player.task
+        self.before = {name: self.player.evaluate(name, num_episodes=task.final_episodes) for name in task.unseen}
+        self._start = time.perf_counter()
+        self._evaluate(state)
+
+    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+        share_left = max(0.0, 1 - self.num_environment_steps() / self.budget)
+        for group in optimizer.param_groups:
+            group["lr"] = args.learning_rate * min(1.0, share_left / 0.2)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        spent = self.num_environment_steps()
+        if spent >= self.budget:
+            control.should_training_stop = True
+        if spent >= self.budget or spent >= self.points[-1]["environment_steps"] + self.interval:
+            self._evaluate(state)
+
+    def _evaluate(self, state) -> None:
+        seconds = time.perf_counter() - self._start
+        metrics = self.player.evaluate()
+        point = {
+            "environment_steps": self.num_environment_steps(),
+            "generated_tokens": self.player.roles.num_generated_tokens,
+            "seconds": round(seconds, 1),
+            "gradient_steps": state.global_step,
+            **{name: round(value, 4) for name, value in metrics.items()},
+        }
+        self.points.append(point)
+        print(
+            f"{point['environment_steps']:6d} environment steps, {seconds:5.0f} s: "
+            f"success {point['episode/success_rate']:.3f}",
+            flush=True,
+        )
+        self._start = time.perf_counter() - seconds  # evaluation does not count
+
+
+def trainer_arguments(acting: NLACConfig, learning_rate: float) -> dict[str, Any]:
+    """Return the arguments that all baselines share: NLAC's optimizer, nothing saved, nothing logged."""
+    return {
+        "output_dir": acting.output_dir,
+        "seed": acting.seed,
+        "use_cpu": acting.use_cpu,
+        "bf16": acting.bf16,
+        "gradient_checkpointing": acting.gradient_checkpointing,
+        "model_init_kwargs": acting.model_init_kwargs,
+        "learning_rate": learning_rate,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "adam_beta2": 0.95,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+    }
+
+
+def max_gradient_steps(budget: int, episodes_per_iteration: int, updates_per_iteration: int) -> int:
+    """Return enough gradient steps to spend the budget. Every episode has at least one environment step."""
+    return (budget // episodes_per_iteration + 1) * updates_per_iteration
+
+
+def train_until_spent(
+    trainer: Trainer,
+    player: Player,
+    budget: int,
+    interval: int,
+    num_environment_steps: Callable[[], int] | None = None,
+) -> LearningCurve:
+    """Train until the budget is spent. Without `num_environment_steps`, the steps of `player` count."""
+    curve = LearningCurve(player, num_environment_steps or (lambda: player.num_environment_steps), budget, interval)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(curve)
+    try:
+        trainer.train()
+    finally:
+        player.environments.close()
+    return curve

@@ -1,0 +1,269 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""
+NLAC against baselines and its own ablations: success against environment steps.
+
+python -m benchmarks.learning.run
+
+Each cell (task, method, seed) is a separate process and has its own JSON file under --cells, so that an interrupted
+benchmark continues where it stopped, and any cell can be run again:
+
+python -m benchmarks.learning.run --tasks service_desk_told --methods nlac hindsight --seeds 0 1 --rerun
+
+Other settings of the methods are given as `--name value`, `--role_sampling` as JSON that is merged with the method's
+own. The files of the cells record them, so these cells need another folder:
+
+python -m benchmarks.learning.run --tasks service_desk_told --methods nlac --num_refinements 2 \\
+    --role_sampling '{"critique": {"temperature": 0.5}}' --cells runs/cells
+
+A real model on one GPU, with the paper's settings where it states them. The settings at the top of real_models.py can
+be changed in the same way:
+
+python -m benchmarks.learning.run --model Qwen/Qwen2.5-7B-Instruct --use_peft --use_vllm --tasks twenty_questions \\
+    --methods nlac grpo rft scalar base --max_completion_length 2048 --json runs/qwen.json
+python -m benchmarks.learning.figures.report --json runs/qwen.json --plots runs/plots
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trl import ModelConfig, get_peft_config
+
+from benchmarks import reporting
+from benchmarks.learning import real_models
+from benchmarks.learning.figures.summary import CELLS, METHODS, SEEDS, summarize
+from benchmarks.learning.figures.table import comparison
+from benchmarks.learning.methods import nlac
+from benchmarks.learning.methods.base import play_base
+from benchmarks.learning.methods.settings import (
+    ABLATIONS,
+    ABLATIONS_BY_TASK,
+    BASELINES,
+    PLAIN,
+    acting_config,
+    default_settings,
+    merge_settings,
+)
+from benchmarks.learning.tasks import TASKS, make_task
+
+
+ROOT = Path(__file__).parents[2]
+# Environment steps that a method can spend on a task. GRPO and RFT, which learn more slowly and cost less per step,
+# have five times as many. Ablations have NLAC's budget, or half of it on tasks where NLAC was also run with half
+# (`PLAIN`).
+BUDGETS = {
+    "service_desk_told": 800,
+    "service_desk_hinted": 1600,
+    "service_desk_noisy": 800,
+    "service_desk_delayed": 1200,
+    "rooms": 1000,
+}
+NUM_EVALUATIONS = 16
+
+
+def read(value: str) -> Any:
+    """Read a setting of the command line: JSON, or else a string."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def written(value: Any) -> str:
+    """Write a setting for the command line, as [`read`] reads it."""
+    return shlex.quote(value if isinstance(value, str) else json.dumps(value))
+
+
+def read_settings(words: list[str]) -> dict[str, Any]:
+    """
+    Read `--name value` pairs of the command line. A name without a value is true.
+
+    Raises:
+        ValueError: If a value has no name.
+    """
+    settings: dict[str, Any] = {}
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("--"):
+            settings[word.removeprefix("--")] = True
+        elif before.startswith("--"):
+            settings[before.removeprefix("--")] = read(word)
+        else:
+            raise ValueError(f"{word!r} in {' '.join(words)!r} has no name. Give settings as `--name value`.")
+    return settings
+
+
+def budget_of(task: str, method: str) -> int:
+    """Return the environment steps that a method can spend on a task."""
+    if task not in BUDGETS:
+        return real_models.BUDGET
+    if method in ABLATIONS and PLAIN in ABLATIONS_BY_TASK.get(task, ()):
+        return BUDGETS[task] // 2
+    return BUDGETS[task] * (5 if method in ("grpo", "rft") else 1)
+
+
+def default_cells(model: str | None, quick: bool) -> Path:
+    """Return the folder of the cells. Real models and quick runs have their own folders."""
+    if model:
+        return Path("runs") / f"learning_{Path(model).name}"
+    return Path("runs/learning_quick") if quick else CELLS
+
+
+def cell_path(cells: Path, task: str, method: str, seed: int) -> Path:
+    """Return the file of a cell."""
+    return cells / task / method / f"{seed}.json"
+
+
+def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
+    """Train and evaluate one cell."""
+    if args.model:
+        adapter = get_peft_config(ModelConfig(use_peft=args.use_peft))
+        task = real_models.make_task(
+            *(task_name, seed, args.model, adapter), user_model=args.user_model, user_base_url=args.user_base_url
+        )
+    else:
+        task = make_task(task_name, seed)
+    budget = args.budget or budget_of(task_name, method)
+    interval = max(1, budget // NUM_EVALUATIONS)
+    trains = method not in ("base", "base_refined")
+    settings = merge_settings(default_settings(task, method) if trains else {}, changes)
+    acting_settings = {name: settings.pop(name) for name in list(settings) if name in real_models.ACTING}
+    acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_settings)
+    if not trains:
+        player = play_base(task, acting, refines=method == "base_refined")
+        costs = {"environment_steps": 0, "generated_tokens": 0, "seconds": 0.0, "gradient_steps": 0}
+        points = [{**costs, **player.evaluate()}]
+        before = None
+    else:
+        curve = BASELINES.get(method, nlac.train)(task, acting, budget, interval, **settings)
+        player, points, before = curve.player, curve.points, curve.before
+    final = {name: player.evaluate(name, num_episodes=task.final_episodes) for name in task.instances}
+    return {
+        "task": task_name,
+        "method": method,
+        "seed": seed,
+        "model": args.model or Path(task.model).name,
+        "sampling": {name: vars(acting)[name] for name in ("temperature", "top_p", "top_k", "min_p")},
+        "settings": settings,
+        "command": " ".join(
+            [f"python -m benchmarks.learning.run --tasks {task_name} --methods {method} --seeds {seed}"]
+            + ([f"--model {args.model}"] if args.model else [])
+            + (["--use_peft"] if args.use_peft else [])
+            + ([f"--budget {budget}"] if budget != budget_of(task_name, method) else [])
+            + [f"--{name} {written(value)}" for name, value in changes.items()]
+        ),
+        "budget": budget,
+        "interval": interval,
+        "oracle_success": task.oracle_success,
+        **reporting.setting("torch", "transformers", "trl", "accelerate"),
+        "points": points,
+        "before": before or {name: final[name] for name in task.unseen},
+        "final": final,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *real_models.TASKS], default=list(TASKS))
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=[*METHODS, *ABLATIONS],
+        help="by default all methods, and the ablations of the tiny models' tasks",
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument(
+        "--cells",
+        type=Path,
+        help=f"folder of the cells: by default {CELLS}, runs/learning_quick or, with --model, runs/learning_<name>",
+    )
+    parser.add_argument("--json", type=Path, help="where to write the figures of these cells")
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--budget", type=int, help="environment steps in place of the task's budget")
+    parser.add_argument("--model", help="a real model in place of the tiny models")
+    parser.add_argument("--use_peft", action="store_true", help="train an adapter (LoRA) of the real model")
+    parser.add_argument("--user_model", default="gpt-4.1", help="model that plays the customers of tau_bench")
+    parser.add_argument("--user_base_url", help="OpenAI-compatible server of the user model")
+    parser.add_argument("--jobs", type=int, default=1, help="number of cells that run at the same time")
+    parser.add_argument("--rerun", action="store_true", help="run existing cells again")
+    parser.add_argument(
+        "--quick", action="store_true", help="one desk, three methods, a quarter of the steps; takes minutes"
+    )
+    parser.add_argument("--in_process", action="store_true", help=argparse.SUPPRESS)
+    args, rest = parser.parse_known_args()
+    of_real_models = set(args.tasks) & set(real_models.TASKS)
+    if of_real_models and not args.model:
+        parser.error(f"--tasks {min(of_real_models)} needs a real model: add --model")
+    if args.quick and not args.in_process:
+        args.tasks, args.methods, args.seeds = ["service_desk_told"], ["nlac", "hindsight", "base"], [0]
+        args.budget = args.budget or 200
+    if args.cells is None:
+        args.cells = default_cells(args.model, args.quick)
+        if args.cells == CELLS and (rest or args.budget):
+            parser.error(
+                f"{CELLS} is for the settings of the code: add --cells, a folder for {' '.join(sys.argv[1:])}"
+            )
+    ablations = {} if args.model else ABLATIONS_BY_TASK
+    cells = [
+        (task, method, seed)
+        for seed in args.seeds
+        for task in args.tasks
+        for method in args.methods or (*METHODS, *ablations.get(task, ()))
+    ]
+    if args.in_process:
+        [(task, method, seed)] = cells
+        report = run_cell(task, method, seed, args, read_settings(rest))
+        reporting.write(report, cell_path(args.cells, task, method, seed))
+        return
+
+    # With another number of threads sums differ in their last bits, and after some hundred updates so do samples.
+    env = os.environ if args.model else {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def run(cell: tuple[str, str, int]) -> bool:
+        """Run a cell, unless it exists, and return whether it exists afterwards."""
+        task, method, seed = cell
+        if not args.rerun and cell_path(args.cells, *cell).exists():
+            return True
+        command = [sys.executable, "-m", "benchmarks.learning.run", "--in_process", *sys.argv[1:]]
+        command += ["--tasks", task, "--methods", method, "--seeds", str(seed), "--cells", str(args.cells)]
+        command += ["--budget", str(args.budget or budget_of(task, method))]
+        log = args.runs / task / method / str(seed) / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "w") as file:
+            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=ROOT).returncode
+        print(f"{task} {method} {seed}: {'done' if code == 0 else f'failed, see {log}'}", flush=True)
+        return code == 0
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        done = list(pool.map(run, cells))
+    paths = [path for path in (cell_path(args.cells, *cell) for cell in cells) if path.exists()]
+    reports = [json.loads(path.read_text()) for path in paths]
+    summary = summarize(reports, args.tasks, args.methods or METHODS, ablations=ablations, seeds=args.seeds)
+    reporting.write(summary, args.json)
+    print("Final success, its 95 % interval over seeds, and after how many environment steps:")
+    print(comparison(summary))
+    if not all(done):
+        sys.exit(f"{done.count(False)} of {len(cells)} cells failed, see their logs.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""The tasks of the learning benchmark: instances to train on, and instances to evaluate on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset
+
+from trl_nlac import NLACPrompts
+from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, TextEnvironment
+from trl_nlac.environments.embedded import (
+    COMPACT_PROMPTS,
+    TINY_MODEL,
+    make_environment,
+    make_rehearsal_dataset,
+    make_tasks,
+)
+from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
+# Built by examples/scripts/build_tiny_model.py; each has a README.md.
+BASE_MODEL = str(Path(__file__).parent / "base_model")
+BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed")}
+
+
+@dataclass(frozen=True)
+class Instances:
+    """
+    Instances of a task, for evaluation.
+
+    Args:
+        environment_factory (`Callable`):
+            Creates an environment.
+        rows ([`~datasets.Dataset`]):
+            One row for each episode.
+    """
+
+    environment_factory: Callable[[], TextEnvironment]
+    rows: Dataset
+
+
+@dataclass(frozen=True)
+class LearningTask:
+    """
+    A task on which methods are compared.
+
+    Args:
+        name (`str`):
+            Its name.
+        environment_factory (`Callable`):
+            Creates an environment to train in.
+        rows ([`~datasets.Dataset`]):
+            The rows to train on.
+        instances (`dict[str, Instances]`):
+            Instances to evaluate on: `"held_out"` for the learning curve, the others at the end.
+        model (`str`):
+            The base model.
+        prompts ([`NLACPrompts`]):
+            Prompts of the roles.
+        rehearsal ([`~datasets.Dataset`], *optional*):
+            Supervised samples of the roles on other instances.
+        max_turns (`int`):
+            Maximum number of actions of an episode.
+        oracle_success (`float`, *optional*, defaults to `1.0`):
+            Success of a policy with perfect knowledge.
+        group (`str`, *optional*, defaults to `""`):
+            Column of the rows by which baselines balance their batches: the kind of task.
+        action_format (`str`, *optional*, defaults to `"text"`):
+            Format of an action.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train in place of the whole model.
+        final_episodes (`int`, *optional*, defaults to `4`):
+            Number of episodes of each row in the evaluation after training.
+    """
+
+    name: str
+    environment_factory: Callable[[], TextEnvironment]
+    rows: Dataset
+    instances: dict[str, Instances]
+    model: str
+    prompts: NLACPrompts
+    rehearsal: Dataset | None
+    max_turns: int
+    oracle_success: float = 1.0
+    group: str = ""
+    action_format: str = "text"
+    peft_config: "PeftConfig | None" = None
+    final_episodes: int = 4
+
+    @property
+    def unseen(self) -> list[str]:
+        """Names of the instances that are also evaluated before training."""
+        return [name for name in self.instances if name == "unseen_domain"]
+
+    @property
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Arguments of an NLAC trainer, without the model and its adapter."""
+        return {
+            "train_dataset": self.rows,
+            "environment_factory": self.environment_factory,
+            "prompts": self.prompts,
+            "rehearsal_dataset": self.rehearsal,
+        }
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether a tiny model plays it. Tiny models were trained on the compact prompts only."""
+        return self.prompts is COMPACT_PROMPTS
+
+
+def service_desk(variant: str, seed: int, shows_tools: bool = False) -> LearningTask:
+    """Make a desk of the variant, with some customers held out. Another desk is the unseen domain."""
+    desk, unseen = (ServiceDesk.from_seed(number, variant=variant) for number in (seed, 1000 + seed))
+    at_desk, elsewhere = (partial(ServiceDeskEnvironment, world, shows_tools) for world in (desk, unseen))
+
+    def rows(desk: ServiceDesk, customers: list[str]) -> Dataset:
+        return Dataset.from_list(
+            [{"request": request, "customer": customer} for request in desk.requests for customer in customers]
+        )
+
+    return LearningTask(
+        name=f"service_desk_{variant}",
+        environment_factory=at_desk,
+        rows=rows(desk, CUSTOMERS),
+        instances={
+            "held_out": Instances(at_desk, rows(desk, HELD_OUT_CUSTOMERS)),
+            "train": Instances(at_desk, rows(desk, CUSTOMERS)),
+            "unseen_domain": Instances(elsewhere, rows(unseen, HELD_OUT_CUSTOMERS)),
+        },
+        model=BASE_MODELS.get(variant, BASE_MODEL),
+        prompts=COMPACT_PROMPTS,
+        rehearsal=make_rehearsal_dataset(
+            "service_desk",
+            variant="told" if variant == "noisy" else variant,
+            customers=True,
+            several_futures=variant == "noisy",
+        ),
+        max_turns=desk.attempts,
+        oracle_success=1 - desk.late_rate if desk.follow_ups else 1.0,
+        group="request",
+    )
+
+
+def rooms(seed: int) -> LearningTask:
+    """Make a house, with all of its starts to train on. Another house is the unseen domain."""
+    (house, rows), (unseen, unseen_rows) = make_tasks("rooms", seed), make_tasks("rooms", 1000 + seed)
+    return LearningTask(
+        name="rooms",
+        environment_factory=lambda: make_environment(house),
+        rows=rows,
+        instances={
+            # All starts of a house are trained on, so there are none to hold out.
+            "held_out": Instances(lambda: make_environment(house), Dataset.from_list(list(rows) * 16)),
+            "unseen_domain": Instances(lambda: make_environment(unseen), Dataset.from_list(list(unseen_rows) * 16)),
+        },
+        model=TINY_MODEL,
+        prompts=COMPACT_PROMPTS,
+        rehearsal=make_rehearsal_dataset("rooms"),
+        max_turns=house.horizon,
+        group="start",
+    )
+
+
+def make_task(name: str, seed: int) -> LearningTask:
+    """Make the task `name`, one of `TASKS`, with the instance of `seed`."""
+    if name == "rooms":
+        return rooms(seed)
+    return service_desk(name.removeprefix("service_desk_"), seed)
+
+
+TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy", "service_desk_delayed", "rooms")

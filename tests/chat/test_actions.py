@@ -1,0 +1,88 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+
+import pytest
+from helpers.testing_utils import make_tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from trl_nlac.chat.actions import ActionFormat, parse_react
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import format_tool_call
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.embedded.service_desk import TOOL
+from trl_nlac.types import Answer, Prompt
+
+
+USER = {"role": "user", "content": "baku 2"}
+THOUGHT = "It is late"
+WORDS = "route legal amber photo noon"
+CALL = format_tool_call("route", {"team": "legal", "form": "amber", "proof": "photo", "time": "noon"})
+
+
+def load(template: str | None) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(TINY_MODEL) if template is None else make_tokenizer(template)
+
+
+class TestActionFormat:
+    @pytest.mark.parametrize("template", [None, "qwen2_5", "qwen3", "llama3_1", "gptoss"])
+    @pytest.mark.parametrize(
+        ("name", "action"),
+        [("text", WORDS), ("react", WORDS), ("react", CALL), ("tool_call", CALL)],
+        ids=["text", "react", "react-call", "tool_call"],
+    )
+    def test_what_is_written_is_read_back(self, template, name, action):
+        """An action becomes a completion, from which it is parsed again, and a message with the same tokens."""
+        chat = ChatEncoder(load(template))
+        actions = ActionFormat(chat, name)
+        prompt = Prompt.of(chat.start([USER], [TOOL] if name == "tool_call" else None), tools=(TOOL,))
+        token_ids = actions.completion(action, thought=THOUGHT)
+        assert token_ids[-1] in chat.stop_ids
+        text = actions.decode(prompt, token_ids)
+        assert actions.parse(text) == action
+        answer = Answer(prompt, tuple(token_ids), text, action)
+        assert actions.thought(answer) == (THOUGHT if name == "react" else "")
+        message = actions.message(action, text, token_ids)
+        assert chat.past_turn(message) == actions.remembered(token_ids, action)
+        if name == "tool_call":
+            function = message["tool_calls"][0]["function"]
+            assert {"name": function["name"], "arguments": function["arguments"]} == json.loads(action)
+        else:
+            assert message == {"role": "assistant", "content": text}
+
+    @pytest.mark.parametrize("name", ["text", "react", "tool_call"])
+    def test_the_environment_answers_in_the_form_of_the_action(self, name):
+        """Results of tools are messages of the tool; everything else is a message of the user."""
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        actions = ActionFormat(chat, name)
+        (reply,) = actions.replies(CALL, "refused 1")
+        called = name == "tool_call"
+        assert reply == ({"role": "tool", "name": "route"} if called else {"role": "user"}) | {"content": "refused 1"}
+        token_ids = actions.completion(CALL, thought=THOUGHT)
+        messages = [USER, actions.message(CALL, actions.text(CALL, THOUGHT), token_ids), reply]
+        opening = chat.start([USER], [TOOL] if called else None) + actions.remembered(token_ids, CALL)
+        whole = opening + actions.observation_ids(opening[-1], CALL, "refused 1")
+        assert whole == chat.start(messages, [TOOL] if called else None)
+
+    def test_a_template_without_tools(self):
+        with pytest.raises(ValueError, match="`action_format='tool_call'` needs a chat template that shows tools"):
+            ActionFormat(ChatEncoder(make_tokenizer("gemma")), "tool_call")
+
+
+def test_react():
+    assert parse_react('Thought: hm\nAction: {"name": "go", "arguments": {}}') == '{"name": "go", "arguments": {}}'
+    assert parse_react("Action: go") is None
+    assert parse_react("Thought: hm") is None
+    assert parse_react("Thought: hm\nAction: go\nAction: stay") is None

@@ -1,0 +1,34 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+from helpers.testing_utils import make_trainer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+def test_tokenizer_without_padding(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=tokenizer.chat_template)
+    with pytest.raises(ValueError, match="`processing_class`.*neither a `pad_token` nor an `eos_token`"):
+        make_trainer(tmp_path, processing_class=bare)
+
+
+def test_missing_padding_token_is_the_end_token(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.pad_token = None
+    trainer = make_trainer(tmp_path, processing_class=tokenizer)
+    assert trainer.model.config.pad_token_id == tokenizer.eos_token_id
+    trainer.train()

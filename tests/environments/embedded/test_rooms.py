@@ -1,0 +1,107 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import itertools
+import random
+
+import pytest
+from helpers.testing_utils import make_roles
+
+from trl_nlac.environments import RoomsWorld
+from trl_nlac.environments.embedded import make_environment, make_tasks
+from trl_nlac.environments.embedded.rooms import DOORS
+from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.types import Transition
+
+
+def brute_force_value(world: RoomsWorld, room: str) -> float:
+    """Return the best share of wins of any fixed sequence of doors: in a house without slips, the optimal value."""
+    best = 0.0
+    for doors in itertools.product(DOORS, repeat=world.horizon):
+        environment = make_environment(world)
+        environment.reset(start=room)
+        for door in doors:
+            result = environment.step(f"take {door}")
+            if result.terminated:
+                best = max(best, result.reward)
+                break
+    return best
+
+
+class TestRooms:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_values(self, seed):
+        world = RoomsWorld.from_seed(seed)
+        for room in world.rooms:
+            assert world.value(room, world.horizon) == brute_force_value(world, room) == 1
+
+    def test_random_agent_is_mediocre(self):
+        world, tasks = make_tasks("rooms", 0)
+        rng, environment, wins = random.Random(0), make_environment(world), 0
+        for _ in range(250):
+            for start in tasks["start"]:
+                environment.reset(start=start)
+                while not (result := environment.step(f"take {rng.choice(DOORS)}")).terminated:
+                    pass
+                wins += result.reward
+        expected = sum(world.uniform_value(room) for room in world.rooms) / len(world.rooms)
+        assert wins / 2000 == pytest.approx(expected, abs=0.03)
+
+    def test_slips(self):
+        world = RoomsWorld.from_seed(1)
+        world = RoomsWorld(world.doors, slip=0.3)
+        room, door = next(key for key, place in world.doors.items() if place not in ("trap", "treasure"))
+        successors = world.successors(room, 4, door)
+        assert sum(successors.values()) == pytest.approx(1)
+        assert successors[f"{world.doors[room, door]} 3"] == pytest.approx(0.7 + 0.3 / 7)
+        assert 0 < world.action_value(room, 4, door) < 1
+
+    def test_wasted_time(self):
+        environment = make_environment(RoomsWorld.from_seed(0))
+        room = environment.world.rooms[0]
+        assert environment.reset(start=room) == f"{room} 4"
+        assert environment.step("open the door").observation == f"{room} 3"
+        for _ in range(2):
+            environment.step("?")
+        result = environment.step("?")
+        assert (result.observation, result.terminated, result.reward) == ("late lose", True, 0.0)
+
+    def test_oracle(self):
+        world = RoomsWorld.from_seed(0)
+        environment, roles = make_environment(world), make_roles([])
+        room, door = next(key for key, place in world.doors.items() if place == "treasure")
+        other = next(other for other in DOORS if world.doors[room, other] not in ("trap", "treasure"))
+        transition = Transition(
+            replay_actions(environment, {"start": room}, [f"take {door}"], roles.actions, roles.prompts), 0
+        )
+        oracle = environment.oracle
+        assert oracle.quality(transition, f"take {door}") == 1
+        assert oracle.quality(transition, "take black") == 0
+        assert oracle.future_is_right(transition, f"take {door}", "treasure win")
+        assert not oracle.future_is_right(transition, f"take {door}", "trap lose")
+        next_room = world.doors[room, other]
+        assert not oracle.future_is_right(transition, f"take {other}", f"{next_room} 3")  # without its end
+        assert not oracle.future_is_right(transition, f"take {other}", f"{next_room} 2 take red trap lose")
+        walk = f"{next_room} 3"
+        assert not oracle.future_is_right(transition, f"take {other}", walk + " take red late lose")
+
+    def test_probes_are_half_best(self):
+        world = RoomsWorld.from_seed(0)
+        environment, roles = make_environment(world), make_roles([])
+        qualities = []
+        for task, actions in environment.oracle.probes(40, seed=0):
+            episode = replay_actions(environment, task, actions, roles.actions, roles.prompts)
+            assert len(episode.turns) == len(actions)
+            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
+        assert qualities.count(1) == 20

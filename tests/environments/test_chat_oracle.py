@@ -1,0 +1,142 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import sys
+import threading
+import time
+from http.server import ThreadingHTTPServer
+
+import pytest
+from helpers.http_utils import JSONHandler
+
+from trl_nlac.environments.twenty_questions import Answer, ChatOracle, TwentyQuestionsEnvironment
+
+
+openai = pytest.importorskip("openai")
+
+
+class ChatServer:
+    """Serves `/v1/chat/completions`. A reply is a text, a status other than 200, or seconds to sleep."""
+
+    def __init__(self, replies: list[str | int | float]):
+        self.replies = list(replies)
+        self.requests: list[dict] = []
+        self.keys: list[str] = []
+        server = self
+
+        class Handler(JSONHandler):
+            def do_POST(self):
+                assert self.path == "/v1/chat/completions"
+                server.keys.append(self.headers["Authorization"])
+                server.requests.append(self.read())
+                reply = server.replies.pop(0)
+                if isinstance(reply, float):
+                    time.sleep(reply)
+                message = {"role": "assistant", "content": str(reply)}
+                body = {
+                    "id": "1",
+                    "object": "chat.completion",
+                    "created": 0,
+                    "model": "judge",
+                    "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                }
+                self.answer(body, status=reply if isinstance(reply, int) else 200)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(*replies) -> ChatServer:
+        servers.append(ChatServer(list(replies)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def make_oracle(server: ChatServer, **kwargs) -> ChatOracle:
+    return ChatOracle("judge", server.url, api_key="secret", **kwargs)
+
+
+def test_game(serve):
+    server = serve("No", "yes.", "Unclear", "**Correct**")
+    environment = TwentyQuestionsEnvironment(make_oracle(server))
+    environment.reset(object="aardvark")
+    assert environment.step("Is it a tool?").observation == "No. Questions left: 19."
+    assert environment.step("Is it alive?").observation == "Yes. Questions left: 18."
+    assert "did not understand" in environment.step("Tell me the word.").observation
+    result = environment.step("Is it an aardvark?")
+    assert result.reward == 1 and result.terminated
+    assert server.keys[0] == "Bearer secret"
+    first = server.requests[0]
+    assert first["model"] == "judge" and first["temperature"] == 0
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    assert "aardvark" in first["messages"][0]["content"] and first["messages"][1]["content"] == "Is it a tool?"
+
+
+def test_request_that_fails_is_sent_again(serve):
+    server = serve(500, "Yes")
+    assert make_oracle(server).answer("dog", "Is it alive?") is Answer.YES
+    assert len(server.requests) == 2
+
+
+def test_endpoint_that_stays_down_is_a_failure(serve):
+    server = serve(500, 500)
+    with pytest.raises(openai.InternalServerError):
+        make_oracle(server, max_retries=1).answer("dog", "Is it alive?")
+    assert len(server.requests) == 2
+
+
+def test_endpoint_that_hangs_is_a_failure(serve):
+    with pytest.raises(openai.APITimeoutError):
+        make_oracle(serve(1.0), timeout=0.2, max_retries=0).answer("dog", "Is it alive?")
+
+
+def test_reply_that_is_no_answer_is_asked_for_again(serve):
+    server = serve("Banana!", "No")
+    assert make_oracle(server).answer("dog", "Is it a tool?") is Answer.NO
+    assert [message["content"] for message in server.requests[1]["messages"][2:3]] == ["Banana!"]
+    assert "exactly one word" in server.requests[1]["messages"][3]["content"]
+
+
+def test_model_that_never_answers_is_a_failure(serve):
+    server = serve("Banana!", "", "Perhaps")
+    environment = TwentyQuestionsEnvironment(make_oracle(server, max_retries=2))
+    environment.reset(object="dog")
+    with pytest.raises(RuntimeError, match="'judge' replied 'Perhaps'"):
+        environment.step("Is it a tool?")
+    assert len(server.requests) == 3
+
+
+def test_thoughts_are_no_answer(serve):
+    server = serve("<think>\nYes or no? A dog is no tool.\n</think>\n\nNo.")
+    oracle = make_oracle(server, request_kwargs={"max_tokens": 64, "temperature": 0.5})
+    assert oracle.answer("dog", "Is it a tool?") is Answer.NO
+    assert server.requests[0]["max_tokens"] == 64 and server.requests[0]["temperature"] == 0.5
+
+
+def test_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError, match=r"pip install trl-nlac\[openai\]"):
+        ChatOracle("judge")

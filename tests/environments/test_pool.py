@@ -1,0 +1,122 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import subprocess
+import sys
+
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import make_config, make_roles, play
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+
+
+class Instances:
+    """Counts its living instances."""
+
+    alive: set["Instances"] = set()
+    most = 0
+
+    def __init__(self):
+        self.alive.add(self)
+        type(self).most = max(self.most, len(self.alive))
+
+    def reset(self, start=0):
+        return "win"
+
+    def step(self, action):
+        return StepResult("win", 1.0, terminated=True)
+
+    def close(self):
+        self.alive.remove(self)
+
+
+class TestInstances:
+    @pytest.fixture(autouse=True)
+    def none_is_left(self):
+        Instances.alive.clear()
+        Instances.most = 0
+        yield
+        assert not Instances.alive
+
+    def test_max_instances(self):
+        assert [episode.score for episode in play([{}] * 20, Instances, max_instances=3)] == [1] * 20
+        assert Instances.most == 3
+
+    def test_max_instances_over_several_environments(self):
+        tasks = [{"environment": name} for name in "abcab"]
+        play(tasks, dict.fromkeys("abc", Instances), max_instances=2)
+        assert Instances.most == 3  # one of each is made as an example
+
+    def test_an_exception_of_the_model(self):
+        roles = make_roles([])  # has no answer
+        with pytest.raises(IndexError):
+            play([{}] * 3, Instances, roles)
+
+    @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+    def test_training_closes_them(self, tmp_path, error):
+        class Failing(NLACTrainer):
+            def compute_loss(self, *args, **kwargs):
+                raise error("stop")
+
+        trainer = (Failing if error else NLACTrainer)(
+            model=TINY_MODEL,
+            args=make_config(tmp_path, max_steps=1),
+            train_dataset=Dataset.from_dict({"start": [0] * 20}),
+            environment_factory=Instances,
+            prompts=COMPACT_PROMPTS,
+        )
+        if error is None:
+            trainer.train()
+            trainer.evaluate(Dataset.from_dict({"start": [0] * 4}))
+            assert Instances.most == 4
+        else:
+            with pytest.raises(error):
+                trainer.train()
+
+    def test_trl_environments_close_themselves_underscored(self):
+        class TRLEnv:
+            def __init__(self):
+                self.inner = Instances()
+
+            def reset(self):
+                pass
+
+            def look(self) -> str:
+                """Look around."""
+                return "win"
+
+            def get_reward(self):
+                return 1.0
+
+            async def _close(self):
+                self.inner.close()
+
+        assert play([{}], TRLEnv, make_roles(["done"]))[0].score == 1
+
+    def test_the_end_of_the_program_closes_them(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "from trl_nlac.environments.pool import EnvironmentPool\n"
+            "class Env:\n"
+            "    def reset(self): pass\n"
+            "    def step(self, action): pass\n"
+            "    def close(self): print('closed', flush=True)\n"
+            "pool = EnvironmentPool(Env)\n"
+            "raise KeyboardInterrupt\n"
+        )
+        finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+        assert finished.stdout == "closed\n"

@@ -1,0 +1,281 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import make_config, make_roles, make_roles_of, make_tokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_nlac import NLACPrompts, NLACTrainer
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments import ServiceDesk, StepResult
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.environments.trl_env import ToolEnvironment
+from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.episodes.rollout import play_episodes
+
+
+DESK = ServiceDesk.from_seed(0)
+REQUESTS = list(DESK.rules)[:3]
+PROMPT = [{"role": "user", "content": ""}]
+
+
+class Counter:
+    """A TRL environment."""
+
+    def reset(self, start, **row):
+        self.count = start
+        return f" Count is {start}."
+
+    def add(self, number: int) -> int:
+        """
+        Add to the count.
+
+        Args:
+            number: What to add.
+        """
+        self.count += number
+        return self.count
+
+    async def double(self) -> int:
+        """Double the count."""
+        self.count *= 2
+        return self.count
+
+    def _secret(self):
+        raise AssertionError
+
+    def get_reward(self):
+        return float(self.count == 10)
+
+
+class TestToolEnvironment:
+    def test_contract(self):
+        environment = ToolEnvironment(Counter())
+        assert list(environment.tools) == ["add", "double"]
+        assert environment.tool_schemas[0]["function"]["name"] == "add"
+        prompt = [{"role": "user", "content": "Make it ten."}]
+        assert environment.reset(start=4, prompt=prompt)[-1]["content"] == "Make it ten. Count is 4."
+        assert environment.step('{"name": "add", "arguments": {"number": 1}}') == StepResult("5")
+        assert environment.step('{"name": "double"}') == StepResult("10")
+        assert environment.step('{"name": "add", "arguments": {"n": 1}}').observation.startswith("{'error': ")
+        assert "Tool get_reward not found." in environment.step('{"name": "get_reward"}').observation
+        assert environment.step("I am done.") == StepResult("", terminated=True)
+        assert environment.final_reward() == 1
+
+    def test_content_blocks_are_joined(self):
+        class Blocks(Counter):
+            def reset(self, **row):
+                return [
+                    {"type": "text", "text": " one"},
+                    {"type": "image", "image": None},
+                    {"type": "text", "text": "two"},
+                ]
+
+            def look(self):
+                """Look."""
+                return [{"type": "text", "text": "three"}]
+
+        environment = ToolEnvironment(Blocks())
+        prompt = [{"role": "user", "content": [{"type": "text", "text": "zero"}]}]
+        assert environment.reset(prompt=prompt) == [{"role": "user", "content": "zero one\ntwo"}]
+        assert environment.step('{"name": "look"}') == StepResult("three")
+
+    def test_several_calls_in_one_turn(self):
+        seen = {}
+
+        def keep(completions, **kwargs):
+            seen["messages"] = completions[0]
+            return [0.0]
+
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        calls = [("add", {"number": 1}), ("open", {}), ("double", {})]
+        functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        calls_message = [{"type": "function", "function": function} for function in functions]
+        said = {"role": "assistant", "content": "", "tool_calls": calls_message}
+        roles = make_roles_of(chat, [chat.past_turn(said), "done"], action_format="tool_call", max_turns=5)
+        rewards = EpisodeRewards([keep])
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles, rewards=rewards)
+        assert episode.score == 1 and len(episode.turns) == 2
+        results = ["5", "{'error': 'Tool open not found.'}", "10"]
+        assert json.loads(episode.turns[0].next_observation) == results
+        names = ["add", "open", "double"]
+        answers = [{"role": "tool", "name": n, "content": r} for n, r in zip(names, results, strict=True)]
+        assert seen["messages"] == [said, *answers, {"role": "assistant", "content": "done"}]
+        assert "<tool_response>\n10\n</tool_response>" in chat.tokenizer.decode(roles.generator.prompts[1])
+
+    def test_the_policy_is_given_the_tools(self):
+        roles = make_roles(['{"name": "add", "arguments": {"number": 6}}', "ten"], prompts=NLACPrompts(), max_turns=5)
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles)
+        system = roles.chat.tokenizer.decode(roles.generator.prompts[0]).partition("<|user|>")[0]
+        assert "Add to the count." in system
+        assert episode.score == 1 and len(episode.turns) == 2
+
+    def test_standalone_tools(self):
+        def search(query: str) -> str:
+            """
+            Look something up.
+
+            Args:
+                query: What.
+            """
+            return f"nothing on {query}"
+
+        pool = EnvironmentPool(None, tools=[search])
+        assert not pool.pays
+        roles = make_roles(['{"name": "search", "arguments": {"query": "it"}}', "done"], max_turns=5)
+        (episode,) = play_episodes(pool, [{"prompt": [{"role": "user", "content": "find it"}]}], roles)
+        assert episode.turns[0].next_observation == "nothing on it"
+        with pytest.raises(ValueError, match="`tools` go with"):
+            EnvironmentPool(lambda: make_environment(DESK), tools=[search])
+
+
+class DeskTools:
+    """The service desk as a TRL environment that records its calls."""
+
+    diaries: list[tuple[str, ...]] = []
+
+    def __init__(self):
+        self.desk = make_environment(DESK)
+
+    def reset(self, request, **row):
+        assert row == {"prompt": PROMPT}  # the whole row, with the prompt
+        self.diary, self.reward = [request], 0.0
+        return self.desk.reset(request=request)
+
+    async def route(self, team: str, form: str, proof: str, time: str) -> str:
+        """
+        Route the request.
+
+        Args:
+            team: Who works on it.
+            form: With which form.
+            proof: With which proof.
+            time: When.
+        """
+        call = f"route {team} {form} {proof} {time}"
+        result = self.desk.step(call)
+        self.reward += result.reward
+        self.diary += [call, result.observation]
+        return result.observation
+
+    def get_reward(self):
+        self.diaries.append((*self.diary, f"{self.reward}"))
+        return self.reward
+
+
+def diaries_of(trainer) -> set[tuple[str, ...]]:
+    DeskTools.diaries.clear()
+    trainer.train()
+    return set(DeskTools.diaries)
+
+
+def test_the_same_episodes_as_under_grpo(tmp_path):
+    """With the same class, model and greedy sampling, every call, answer and reward is the same."""
+    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
+    config = dict(use_cpu=True, bf16=False, report_to="none", max_steps=1, top_k=1, per_device_train_batch_size=6)
+    grpo = GRPOTrainer(
+        model=TINY_MODEL,
+        args=GRPOConfig(
+            str(tmp_path / "grpo"),
+            num_generations=2,
+            max_completion_length=200,
+            max_tool_calling_iterations=3,
+            save_strategy="no",
+            **config,
+        ),
+        train_dataset=tasks,
+        environment_factory=DeskTools,
+    )
+    nlac = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(
+            tmp_path / "nlac",
+            action_format="tool_call",
+            episodes_per_iteration=3,
+            max_turns=3,
+            max_completion_length=64,
+            **config,
+        ),
+        train_dataset=tasks,
+        environment_factory=DeskTools,
+        prompts=COMPACT_PROMPTS,
+    )
+    expected = diaries_of(grpo)
+    assert len(expected) == len(REQUESTS) and any(len(diary) > 4 for diary in expected)
+    assert diaries_of(nlac) == expected
+
+
+@pytest.mark.parametrize("kind", ["trl", "text"])
+def test_environments_may_own_their_data(tmp_path, kind):
+    class Tools:
+        resets: list[dict] = []
+
+        def reset(self, **row):
+            self.resets.append(row)
+            return "baku 2"
+
+        def route(self, team: str) -> str:
+            """
+            Route the request.
+
+            Args:
+                team: Who works on it.
+            """
+            return "closed"
+
+        def get_reward(self):
+            return 1.0
+
+    class Text:
+        resets: list[dict] = []
+
+        def reset(self):
+            self.resets.append({})
+            return "baku 2"
+
+        def step(self, action):
+            return StepResult("closed win", 1.0, terminated=True)
+
+    environment = Tools if kind == "trl" else Text
+    arguments = dict(model=TINY_MODEL, environment_factory=environment, prompts=COMPACT_PROMPTS)
+    trainer = NLACTrainer(args=make_config(tmp_path, max_steps=2), **arguments)
+    trainer.train()
+    assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
+    with pytest.raises(ValueError, match="`train_dataset`"):
+        NLACTrainer(args=make_config(tmp_path, max_steps=-1), **arguments).train()
+
+
+def test_reward_functions_get_what_trl_gives_them(tmp_path):
+    def count(environments, trainer_state, log_metric, log_extra, request, **kwargs):
+        assert isinstance(environments[0], DeskTools) and len(request) == len(environments)
+        log_extra("request", request)
+        log_metric("my/step", trainer_state.global_step)
+        return [len(environment.diary) for environment in environments]
+
+    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(tmp_path, action_format="tool_call", logging_steps=1),
+        train_dataset=tasks,
+        environment_factory=DeskTools,
+        reward_funcs=count,
+        prompts=COMPACT_PROMPTS,
+    )
+    trainer.train()
+    assert [entry["my/step"] for entry in trainer.state.log_history if "my/step" in entry] == [0, 1]
+    assert trainer.state.log_history[0]["episode/return"] >= 1

@@ -1,0 +1,160 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import DESK, make_logs, make_roles, make_roles_of, make_tokenizer, make_trainer
+
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments.embedded import make_environment
+from trl_nlac.episodes.conversations import conversation, problem_of, record_conversation, to_dataset
+from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.types import Transition
+
+
+USER = {"role": "user", "content": "situ 2"}
+ANSWER = {"role": "user", "content": "refused needs claims 1"}
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def called(*names: str, arguments="{}") -> dict:
+    functions = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name in names]
+    return {"role": "assistant", "content": None, "tool_calls": functions}
+
+
+def result(content="done") -> dict:
+    return {"role": "tool", "content": content}
+
+
+class TestConversations:
+    @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
+    def test_round_trip(self, tmp_path, action_format):
+        """Played episodes are the same after they were written as conversations and read again."""
+        trainer = make_trainer(
+            tmp_path,
+            {"max_steps": 1, "max_turns": 2, "action_format": action_format, "max_completion_length": 48},
+            environment_factory=lambda: make_environment(DESK, action_format),
+        )
+        trainer.train()
+        dataset = to_dataset(trainer.replay.episodes, trainer.roles.actions)
+        if action_format == "tool_call":
+            assert json.loads(dataset[0]["tools"]) == trainer.environments.tool_schemas
+            assert dataset[0]["messages"][1]["tool_calls"][0]["function"]["name"] == "route"
+        again = episodes_from_logs(dataset, trainer.roles.actions, trainer.roles.prompts)
+        for first, second in zip(trainer.replay.episodes, again, strict=True):
+            np.testing.assert_array_equal(first.token_ids, second.token_ids)
+            assert first.turns == second.turns and first.task == second.task
+            assert (first.terminated, first.truncated) == (second.terminated, second.truncated)
+
+    @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
+    def test_system_messages_examples_and_tools_stay(self, action_format):
+        """A log with all of these in its opening is the same after it was read and written again."""
+        opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "An example."}, USER]
+        schema = {"type": "function", "function": {"name": "route", "parameters": {"properties": {}}}}
+        action = called("route") if action_format == "tool_call" else said("Thought: so\nAction: route")
+        answer = result() if action_format == "tool_call" else ANSWER
+        rows = [{"messages": [*opening, action, answer], "reward": 0.5, "tools": json.dumps([schema])}]
+        roles = make_roles([], action_format=action_format)
+        (episode,) = episodes_from_logs(Dataset.from_list(rows), roles.actions, roles.prompts)
+        assert episode.opening == tuple(opening) and episode.tools == (schema,)
+        recorded = conversation(episode, roles.actions)
+        assert recorded["messages"][:3] == opening and json.loads(recorded["tools"]) == [schema]
+        (again,) = episodes_from_logs(Dataset.from_list([recorded]), roles.actions, roles.prompts)
+        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
+        assert again.opening == episode.opening
+
+    def test_text_next_to_calls_stays(self):
+        """If the template shows it, as Qwen's does."""
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
+        messages = [USER, {**called("look"), "content": "Let me see."}, result("a door"), called("go")]
+        (episode,) = episodes_from_logs(
+            Dataset.from_list([{"messages": messages, "reward": 1.0}]), roles.actions, roles.prompts
+        )
+        assert "Let me see.\n<tool_call>" in roles.chat.tokenizer.decode(Transition(episode, 0).action_ids)
+        recorded = conversation(episode, roles.actions)
+        assert [message["content"] for message in recorded["messages"]] == ["situ 2", "Let me see.", "a door", ""]
+        (again,) = episodes_from_logs(Dataset.from_list([recorded]), roles.actions, roles.prompts)
+        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
+
+    def test_calls_of_openai(self):
+        """Arguments in JSON, a thought as content, several results, contents in parts."""
+        messages = [
+            {"role": "user", "content": [{"type": "text", "text": "situ "}, {"type": "text", "text": "2"}]},
+            {**called("look", "wait", arguments='{"at": "door"}'), "content": "First  look."},
+            result("a door"),
+            result("nothing"),
+            said("Thought: Enough.\nAction: go"),
+        ]
+        assert problem_of(messages) is None
+        roles = make_roles([], action_format="react")
+        recorded = record_conversation(messages, roles.actions, roles.prompts)
+        calls = [{"name": name, "arguments": {"at": "door"}} for name in ("look", "wait")]
+        assert [turn.action for turn in recorded.turns] == [json.dumps(calls), "go"]
+        assert recorded.turns[0].next_observation == '["a door", "nothing"]'
+        assert recorded.opening == [{"role": "user", "content": "situ 2"}]
+        first = recorded.turns[0]
+        text = roles.chat.decode(recorded.token_ids[first.prompt_end : first.prompt_end + first.action_length])
+        assert text == f"Thought: First look.\nAction: {json.dumps(calls)}"
+
+    @pytest.mark.parametrize(
+        ("messages", "problem"),
+        [
+            (None, "no list of messages"),
+            ([{"content": "a"}], "no list of messages"),
+            ([], "does not begin with a user's message"),
+            ([said("go")], "does not begin with a user's message"),
+            ([USER, {"role": "system", "content": "a"}, said("go")], "does not begin with a user's message"),
+            ([USER, {"role": "function", "content": "a"}], "the role 'function' is none of"),
+            ([USER, said("go"), said("stay")], "messages 1 and 2 are both the assistant's"),
+            ([USER, {"role": "assistant", "content": None}], "the content of message 1 is not text"),
+            ([{"role": "user", "content": [{"type": "image"}]}, said("go")], "the content of message 0 is not text"),
+            (
+                [USER, called("look", arguments="{door}")],
+                "message 1 has a tool call without a name, or whose arguments",
+            ),
+            ([USER, called("look", arguments='["door"]')], "message 1 has a tool call without a name, or whose"),
+            ([USER, said("go"), result()], "message 2 is the result of a tool that nothing called"),
+            ([USER, called("look", "wait"), result(), said("go")], "before message 3, 1 tool calls have no result"),
+            ([USER, called("look"), ANSWER, said("go")], "before message 2, 1 tool calls have no result"),
+            ([USER, called("look", "wait"), result()], "at its end, 1 tool calls have no result"),
+        ],
+    )
+    def test_problems(self, messages, problem):
+        assert problem in problem_of(messages)
+
+    def test_what_is_no_problem(self):
+        system = {"role": "system", "content": "Be brief."}
+        for messages in (
+            [USER],
+            [system, USER, USER, said("go")],
+            [USER, said("go"), ANSWER, ANSWER, said("stay")],
+            [USER, called("look"), result(), said("go"), ANSWER],
+            [USER, called("look", "wait")],  # which ended the task
+        ):
+            assert problem_of(messages) is None, messages
+
+
+def test_a_conversation_has_what_ended_it(tmp_path):
+    logs = make_logs(tmp_path)
+    assert [message["role"] for message in logs[0]["messages"]] == ["user", "assistant", "user", "assistant", "user"]
+    assert logs[0]["messages"][-1]["content"].endswith(" lose") and logs[0]["terminated"]
+    roles = make_roles([])
+    (episode,) = episodes_from_logs(logs.select([0]), roles.actions, roles.prompts)
+    assert conversation(episode, roles.actions) == logs[0]

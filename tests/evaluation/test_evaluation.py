@@ -1,0 +1,63 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers.testing_utils import TASKS, Countdown, make_trainer
+
+
+class TestEvaluation:
+    def test_evaluate(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"num_eval_episodes": 5, "num_oracle_probes": 8}, eval_dataset=TASKS)
+        state = torch.get_rng_state()
+        metrics = trainer.evaluate()
+        assert torch.equal(torch.get_rng_state(), state)
+        assert len(trainer.replay) == 0
+        assert metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]
+        assert metrics["eval_episode/length"] == pytest.approx(2, abs=0.2)
+        assert metrics["eval_oracle/readable_rate"] == 1
+        assert 0 <= metrics["eval_oracle/verdict_no_rate"] <= 1
+        assert trainer.evaluate() == {
+            **metrics,
+            **{k: v for k, v in trainer.state.log_history[-1].items() if "runtime" in k or "per_second" in k},
+        }
+
+    def test_pass_hat_k_and_failures(self, tmp_path):
+        rows = [{"start": 2, "fails_at": None}, {"start": 2, "fails_at": "reset"}, {"start": 9, "fails_at": None}]
+        trainer = make_trainer(
+            tmp_path,
+            {"num_eval_episodes": 3, "role_sampling": {"evaluation": {"temperature": 0.0}}, "num_eval_critiques": 0},
+            eval_dataset=Dataset.from_list(rows),
+            environment_factory=Countdown,
+        )
+        metrics = trainer.evaluate()
+        chances = {name: value for name, value in metrics.items() if "pass^" in name}
+        assert chances == {"eval_episode/pass^1": 0.5, "eval_episode/pass^2": 0.5}  # the third task is cut
+        assert metrics["eval_environment/failure_rate"] == metrics["eval_environment/reset_failure_rate"]
+        assert metrics["eval_environment/failure_rate"] == pytest.approx(1 / 3)
+        assert metrics["eval_episode/success_rate"] == 0.5 and metrics["eval_episode/length"] == 3
+
+    def test_during_training(self, tmp_path):
+        trainer = make_trainer(tmp_path, {"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=TASKS)
+        trainer.train()
+        steps = [entry["step"] for entry in trainer.state.log_history if "eval_episode/success_rate" in entry]
+        assert steps == [1, 2]
+        assert len(trainer.replay.episodes) == 8  # of training alone
+
+    def test_several_datasets(self, tmp_path):
+        trainer = make_trainer(tmp_path, eval_dataset={"train": TASKS, "held_out": TASKS})
+        metrics = trainer.evaluate()
+        assert {"eval_train_episode/return", "eval_held_out_episode/return"} <= set(metrics)

@@ -1,0 +1,89 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+# Accelerate supports FSDP only on GPUs, and its state is one for the whole process.
+FSDP = """
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+accelerator = Accelerator(cpu=True)
+accelerator.state.distributed_type = DistributedType.FSDP
+accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version={version})
+"""
+ZERO = """
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedPlugin
+
+config = {{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "zero_optimization": {zero}}}
+accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+"""
+CHECK = """
+from trl_nlac.generation.loading import check_sharding
+
+try:
+    check_sharding(accelerator)
+except ValueError as error:
+    print(f"refused: {error}")
+"""
+LOAD_WITH_ADAPTER = """
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.loading import load_generator
+from trl_nlac.options.generation import GenerationOptions
+
+model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LoraConfig())
+try:
+    load_generator(model, GenerationOptions(use_vllm=True), accelerator, None, [])
+except ValueError as error:
+    print(f"refused: {error}")
+"""
+
+
+def run(script: str) -> str:
+    """Run a script in a separate process."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("sharding", "message"),
+    [
+        (FSDP.format(version=1), "refused: FSDP 1 is not supported: set `fsdp_version: 2`"),
+        (ZERO.format(zero={"stage": 3, "offload_param": {"device": "nvme"}}), "refused: `offload_param`"),
+    ],
+    ids=["fsdp1", "zero3-nvme"],
+)
+def test_sharding_that_is_not_supported_is_refused(sharding, message):
+    if "DeepSpeed" in sharding and find_spec("deepspeed") is None:
+        pytest.skip("needs DeepSpeed")
+    assert message in run(sharding + CHECK)
+
+
+def test_vllm_with_a_sharded_adapter():
+    pytest.importorskip("peft")
+    printed = run(FSDP.format(version=2) + LOAD_WITH_ADAPTER)
+    assert "refused: `use_vllm=True` with an adapter" in printed and "not supported under FSDP2" in printed

@@ -1,0 +1,151 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from dataclasses import replace
+
+from helpers.method_utils import CRITIQUE, DESK, WRONG, asked, make_transitions
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
+
+from trl_nlac import NLACPrompts
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import format_tool_call
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment
+from trl_nlac.environments.embedded.service_desk import ARGUMENTS
+from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.critic import critiques
+from trl_nlac.types import Critique, Episode, Transition
+
+
+class TestBellmanTargets:
+    def test_prompts_of_the_roles(self):
+        roles = make_roles(["route legal olive serial dawn closed win", CRITIQUE, CRITIQUE])
+        targets = bellman_targets(roles, make_transitions(roles))
+        successor, backup, terminated = asked(roles)
+        state = "<|user|> baku 2<|end|><|assistant|> route billing ruby photo noon<|end|>"
+        question = "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|>"
+        assert successor == state + question
+        bootstrapped = " route legal olive serial dawn closed win<|end|>"
+        assert backup == state + question + bootstrapped + "<|user|> Summary?<|end|><|assistant|>"
+        # The last step: the prompt has the score, nothing is bootstrapped.
+        last = "<|user|> refused needs amber 1<|end|><|assistant|> route billing amber badge noon<|end|>"
+        score = "<|user|> refused needs photo lose Score 0 Summary?<|end|><|assistant|>"
+        assert terminated == state + last + score
+        assert [target.parsed.future for target in targets] == ["closed win"] * 2
+
+    def test_truncated_step_bootstraps(self):
+        roles = make_roles(["closed win", CRITIQUE])
+        episode = make_transitions(roles)[1].episode
+        cut = Episode(**{**vars(episode), "terminated": False, "truncated": True})
+        bellman_targets(roles, [Transition(cut, 1)])
+        assert asked(roles)[0].endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
+
+    def test_explicit_bootstrap(self):
+        action, future = "route billing amber badge noon", "Future: refused needs photo lose\nOptimality: No use photo"
+        roles = make_roles([action, future, CRITIQUE, CRITIQUE])
+        bellman_targets(roles, make_transitions(roles), bootstrap="explicit")
+        policy, critic, backup, _ = asked(roles)
+        state_action = "<|user|> baku 2<|end|><|assistant|> route billing ruby photo noon<|end|>"
+        assert policy == state_action + "<|user|> refused needs amber 1<|end|><|assistant|>"
+        assert critic == policy + f" {action}<|end|><|user|> Critique?<|end|><|assistant|>"
+        assert backup == (
+            state_action
+            + "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|>"
+            + f" {action} refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
+        )
+
+    def test_explicit_bootstrap_samples_as_the_successor_within_the_limits_of_the_roles(self):
+        future = "Future: refused needs photo lose\nOptimality: No use photo"
+        limits = {"policy": 11, "successor": 7, "critique": 13, "backup": 17}
+        role_sampling = {role: {"max_tokens": number, "temperature": number / 10} for role, number in limits.items()}
+        roles = make_roles(["route billing amber badge noon", future, CRITIQUE], role_sampling=role_sampling)
+        bellman_targets(roles, make_transitions(roles)[:1], bootstrap="explicit")
+        asked_with = [(sampling.max_tokens, sampling.temperature) for sampling in roles.generator.samplings]
+        assert asked_with == [(11, 0.7), (13, 0.7), (17, 1.7)]
+
+    def test_monte_carlo_shows_the_score(self):
+        prompts = replace(COMPACT_PROMPTS, observed_end=NLACPrompts().observed_end)
+        roles = make_roles([CRITIQUE], prompts)
+        bellman_targets(roles, make_transitions(roles)[:1], bootstrap="monte_carlo")
+        (backup,) = asked(roles)
+        assert "needs photo lose With that the task ended, with a final score of 0.<|end|>" in backup
+
+    def test_monte_carlo(self):
+        roles = make_roles([CRITIQUE, CRITIQUE])
+        first, last = make_transitions(roles)
+        targets = bellman_targets(roles, [last, first], bootstrap="monte_carlo")
+        assert all(target.parsed for target in targets)
+        terminated, backup = asked(roles)
+        assert terminated.endswith("refused needs photo lose Score 0 Summary?<|end|><|assistant|>")
+        assert backup.endswith(
+            "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|> route billing amber badge noon"
+            " refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
+        )
+
+    def test_monte_carlo_bootstraps_where_the_episode_was_cut(self):
+        roles = make_roles(["closed win", CRITIQUE])
+        cut = Episode(**{**vars(make_transitions(roles)[1].episode), "terminated": False, "truncated": True})
+        bellman_targets(roles, [Transition(cut, 0)], bootstrap="monte_carlo")
+        successor, backup = asked(roles)
+        assert successor.endswith("refused needs amber 1 Scenario?<|end|><|assistant|>")
+        assert backup == successor + " closed win<|end|><|user|> Summary?<|end|><|assistant|>"
+
+    def test_several_futures(self):
+        """k > 1: the critic learns futures, and a separate evaluation reads k of them (equation 3)."""
+        roles = make_roles(["it ends", "it begins anew", "it all ends"], num_futures=2)
+        targets = bellman_targets(roles, make_transitions(roles))
+        assert [target.parsed for target in targets] == [
+            Critique("it begins anew", None),
+            Critique("it all ends", None),
+        ]
+        _, going_on, ended = asked(roles)
+        assert "it ends<|end|><|user|> Summary? Future:" in going_on and "Score 0 Summary? Future:" in ended
+
+        roles = make_roles(["it works", "", "it fails", "Future: mixed\nOptimality: No wait"], num_futures=3)
+        roles.options.max_format_retries = 0
+        (critique,) = critiques(roles, [make_transitions(roles)[0].state_action])
+        *foreseen, evaluation = asked(roles)
+        assert len(set(foreseen)) == 1 and foreseen[0].count("Future:") == 1
+        assert "1. it works\n2. it fails" in evaluation and "3." not in evaluation
+        assert critique.parsed == Critique("mixed", False, "wait")
+
+    def test_single_step(self):
+        roles = make_roles(
+            ["Correctness: No the sum", "Correctness: Yes"], single_step=True, max_turns=1, max_format_retries=0
+        )
+        cut, ended = make_transitions(roles)
+        targets = bellman_targets(roles, [cut, ended])
+        assert targets[0].parsed is None  # a step that was cut has no score
+        assert targets[1].parsed == Critique("", False, "the sum")
+        (backup,) = asked(roles)
+        assert "final score of your solution is 0" in backup and "Future" not in backup
+        (critique,) = critiques(roles, [ended.state_action])
+        assert critique.parsed.optimal and "score" not in asked(roles)[-1]
+
+    def test_tool_calls(self):
+        """The result of a tool is a message of the tool, also in a bootstrapped state."""
+        desk = make_environment(DESK, "tool_call")
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        wrong = [format_tool_call("route", dict(zip(ARGUMENTS, call.split()[1:], strict=True))) for call in WRONG]
+        again = make_roles_of(chat, [], action_format="tool_call").actions.completion(wrong[1], "")
+        answers = [again, "Future: lost\nOptimality: No wait", CRITIQUE]
+        roles = make_roles_of(chat, answers, action_format="tool_call")
+        episode = replay_actions(desk, {"request": "baku"}, wrong, roles.actions, roles.prompts)
+        assert [turn.action for turn in episode.turns] == wrong and episode.terminated
+        (target,) = bellman_targets(roles, [Transition(episode, 0)], bootstrap="explicit")
+        policy, critic, backup = asked(roles)
+        result = "<tool_response>\nrefused needs amber 1\n</tool_response><|im_end|>"
+        assert result in policy and policy == roles.chat.tokenizer.decode(Transition(episode, 1).state.ids)
+        assert critic.startswith(policy) and critic.endswith("Critique?<|im_end|>\n<|im_start|>assistant\n")
+        assert f"{wrong[1]} lost" in backup and target.parsed.optimal

@@ -1,0 +1,94 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from helpers.method_utils import CRITIQUE, WRONG, asked, make_transitions
+from helpers.testing_utils import make_roles
+
+from trl_nlac.method.refinement import Attempt, refine_actions, refinement_rounds
+from trl_nlac.prompts import parse_critique
+from trl_nlac.types import Answer, Critique
+
+
+class TestRefineActions:
+    def test_one_round(self):
+        roles = make_roles(["route legal amber photo noon", "Future: no\nOptimality: No use billing", "route again"])
+        transition = make_transitions(roles)[0]
+        refinement = refine_actions(roles, [transition])[0]
+        _, critique, refine = asked(roles)
+        action = "<|user|> baku 2<|end|><|assistant|> route legal amber photo noon<|end|>"
+        assert critique == action + "<|user|> Critique?<|end|><|assistant|>"
+        answer = " Future: no\nOptimality: No use billing<|end|>"
+        assert refine == critique + answer + "<|user|> Revise?<|end|><|assistant|>"
+        assert refinement.refined_action.parsed == "route again"
+        assert refinement.critique == parse_critique("Future: no\nOptimality: No use billing")
+
+    def test_rounds_see_all_attempts_and_stop_at_yes(self):
+        no, yes = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
+        first = ["a1", "b1", no, yes, "a2", "b2"]
+        second = [no, "a3"]
+        roles = make_roles([*first, *second])
+        state = make_transitions(roles)[0]
+        refined = refine_actions(roles, [state, state], num_refinements=2)
+        assert [refinement.refined_action.text for refinement in refined] == ["a3", "b2"]
+        critique, refine = asked(roles)[-2:]
+        assert critique.count("Critique?") == 1  # Q(s, a) of the attempt alone
+        assert refine.count("Critique?") == refine.count("Revise?") == 2
+        assert refine.index("a1") < refine.index("a2")
+
+    def test_broken_refinement_is_dropped(self):
+        roles = make_roles(["a", CRITIQUE, ""], max_format_retries=0)
+        assert refine_actions(roles, make_transitions(roles)[:1]) == [None]
+
+    def test_stored_actions_are_refined_by_their_targets(self):
+        """No fresh action and no critique: the stored action and its Bellman target take their places."""
+        roles = make_roles(["fresh", CRITIQUE, "route stored", "route fresh"])
+        transitions = make_transitions(roles)
+        target_ids = roles.chat.completion("Future: refused\nOptimality: No use amber")
+        target = Answer(transitions[0].state_action, tuple(target_ids), "", Critique("refused", False, "use amber"))
+        stored, fresh = refine_actions(roles, transitions, targets={0: target})
+        assert (stored.action, stored.attempt) == (WRONG[0], WRONG[0])
+        assert stored.critique is target.parsed
+        assert {stored.refined_action.text, fresh.refined_action.text} == {"route stored", "route fresh"}
+        policy, critique, *_ = asked(roles)
+        assert policy == roles.chat.tokenizer.decode(transitions[1].state.ids)
+        refine = asked(roles)[2]
+        assert refine.startswith(roles.chat.tokenizer.decode(transitions[0].state_action.ids))
+        assert "Optimality: No use amber<|end|><|user|> Revise?" in refine
+        broken = Answer(transitions[0].state_action, tuple(target_ids), "", None)
+        assert refine_actions(make_roles([]), transitions[:1], targets={0: broken}) == [None]
+
+
+class TestRefinementRounds:
+    NO, YES = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
+
+    def refine(self, answers: list[str], **kwargs):
+        """Refine the stored actions of two transitions, with scripted answers."""
+        roles = make_roles(answers)
+        transitions = make_transitions(roles)
+        attempts = {i: Attempt(t.state, t.turn.action, t.state_action) for i, t in enumerate(transitions)}
+        return roles, refinement_rounds(roles, attempts, **kwargs)
+
+    def test_the_best_action_can_be_kept(self):
+        roles, rounds = self.refine([self.YES, self.NO, "b2", self.YES], num_rounds=3, keeps_best=True)
+        (kept,), (first, second) = rounds[0], rounds[1]
+        assert kept.critique.parsed.optimal and kept.refined is None
+        assert (first.attempt, first.refined.parsed) == (WRONG[1], "b2")
+        assert (second.attempt, second.refined) == ("b2", None) and second.critique.parsed.optimal
+        questions = [prompt.removesuffix("?<|end|><|assistant|>").split()[-1] for prompt in asked(roles)]
+        assert questions == ["Critique", "Critique", "Revise", "Critique"]
+
+    def test_without_it_the_best_action_is_refined_once(self):
+        roles, rounds = self.refine([self.YES, self.NO, "a2", "b2", self.YES, "b3"], num_rounds=3)
+        assert [[one.refined.parsed for one in of_action] for of_action in rounds.values()] == [["a2"], ["b2", "b3"]]
+        assert not roles.generator.answers

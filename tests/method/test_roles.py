@@ -1,0 +1,97 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+from helpers.method_utils import CRITIQUE, asked, make_transitions
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
+
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.generation.base import Completion, Sampling
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.critic import critiques
+from trl_nlac.method.refinement import refine_actions
+from trl_nlac.prompts import parse_critique
+
+
+class TestAsk:
+    def test_broken_formats_are_sampled_again_then_dropped(self):
+        roles = make_roles(["closed win", "no critique", CRITIQUE, "nor this", "nor that"], max_format_retries=2)
+        first, last = bellman_targets(roles, make_transitions(roles))
+        assert (first.parsed is None) and last.parsed is not None
+        assert roles.num_generated_tokens == sum(
+            len(roles.chat.completion(text))
+            for text in ["closed win", "no critique", CRITIQUE, "nor this", "nor that"]
+        )
+        metrics = roles.take_metrics()
+        assert metrics["backup/format_rate"] == pytest.approx(1 / 4)
+        assert roles.take_metrics() == {}
+
+    def test_greedy_answers_are_not_sampled_again(self):
+        roles = make_roles(["no critique"], max_format_retries=5)
+        answer = critiques(roles, [make_transitions(roles)[0].state_action], sampling=Sampling(8, temperature=0.0))[0]
+        assert answer.parsed is None
+
+    def test_cut_off_answers_are_dropped(self):
+        roles = make_roles([], max_format_retries=0)
+        cut = roles.chat.completion(CRITIQUE)[:-1]
+        roles.generator.answers.append(Completion(cut, False))
+        assert critiques(roles, [make_transitions(roles)[0].state_action])[0].parsed is None
+        assert roles.take_metrics()["completions/clipped_ratio"] == 1
+
+
+class TestReasoning:
+    """Chains of thought of targets and refined actions are rewritten before they are trained on (appendix A)."""
+
+    @staticmethod
+    def think(chat, thought, content):
+        return [*chat.template.encode(f"<think>\n{thought}\n</think>\n\n{content}"), chat.stop_ids[0]]
+
+    def make_roles(self, corrections, **kwargs):
+        chat = ChatEncoder(make_tokenizer("qwen3"))
+        answers = ["it ends", self.think(chat, "It answered refused.", CRITIQUE)]
+        answers.append(self.think(chat, "The score is 0.", CRITIQUE))
+        return make_roles_of(chat, answers + corrections, max_format_retries=0, **kwargs)
+
+    def test_targets_are_trained_with_rewritten_thoughts(self):
+        roles = self.make_roles(["<corrected_think>I expect a refusal.</corrected_think>", "<corrected_think>It"])
+        first, second = bellman_targets(roles, make_transitions(roles))
+        text = roles.chat.tokenizer.decode(first.token_ids)
+        assert text == f"<think>\nI expect a refusal.\n</think>\n\n{CRITIQUE}<|im_end|>"
+        assert first.parsed == parse_critique(CRITIQUE)
+        assert second.parsed is None  # its thoughts used the score
+        assert roles.take_metrics()["correction/format_rate"] == 0.5
+        # The correction is shown the thoughts, although the template drops them from past turns.
+        assert "It answered refused." in asked(roles)[-2] and "The score is 0." in asked(roles)[-1]
+
+    def test_it_can_be_switched_off(self):
+        roles = self.make_roles([], reasoning=False)
+        targets = bellman_targets(roles, make_transitions(roles))
+        assert "It answered refused." in roles.chat.tokenizer.decode(targets[0].token_ids)
+
+    def test_refined_actions_are_trained_with_rewritten_thoughts(self):
+        chat = ChatEncoder(make_tokenizer("qwen3"))
+        answers = ["a", "Future: bad\nOptimality: No b", self.think(chat, "The judgement says b.", "b")]
+        answers.append(self.think(chat, "How to put it?", "<corrected_think>b may do.</corrected_think>"))
+        roles = make_roles_of(chat, answers)
+        (refinement,) = refine_actions(roles, make_transitions(roles)[:1])
+        text = roles.chat.tokenizer.decode(refinement.refined_action.token_ids)
+        assert text == "<think>\nb may do.\n</think>\n\nb<|im_end|>"
+
+    def test_answers_without_thoughts_stay(self):
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), ["it ends", CRITIQUE, CRITIQUE])
+        assert all(target.parsed for target in bellman_targets(roles, make_transitions(roles)))
+
+    def test_needs_a_template_with_thoughts(self):
+        with pytest.raises(ValueError, match="`reasoning=True` needs a chat template"):
+            make_roles([], reasoning=True)

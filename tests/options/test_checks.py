@@ -1,0 +1,76 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+import pytest
+from helpers.testing_utils import make_config
+from trl import TrlParser
+
+from trl_nlac import NLACConfig
+
+
+class TestChecks:
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("action_format", "xml"),
+            ("target_update_rate", -0.1),
+            ("target_update_rate", 0.0),
+            ("target_update_rate", 1.5),
+            ("max_turns", 0),
+            ("num_refinements", 0),
+            ("replay_buffer_size", 0),
+            ("replay_buffer_memory", 0.0),
+            ("priority_exponent", -1.0),
+            ("temperature", -0.5),
+            ("rehearsal_ratio", -1.0),
+            ("learning_starts", 200_000),
+            ("critic_loss_type", "mse"),
+            ("bootstrap", "none"),
+            ("replay_refinement_fraction", 1.5),
+            ("num_futures", 0),
+            ("max_prompt_length", -1),
+            ("top_p", 0.0),
+            ("min_p", 1.5),
+            ("vllm_mode", "remote"),
+            ("vllm_server_timeout", 0.0),
+            ("vllm_tensor_parallel_size", 0),
+            ("per_device_train_batch_size", 0),
+            ("episodes_per_iteration", 0),
+            ("samples_per_iteration", 0),
+            ("top_k", -1),
+            ("repetition_penalty", 0.0),
+            ("max_completion_length", None),
+            ("max_turns", "8"),
+            ("num_futures", 1.5),
+            ("temperature", None),
+        ],
+    )
+    def test_errors_name_option_and_value(self, tmp_path, option, value):
+        with pytest.raises(ValueError) as error:
+            make_config(tmp_path, **{option: value})
+        assert f"`{option}`" in str(error.value) and str(value) in str(error.value)
+
+    def test_none_stays_possible_after_a_command_line_was_parsed(self, tmp_path):
+        """Parsers of arguments overwrite the types of fields."""
+        TrlParser((NLACConfig,))
+        assert make_config(tmp_path, max_prompt_length=None).max_prompt_length is None
+
+
+@pytest.mark.parametrize("option", [{"audit_samples": -1}, {"audit_total_limit": 0}, {"num_completions_to_print": -1}])
+def test_options_out_of_range(tmp_path, option):
+    with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be"):
+        make_config(tmp_path, **option)
+    with pytest.raises(ValueError, match="None without `log_completions=True`"):
+        make_config(tmp_path, log_completions_hub_repo="me/episodes")

@@ -1,0 +1,63 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import logging
+
+import pandas as pd
+from helpers.records_utils import CONFIG, read
+from helpers.testing_utils import make_trainer
+
+from trl_nlac.records.folder import set_aside
+
+
+def test_training_log(tmp_path):
+    trainer = make_trainer(tmp_path, CONFIG)
+    trainer.evaluate(trainer.train_dataset)
+    trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4, 4]
+    assert "eval_episode/success_rate_low" in lines[0] and "train_runtime" in lines[-1]
+    assert [line["environment/steps"] for line in lines if "loss" in line] == [8, 16]
+    assert lines[1:3] == trainer.state.log_history[:2]
+
+
+class TestSetAside:
+    def test_resumed_run(self, tmp_path):
+        """Records from after the checkpoint are set aside, and written again."""
+        config = {**CONFIG, "max_steps": 6, "log_completions": True, "audit_samples": 2}
+        make_trainer(tmp_path, {**config, "save_strategy": "steps", "save_steps": 2}).train()
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet") if "checkpoint" not in str(path)}
+        lines = (tmp_path / "training_log.jsonl").read_text().splitlines()
+        resumed = make_trainer(tmp_path, config)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        aside = {path.name for path in (tmp_path / "_superseded").rglob("*.parquet")}
+        assert aside == {"completions_00006.parquet", "audit_00006_process0.parquet"}
+        for path in before:
+            pd.testing.assert_frame_equal(read(path), pd.read_parquet(path))
+        again = (tmp_path / "training_log.jsonl").read_text().splitlines()
+        assert again[:2] == lines[:2] and len(again) == len(lines)
+        assert (tmp_path / "_superseded" / "training_log.jsonl").read_text().splitlines() == lines[2:]
+
+    def test_half_a_line_and_other_files(self, tmp_path, caplog):
+        log = tmp_path / "training_log.jsonl"
+        log.write_text('{"step": 1}\n{"step": 3}\n{"ste')
+        (tmp_path / "completions").mkdir()
+        (tmp_path / "completions" / "notes.parquet").touch()
+        with caplog.at_level(logging.INFO):
+            set_aside(tmp_path, 2)
+            set_aside(tmp_path, 2)
+        assert log.read_text() == '{"step": 1}\n'
+        assert (tmp_path / "_superseded" / "training_log.jsonl").read_text() == '{"step": 3}\n{"ste'
+        assert (tmp_path / "completions" / "notes.parquet").exists()

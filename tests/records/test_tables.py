@@ -1,0 +1,131 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import wandb
+from helpers.records_utils import CONFIG, read
+from helpers.testing_utils import TASKS, make_trainer
+from trl.trainer.callbacks import RichProgressCallback
+
+from trl_nlac.environments.base import StepResult
+
+
+class TestEpisodes:
+    def test_rows_are_what_was_played(self, tmp_path):
+        config = {**CONFIG, "log_completions": True, "eval_strategy": "steps", "eval_steps": 4, "num_eval_episodes": 2}
+        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS)
+        trainer.train()
+        names = sorted(path.name for path in (tmp_path / "completions").iterdir())
+        assert names == ["completions_00002.parquet", "completions_00004.parquet", "eval_completions_00004.parquet"]
+        rows = pd.concat([read(tmp_path / "completions" / name) for name in names[:2]])
+        assert list(rows["step"]) == [0] * 4 + [2] * 4 and list(rows["environment_steps"]) == [0] * 4 + [8] * 4
+        assert list(rows["episode"]) == list(range(0, 16, 2))
+        for (_, row), episode in zip(rows.iterrows(), trainer.replay.episodes, strict=True):
+            assert row["prompt"] == episode.first_observation and json.loads(row["task"]) == episode.task
+            assert row["return"] == episode.score and row["success"] == (episode.score >= 1)
+            turns = [(turn["text"], turn["action"], turn["next_observation"]) for turn in row["turns"]]
+            assert turns == [(turn.action, turn.action, turn.next_observation) for turn in episode.turns]
+            assert all(turn["critique"] is None for turn in row["turns"])
+        evaluated = read(tmp_path / "completions" / names[2])
+        assert list(evaluated["episode"]) == [0, 0, 1, 1, 2, 2, 3, 3]
+        turns = [turn for turns in evaluated["turns"] for turn in turns]
+        judged = [turn for turn in turns if turn["critique"] is not None]
+        assert judged and all(turn["critique"].startswith("Future:") for turn in judged)
+        assert all(turn["verdict"] == ("Yes" in turn["critique"]) for turn in judged)
+        assert all(turn["verdict"] == (turn["verdict_score"] > 0) for turn in judged if abs(turn["verdict_score"]) > 5)
+
+    def test_columns_of_reward_functions(self, tmp_path, capsys):
+        def length(completions, log_extra, **kwargs):
+            log_extra("first word", [completion[0]["content"].split()[0] for completion in completions])
+            log_extra("mixed", [1, "two", None, 4.0])
+            return [len(completion) / 4 for completion in completions]
+
+        trainer = make_trainer(tmp_path, {**CONFIG, "log_completions": True, "max_steps": 2}, reward_funcs=length)
+        trainer.train()
+        rows = read(tmp_path / "completions" / "completions_00002.parquet")
+        assert list(rows["first word"]) == [turns[0]["text"].split()[0] for turns in rows["turns"]]
+        assert list(rows["mixed"].fillna("nothing")) == ["1", "two", "nothing", "4.0"]
+        assert list(rows["rewards/length"]) == [1.0] * 4
+        assert "Step 2" in capsys.readouterr().out
+
+    def test_columns_of_the_wrong_length(self, tmp_path):
+        def odd(completions, log_extra, **kwargs):
+            log_extra("odd", [1])
+            return [0.0] * len(completions)
+
+        trainer = make_trainer(tmp_path, CONFIG, reward_funcs=odd)
+        with pytest.raises(ValueError, match=r"`odd` gave `log_extra\('odd', ...\)` 1 values for 4"):
+            trainer.train()
+
+    def test_a_failed_environment_is_in_the_table(self, tmp_path):
+        class Broken:
+            resets = 0
+
+            def reset(self, **task):
+                type(self).resets += 1
+                if self.resets % 4 == 0:
+                    raise RuntimeError("no such customer")
+                return "situ 2"
+
+            def step(self, action):
+                return StepResult("closed win", 1.0, terminated=True)
+
+        config = {**CONFIG, "log_completions": True, "max_steps": 2}
+        make_trainer(tmp_path, config, environment_factory=Broken).train()
+        rows = read(tmp_path / "completions" / "completions_00002.parquet")
+        assert sorted(len(turns) for turns in rows["turns"]) == [0, 1, 1, 1]
+        (failed,) = rows[rows["failure"].notna()].to_dict("records")
+        assert failed["failure"] == "reset: RuntimeError: no such customer" and failed["episode"] == -1
+
+    def test_console_shows_some(self, tmp_path, capsys):
+        config = {**CONFIG, "log_completions": True, "num_completions_to_print": 1, "max_steps": 2}
+        make_trainer(tmp_path, config).train()
+        assert capsys.readouterr().out.count("ASSISTANT") == 2  # of the two turns of one episode
+
+    def test_trackio(self, tmp_path):
+        """In a separate process, as trackio serves its dashboard from threads that stay."""
+        script = f"""
+from helpers.testing_utils import TASKS, make_trainer
+config = dict({CONFIG}, log_completions=True, log_unique_prompts=True, report_to="trackio")
+trainer = make_trainer({str(tmp_path / "run")!r}, config)
+trainer.train_dataset = TASKS.select([0, 0, 1, 1])
+trainer.train()
+"""
+        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": "tests"}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
+            logged = [json.loads(row) for (row,) in database.execute("SELECT metrics FROM metrics")]
+        tables = [row["completions"]["_value"] for row in logged if "completions" in row]
+        assert [[row["step"] for row in table] for table in tables] == [[2, 2], [4, 4]]
+        assert all("assistant: route" in row["completion"] for table in tables for row in table)
+
+    def test_wandb(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+        make_trainer(tmp_path / "run", {**CONFIG, "log_completions": True, "report_to": "wandb"}).train()
+        wandb.finish()
+        tables = [json.loads(path.read_text()) for path in tmp_path.rglob("completions_*.table.json")]
+        assert sorted(row[0] for table in tables for row in table["data"]) == [2] * 4 + [4] * 4
+        assert all(table["columns"] == ["step", "prompt", "completion", "return"] for table in tables)
+
+    def test_rich_progress_callback(self, tmp_path):
+        make_trainer(tmp_path, {**CONFIG, "max_steps": 2}, callbacks=[RichProgressCallback()]).train()

@@ -1,0 +1,87 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow.parquet as pq
+from helpers.replay_utils import assert_same_episode, make_text_episode
+from helpers.testing_utils import make_episode
+
+from trl_nlac import PrioritizedReplay
+from trl_nlac.replay import files
+
+
+def overhead(function: Callable[[], None]) -> int:
+    """Return the memory in bytes that Python and numpy needed during a call, beyond what they keep."""
+    tracemalloc.start()
+    function()
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most - kept
+
+
+class TestFiles:
+    def test_columns(self, tmp_path):
+        """The columns that users and other tools read."""
+        replay = PrioritizedReplay(capacity=10)
+        replay.add([make_episode(num_turns=2)])
+        replay.update_priorities([1], [0.25])
+        replay.save(tmp_path)
+        (row,) = pq.read_table(tmp_path / "episodes.parquet").to_pylist()
+        assert row["task"] == '{"name": "seen"}' and row["priorities"] == [1.0, 0.25]
+        assert row["token_ids"] == list(range(8)) and row["terminated"] and row["failure"] is None
+        assert row["turns"][1] == vars(make_episode(num_turns=2).turns[1])
+        assert list(row) == [*(name for name in vars(make_episode()) if name != "extra"), "priorities"]
+
+    def test_saving_and_loading_stream(self, tmp_path, monkeypatch):
+        """Row groups have a maximum size, and saving and loading decode a few episodes at a time."""
+        monkeypatch.setattr(files, "ROW_GROUP_TOKENS", 20_000)
+        rng = np.random.default_rng(0)
+        replay = PrioritizedReplay(capacity=3000)
+        replay.add(make_text_episode(rng, num_tokens=2000) for _ in range(500))
+        decoded = 500 * 4 * 2000  # bytes
+        assert overhead(lambda: replay.save(tmp_path)) < decoded / 4
+        with pq.ParquetFile(tmp_path / "episodes.parquet") as file:
+            assert file.num_row_groups >= 50
+            assert max(file.metadata.row_group(i).num_rows for i in range(50)) == 10
+        loaded = PrioritizedReplay(capacity=3000)
+        assert overhead(lambda: loaded.load(tmp_path)) < decoded / 4
+        assert len(loaded) == 1500
+        for ours, theirs in zip(replay.episodes, loaded.episodes, strict=True):
+            assert_same_episode(ours, theirs)
+
+    def test_loading_replaces_the_content(self, tmp_path):
+        replay = PrioritizedReplay(capacity=20, priority_exponent=1.0)
+        replay.add([make_episode(num_turns=2, text="saved")])
+        replay.save(tmp_path)
+        loaded = PrioritizedReplay(capacity=20, priority_exponent=1.0)
+        loaded.add([make_episode(num_turns=5, text="old") for _ in range(3)])
+        loaded.update_priorities(range(15), [100.0] * 15)
+        loaded.load(tmp_path)
+        assert len(loaded) == 2 and loaded.priority_mean == 1.0
+        assert {sample.transition_id for sample in loaded.sample(100)} == {0, 1}
+        loaded.add([make_episode(num_turns=1, text="new")])
+        assert np.bincount([sample.transition_id for sample in loaded.sample(3000)]).min() > 900
+
+    def test_a_smaller_buffer_loads_the_newest(self, tmp_path):
+        replay = PrioritizedReplay(capacity=20)
+        replay.add([make_episode(num_turns=2, text=str(i)) for i in range(10)])
+        replay.save(tmp_path)
+        loaded = PrioritizedReplay(capacity=7)
+        loaded.load(tmp_path)
+        assert [episode.task["name"] for episode in loaded.episodes] == ["7", "8", "9"]
+        assert {sample.transition_id for sample in loaded.sample(200)} == set(range(14, 20))

@@ -1,0 +1,42 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import numpy as np
+import pytest
+
+from trl_nlac.replay.sum_tree import SumTree
+
+
+class TestSumTree:
+    @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100])
+    def test_draws_by_cumulative_sums(self, size):
+        rng = np.random.default_rng(size)
+        tree, weights = SumTree(size), np.zeros(size)
+        for _ in range(20):
+            indices = rng.integers(size, size=5)
+            weights[indices] = rng.integers(0, 4, size=5) * 0.25  # sums are exact
+            tree.set(indices, weights[indices])
+            assert tree.total == weights.sum()
+            if tree.total:
+                fractions = rng.random(50)
+                drawn, found = tree.draw(fractions)
+                expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
+                assert drawn.tolist() == expected.tolist() and found.tolist() == weights[drawn].tolist()
+
+    def test_rounding_never_draws_what_has_no_weight(self):
+        tree = SumTree(4)
+        tree.set(np.array([0, 2]), np.array([0.3, 0.7]))
+        largest = np.nextafter(1, 0)
+        assert largest * 1.0 - 0.3 >= 0.7  # as if it were past the third index
+        assert tree.draw(np.array([0.0, 0.5, largest]))[0].tolist() == [0, 2, 2]

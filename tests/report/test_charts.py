@@ -1,0 +1,125 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from pathlib import Path
+
+import pytest
+from helpers.report_utils import training_row, write_log
+
+from trl_nlac.records.log import TrainingLog, read_log
+from trl_nlac.report.charts import (
+    MAX_POINTS,
+    critic_charts,
+    learning_charts,
+    role_charts,
+    time_charts,
+    training_charts,
+)
+
+
+def titles(charts: list) -> list[str]:
+    return [chart.title for chart in charts]
+
+
+class TestCharts:
+    def read(self, tmp_path: Path, rows: list[dict]) -> TrainingLog:
+        write_log(tmp_path, rows)
+        return read_log(tmp_path / "training_log.jsonl")
+
+    def test_only_charts_with_data(self, tmp_path):
+        log = self.read(tmp_path, [training_row(step, **{"critic/loss": 0.5}) for step in range(1, 4)])
+        (chart,) = training_charts(log)
+        assert chart.title == "Losses" and [series.name for series in chart.series] == ["critic"]
+        assert chart.series[0].x == [10, 20, 30] and chart.series[0].y == [0.5] * 3
+        assert not [*learning_charts(log), *role_charts(log), *critic_charts(log), *time_charts(log)]
+
+    def test_success_with_its_interval(self, tmp_path):
+        evaluation = {"success_rate": 0.5, "success_rate_low": 0.3, "success_rate_high": 0.7, "return": 0.4}
+        rows = [
+            training_row(1, **{"episode/success_rate": 0.25}),
+            {"step": 1, "eval_environment/steps": 10, **{f"eval_episode/{k}": v for k, v in evaluation.items()}},
+        ]
+        success, returns = learning_charts(self.read(tmp_path, rows))
+        assert [(series.name, series.style, series.y) for series in success.series] == [
+            ("training", "faint", [0.25]),
+            ("evaluation", "line", [0.5]),
+        ]
+        assert success.series[1].low == [0.3] and success.series[1].high == [0.7] and "95 %" in success.note
+        assert returns.title == "Return" and returns.series[0].low is None
+
+    def test_several_datasets_and_pass_k(self, tmp_path):
+        rows = [
+            {"step": 1, f"eval_{name}_environment/steps": 10, f"eval_{name}_episode/pass^{k}": 1 / k}
+            for name in ("seen", "unseen_rooms")
+            for k in (1, 2)
+        ]
+        (chart,) = learning_charts(self.read(tmp_path, rows))
+        assert [series.name for series in chart.series] == [
+            *("pass^1 seen", "pass^2 seen", "pass^1 unseen_rooms", "pass^2 unseen_rooms")
+        ]
+        assert len({series.color for series in chart.series}) == 4
+
+    def test_roles_and_oracle(self, tmp_path):
+        metrics = {"policy/format_rate": 1.0, "own_role/format_rate": 0.5, "health/backup_fidelity": 0.9}
+        metrics |= {"refine/changed_rate": 0.3, "oracle/future_accuracy": 0.6}
+        log = self.read(tmp_path, [training_row(1, **metrics), {"step": 1, "eval_oracle/future_accuracy": 0.7}])
+        assert titles(role_charts(log)) == ["Answers in the right format", "Health", "Verdicts"]
+        assert [series.name for series in role_charts(log)[0].series] == ["policy", "own_role"]
+        # The evaluation has no environment steps.
+        assert titles(critic_charts(log)) == ["Compared with the oracle, training"]
+        assert [series.name for series in critic_charts(log)[0].series] == ["future accuracy"]
+
+    def test_a_role_has_one_color(self, tmp_path):
+        roles = ("critic", "backup", "policy", "refine")
+        metrics = dict.fromkeys([f"{role}/format_rate" for role in roles], 1.0)
+        metrics |= {"critic/loss": 1.0, "policy/loss": 1.0, "critic/optimal_rate": 0.5, "backup/optimal_rate": 0.5}
+        metrics |= {"refine/changed_rate": 0.5, "health/backup_fidelity": 0.9, "health/refine_compliance": 0.9}
+        log = TrainingLog([training_row(1, **metrics)], {}, seconds=None, num_unreadable=0)
+        formats, healths, verdicts = role_charts(log)
+        (losses,) = training_charts(log)
+        expected = {"critic": "blue", "backup": "sky", "policy": "orange", "refine": "green"}
+        assert {series.name: series.color for series in formats.series} == expected
+        assert [series.color for series in losses.series] == ["blue", "orange"]
+        assert [series.color for series in healths.series] == ["sky", "green"]
+        assert [(series.name, series.color) for series in verdicts.series] == [
+            ("targets that say “Yes”", "sky"),
+            ("critiques that say “Yes”", "blue"),
+            ("actions changed by refinement", "green"),
+        ]
+
+    def test_shares_of_time_are_stacked(self, tmp_path):
+        seconds = {"time/rollout": 6.0, "time/target": 3.0, "time/sync": 1.0, "time/train": 100.0}
+        stacked, gradient_steps = time_charts(self.read(tmp_path, [training_row(1), training_row(2, **seconds)]))
+        assert [(series.name, series.x, series.y) for series in stacked.series] == [
+            ("rollout", [20], [0.6]),
+            ("target", [20], [0.3]),
+            ("sync", [20], [0.1]),
+        ]
+        assert [series.low for series in stacked.series] == [[0], [0.6], [pytest.approx(0.9)]]
+        assert stacked.series[-1].high == [pytest.approx(1)]
+        assert gradient_steps.series[0].y == [100]
+
+    def test_failures_only_if_there_are_any(self, tmp_path):
+        metrics = {"environment/failure_rate": 0.0, "environment/reset_failure_rate": 0.0}
+        rows = [training_row(1, **metrics), training_row(2, **{**metrics, "environment/failure_rate": 0.5})]
+        assert time_charts(self.read(tmp_path, rows[:1])) == []
+        (chart,) = time_charts(self.read(tmp_path, rows))
+        assert [series.name for series in chart.series] == ["failure rate"]
+
+    def test_long_curves_are_means_of_neighbours(self, tmp_path):
+        number = 5 * MAX_POINTS - 1
+        log = self.read(tmp_path, [training_row(step, **{"replay/size": 2 * step}) for step in range(number)])
+        (series,) = training_charts(log)[0].series
+        assert len(series.x) == len(series.y) == MAX_POINTS
+        assert series.x[:2] == [20, 70] and series.y[:2] == [4, 14]

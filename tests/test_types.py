@@ -1,0 +1,47 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from dataclasses import replace
+
+import pytest
+from helpers.testing_utils import make_episode
+
+from trl_nlac.types import Prompt, TrainingExample, Transition
+
+
+TOOL = {"type": "function", "function": {"name": "route", "parameters": {"properties": {}}}}
+
+
+class TestPrompt:
+    def test_extended(self):
+        """It shares the trunk, and nothing before the new tokens changes."""
+        prompt = Transition(make_episode(num_turns=3), 1).state
+        longer = prompt.extended([7]).extended([8, 9])
+        assert longer.ids == [*prompt.ids, 7, 8, 9] and longer.trunk is prompt.trunk
+        assert (longer.num_tokens, longer.last_id) == (prompt.num_tokens + 3, 9)
+        assert prompt.last_id == prompt.ids[-1] and prompt.num_tokens == len(prompt.ids)
+
+    @pytest.mark.parametrize("part", ["state", "state_action"])
+    def test_tools_are_those_of_the_episode(self, part):
+        """Also of a longer prompt: answers to it are parsed by them."""
+        transition = Transition(replace(make_episode(), tools=(TOOL,)), 1)
+        prompt = getattr(transition, part)
+        assert prompt.tools == prompt.extended([7]).tools == (TOOL,)
+        assert Prompt.of([1, 2], tools=(TOOL,)).extended([3]).tools == (TOOL,)
+        assert Prompt.of([1, 2]).tools == Transition(make_episode(), 0).state.tools == ()
+
+
+def test_number_of_tokens_of_an_example():
+    example = TrainingExample("policy", Prompt.of([1, 2]).extended([3]), (4, 5))
+    assert example.num_tokens == len(example.prompt.ids) + len(example.completion_ids) == 5

@@ -1,0 +1,150 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers.testing_utils import Countdown, RecordingTrainer, make_config, make_trainer
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+
+
+CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1)
+
+
+class Poison:
+    """Makes the training model return `value` for rows that are `chosen` by the sum of their token ids."""
+
+    def __init__(self, trainer: NLACTrainer, chosen: Callable[[int], bool], value: float = torch.nan):
+        self.chosen, self.value = chosen, value
+        trainer.model.register_forward_hook(self, with_kwargs=True)
+
+    def __call__(self, model, args, kwargs, output):
+        if model.training:
+            for i, ids in enumerate(kwargs["input_ids"]):
+                if self.chosen(int(ids.sum())):
+                    output.logits[i] = output.logits[i] * self.value  # and its gradient
+        return output
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("loss_type", ["sampled", "distill"])
+def test_the_rest_of_the_batch_is_trained_on(tmp_path, caplog, value, loss_type):
+    """The gradient is that of the batch without the example."""
+    trainer = make_trainer(tmp_path, {**CONFIG, "critic_loss_type": loss_type}, RecordingTrainer)
+    trainer.train()
+    inputs = trainer.micro_batches[-1]
+    row = int((inputs["loss_ids"] == 0).nonzero()[1, 0])
+
+    def gradient(inputs) -> torch.Tensor:
+        trainer.model.zero_grad()
+        loss = trainer.compute_loss(trainer.model, inputs)
+        loss.backward()
+        assert loss.isfinite()
+        return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+    trainer.model.train()
+    without = {**inputs, "weights": inputs["weights"].clone()}
+    without["weights"][row] = 0
+    expected = gradient(without)
+    assert trainer.loss_guard.num_dropped == 0
+    before = trainer.replay.priority_mean
+    poisoned = int(inputs["input_ids"][row].sum())
+    Poison(trainer, lambda ids: ids == poisoned, value)
+    actual = gradient(inputs)
+    assert trainer.loss_guard.num_dropped == 1
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+    assert trainer.replay.priority_mean == pytest.approx(before)
+    transition = int(inputs["transition_ids"][row])
+    assert f"The critic loss of transition {transition} is" in caplog.text and transition >= 0
+
+
+def test_too_many_in_a_row_stop_training_with_a_checkpoint(tmp_path):
+    trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 19})
+    weights = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    Poison(trainer, lambda ids: ids > 0)
+    with pytest.raises(RuntimeError, match="10 micro-batches in a row"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-9" / "trainer_state.json").exists()
+    assert trainer.state.log_history[0]["nonfinite_losses"] > 0
+    for name, parameter in trainer.model.named_parameters():
+        assert parameter.isfinite().all(), name
+        assert parameter.equal(weights[name]), name  # nothing changed
+
+
+def test_corrupted_weights_are_not_saved(tmp_path):
+    trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 9})
+    Poison(trainer, lambda ids: True)
+    with pytest.raises(RuntimeError, match="not finite: its weights are corrupted"):
+        trainer.train()
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+class TestFailureRate:
+    def test_a_broken_environment_stops_the_run_with_a_checkpoint(self, tmp_path):
+        class Worse:
+            """Fails from the 41st episode on."""
+
+            episodes = 0
+
+            def reset(self, start):
+                type(self).episodes += 1
+                return "win"
+
+            def step(self, action):
+                if self.episodes > 40:
+                    raise ConnectionError("the server is gone")
+                return StepResult("win", 1.0, terminated=True)
+
+        def make(output_dir, **kwargs):
+            config = dict(max_steps=50, max_environment_failure_rate=0.5, episodes_per_iteration=20)
+            return NLACTrainer(
+                model=TINY_MODEL,
+                args=make_config(output_dir, **{**config, **kwargs}),
+                train_dataset=Dataset.from_dict({"start": [0] * 20}),
+                environment_factory=Worse,
+                prompts=COMPACT_PROMPTS,
+            )
+
+        trainer = make(tmp_path)
+        with pytest.raises(RuntimeError, match=r"failed in 60% of the last 100 episodes.*is 0.5") as caught:
+            trainer.train()
+        step = trainer.state.global_step
+        assert 'raise ConnectionError("the server is gone")' in str(caught.value)
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        assert step == 4 and str(checkpoint) in str(caught.value)
+
+        Worse.episodes = -1000
+        resumed = make(tmp_path, max_steps=step + 2)
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert resumed.state.global_step == step + 2
+        assert len(resumed.replay) > 40
+
+    def test_few_failures_do_not(self, tmp_path):
+        tasks = Dataset.from_dict({"start": [4] * 28, "fails_at": [None, None, None, 3] * 7})
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=make_config(tmp_path, max_steps=4, episodes_per_iteration=28, logging_steps=1),
+            train_dataset=tasks,
+            environment_factory=Countdown,
+            prompts=COMPACT_PROMPTS,
+        )
+        trainer.train()
+        logs = [entry for entry in trainer.state.log_history if "environment/failure_rate" in entry]
+        assert [entry["environment/failure_rate"] for entry in logs] == [0.25] * 4
+        assert torch.isfinite(torch.tensor([entry["loss"] for entry in logs])).all()

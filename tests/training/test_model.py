@@ -1,0 +1,93 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+import torch
+from helpers.testing_utils import assert_same, make_trainer, weights
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+def test_small_updates_are_kept(tmp_path):
+    """With `bf16=True` the weights stay in float32: an update of 1e-5 is not rounded away, nor is their average."""
+    options = dict(
+        per_device_train_batch_size=8,
+        episodes_per_iteration=8,
+        logging_steps=1,
+        bf16=True,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        target_update_rate=0.1,
+        max_steps=1,
+    )
+    trainer = make_trainer(tmp_path, options)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    after = dict(trainer.model.named_parameters())
+    averages = trainer.target_weights.state_dict()
+    for name, values in before.items():
+        change = (after[name] - values).abs()
+        assert after[name].dtype == torch.float32 and 1e-6 < change.max() < 2e-5, name
+        assert not torch.equal(after[name].to(torch.bfloat16).float(), after[name]), name
+        assert (averages[name] - values).abs().max() > 0, name
+
+
+def test_weights_that_round_are_reported(tmp_path, caplog):
+    make_trainer(tmp_path, {"model_init_kwargs": {"dtype": "bfloat16"}})
+    assert "small updates are rounded away" in caplog.text
+    caplog.clear()
+    make_trainer(tmp_path)
+    assert "rounded away" not in caplog.text
+
+
+@pytest.mark.parametrize("modules_to_save", [None, ["norm"]])
+def test_lora(tmp_path, modules_to_save):
+    peft_config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], modules_to_save=modules_to_save, task_type="CAUSAL_LM"
+    )
+    trainer = make_trainer(tmp_path, {"max_steps": 3}, peft_config=peft_config)
+    before = weights(trainer.model)
+    assert_same(trainer.target_weights.state_dict(), {n: before[n] for n in trainer.target_weights.state_dict()})
+    trainer.train()
+    changed = {name for name, value in weights(trainer.model).items() if not torch.equal(value, before[name])}
+    assert changed and all("lora_" in name or "modules_to_save" in name for name in changed)
+    assert set(trainer.target_weights.state_dict()) == changed
+    trainer.save_model()
+    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    loaded = PeftModel.from_pretrained(base, tmp_path)
+    own, read = weights(trainer.model), weights(loaded)
+    for name in changed:
+        torch.testing.assert_close(read[name], own[name])
+
+
+def test_quantized_base_model(tmp_path):
+    """QLoRA: a base model in four bits, adapters on top; without adapters it is refused."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = make_trainer(tmp_path, peft_config=peft_config, quantization_config=quantization_config)
+    assert trainer.model.get_base_model().model.layers[0].mlp.up_proj.weight.dtype == torch.uint8
+    # Some CPUs pack the weights for inference, and cannot train with them from then on.
+    for module in trainer.model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+    before = {name: weights(trainer.model)[name] for name in trainer.target_weights.state_dict()}
+    assert before and all("lora_" in name for name in before)
+    trainer.train()
+    after = weights(trainer.model)
+    assert any(not torch.equal(after[name], value) for name, value in before.items())
+    with pytest.raises(ValueError, match="purely quantized"):
+        make_trainer(tmp_path, quantization_config=quantization_config)

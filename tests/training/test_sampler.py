@@ -1,0 +1,47 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+import pytest
+from accelerate import skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader
+
+from trl_nlac.training.sampler import IterationSampler
+
+
+class TestIterationSampler:
+    def test_rounds_are_repeated_and_filled_up(self):
+        sampler = IterationSampler(range(5), 3, 2, shuffle=False, seed=0)
+        assert list(sampler) == [0, 1, 2, 0, 1, 2, 3, 4, 0, 3, 4, 0]
+        assert len(sampler) == 12
+
+    def test_fewer_tasks_than_episodes(self):
+        assert list(IterationSampler(range(2), 5, 1, shuffle=False, seed=0)) == [0, 1, 0, 1, 0]
+
+    def test_epochs_differ_and_repeat(self):
+        epochs = iter([0, 1, 0])
+        sampler = IterationSampler(range(50), 10, 1, shuffle=True, seed=0, epoch=lambda: next(epochs))
+        first, second, again = list(sampler), list(sampler), list(sampler)
+        assert sorted(second) == sorted(first) and second != first and again == first
+
+    @pytest.mark.parametrize("num_processes", [1, 2])
+    def test_a_resumed_epoch_has_its_own_order(self, num_processes):
+        def batches(epoch, skipped=0):
+            sampler = IterationSampler(range(8), 4, 2, shuffle=True, seed=0, epoch=lambda: epoch)
+            loader = DataLoader(range(8), batch_size=4 // num_processes, sampler=sampler)
+            loader = prepare_data_loader(loader, num_processes=num_processes, process_index=0)
+            return [batch.tolist() for batch in (skip_first_batches(loader, skipped) if skipped else loader)]
+
+        assert batches(1, skipped=2) == batches(1)[2:] != batches(0)[2:]

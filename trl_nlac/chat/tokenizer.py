@@ -1,0 +1,77 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A tokenizer that agrees with its model."""
+
+from transformers import (
+    AutoProcessor,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
+from trl.trainer.utils import get_config_model_id
+
+
+def load_tokenizer(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
+    model: PreTrainedModel,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedTokenizerBase:
+    """
+    Load the tokenizer of a model, with a padding token that both of them use.
+
+    Args:
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            The tokenizer, or a processor with one. If `None`, the model's.
+        model ([`~transformers.PreTrainedModel`]):
+            The model.
+        revision (`str`, *optional*):
+            Branch, tag or commit of the model on the Hub.
+        trust_remote_code (`bool`, *optional*, defaults to `False`):
+            Whether code from the Hub can run.
+
+    Raises:
+        ValueError: If it has neither a padding nor an end-of-sequence token.
+        TypeError: If `processing_class` is neither a tokenizer nor a processor.
+    """
+    if processing_class is None:
+        processing_class = AutoProcessor.from_pretrained(
+            get_config_model_id(model.config), revision=revision, trust_remote_code=trust_remote_code
+        )
+    if isinstance(processing_class, ProcessorMixin):
+        processing_class = processing_class.tokenizer
+    if not isinstance(processing_class, PreTrainedTokenizerBase):
+        raise TypeError(f"`processing_class` must be a tokenizer or a processor, got {processing_class!r}.")
+    if processing_class.pad_token is None:
+        if processing_class.eos_token is None:
+            raise ValueError(
+                "The tokenizer (`processing_class`) has neither a `pad_token` nor an `eos_token`. Set "
+                "`tokenizer.pad_token`."
+            )
+        processing_class.pad_token = processing_class.eos_token
+    model.config.get_text_config().pad_token_id = processing_class.pad_token_id
+    model.generation_config.pad_token_id = processing_class.pad_token_id
+    return processing_class
+
+
+def ending_token_ids(
+    tokenizer: PreTrainedTokenizerBase, stop_ids: list[int], generation_config: GenerationConfig | None = None
+) -> list[int]:
+    """List every token that ends a completion: those of the template, of the tokenizer and of the model."""
+    declared = generation_config.eos_token_id if generation_config else None
+    declared = declared if isinstance(declared, list) else [declared]
+    token_ids = [*stop_ids, tokenizer.eos_token_id, *declared]
+    return [token_id for token_id in dict.fromkeys(token_ids) if token_id is not None]

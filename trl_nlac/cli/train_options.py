@@ -1,0 +1,203 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The options of `trl-nlac train`."""
+
+import argparse
+from dataclasses import dataclass, field, fields
+from typing import NoReturn
+
+from transformers import TrainingArguments
+from trl import ModelConfig, TrlParser
+
+from ..nlac_config import NLACConfig
+from ..options.generation import GenerationOptions
+from ..options.records import RecordOptions
+from ..options.roles import RoleOptions
+from .options import CommandError, one_line_errors, read_json, unknown_option
+
+
+@dataclass
+class TrainArguments:
+    """
+    Environment, tasks and datasets of a training run.
+
+    Args:
+        environment_factory (`list[str]`):
+            Class or function of the environment, `module:Class` or `path/to/file.py:Class`; several as
+            `name=module:Class`, of which the column `environment` of the tasks chooses one.
+        environment_kwargs (`str` or `dict[str, Any]`, *optional*):
+            Its keyword arguments.
+        dataset_name (`str`, *optional*):
+            Tasks: a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet). If `None`, the environment owns
+            its data.
+        dataset_config (`str`, *optional*):
+            Configuration of the dataset.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Split to train on.
+        dataset_test_split (`str`, *optional*):
+            Split to evaluate on.
+        eval_dataset_name (`str`, *optional*):
+            Tasks for evaluation, in place of a split.
+        reward_funcs (`list[str]`, *optional*):
+            Functions that score episodes, `module:function`.
+        tools (`list[str]`, *optional*):
+            Standalone tools, `module:function`.
+        prompts (`str`, *optional*):
+            File with prompts. If `None`, those saved with the model, or else the defaults.
+        replay_dataset (`str`, *optional*):
+            Logged conversations that fill the replay buffer before training.
+        rehearsal_dataset (`str`, *optional*):
+            Supervised samples of the roles.
+    """
+
+    environment_factory: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The environment: module:Class, file.py:Class, or several as name=module:Class."},
+    )
+    environment_kwargs: str | None = field(default=None, metadata={"help": "Its keyword arguments, as a JSON object."})
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Tasks: a dataset of the Hub or a file. Without it the environment owns its data."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str | None = field(default=None, metadata={"help": "Split to evaluate on."})
+    eval_dataset_name: str | None = field(
+        default=None, metadata={"help": "Tasks for evaluation, in place of a split."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Functions that score episodes, module:function."}
+    )
+    tools: list[str] | None = field(default=None, metadata={"help": "Standalone tools, module:function."})
+    prompts: str | None = field(default=None, metadata={"help": "File with prompts."})
+    replay_dataset: str | None = field(
+        default=None, metadata={"help": "Logged conversations that fill the replay buffer before training."}
+    )
+    rehearsal_dataset: str | None = field(default=None, metadata={"help": "Supervised samples of the roles."})
+
+    def __post_init__(self):
+        if isinstance(self.environment_kwargs, str):
+            self.environment_kwargs = read_json(self.environment_kwargs)
+        for name in ("environment_factory", "reward_funcs", "tools"):
+            if isinstance(vars(self)[name], str):  # a single one in YAML
+                vars(self)[name] = [vars(self)[name]]
+
+
+# Options of `TrainingArguments` that the help lists with those of NLAC.
+_SHOWN = {
+    *(
+        "output_dir",
+        "learning_rate",
+        "max_steps",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "seed",
+    ),
+    *("logging_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit"),
+    *("resume_from_checkpoint", "use_cpu", "bf16", "report_to", "push_to_hub", "hub_model_id"),
+}
+
+
+def _names(dataclass_type: type) -> set[str]:
+    return {option.name for option in fields(dataclass_type)}
+
+
+def _is_negation(action: argparse.Action) -> bool:
+    """Whether it is the `--no_...` form of a flag."""
+    return action.option_strings[0].startswith("--no_") and not action.dest.startswith("no_")
+
+
+class _OptionsFormatter(argparse.HelpFormatter):
+    """Shows each option once, with the type of its value, and with its default if it has one."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.nargs == 0:
+            return action.option_strings[-1]
+        if action.choices:
+            kind = "{" + ",".join(map(str, action.choices)) + "}"
+        else:
+            kinds = {int: "INTEGER", float: "NUMBER"}
+            kind = action.metavar or ("[TRUE|FALSE]" if action.nargs == "?" else kinds.get(action.type, "VALUE"))
+        return f"{action.option_strings[0]} {kind}{' ...' if action.nargs == '+' else ''}"
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        shows_default = action.default not in (None, argparse.SUPPRESS, [], "") and "%(default)" not in action.help
+        return f"{action.help} (default: %(default)s)" if shows_default else action.help
+
+
+class TrainParser(TrlParser):
+    """TRL's parser with one-line errors, and a help that lists the options of NLAC by subject."""
+
+    def __init__(self):
+        super().__init__(
+            (TrainArguments, ModelConfig, NLACConfig),
+            prog="trl-nlac train",
+            usage="trl-nlac train --config run.yaml [--name value ...]",
+            description="Train an agent. Options come from a YAML file and from the command line, which overrides it.",
+            formatter_class=_OptionsFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--config", metavar="FILE", help="YAML file of options")
+        self.add_argument("--help_all", action="help", help="show all options, including those of transformers")
+        self.shows_all = False
+        resume = next(action for action in self._actions if action.dest == "resume_from_checkpoint")
+        resume.help = "Checkpoint to resume from: its folder, or `last` for the newest in `output_dir`, if any."
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(message)
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        inherited = _names(TrainingArguments) - _SHOWN
+        subjects = {
+            "general": {"config", "help", "help_all"},
+            "environment and tasks": _names(TrainArguments),
+            "base model": _names(ModelConfig),
+            "roles": _names(RoleOptions),
+            "generation": _names(GenerationOptions),
+            "records": _names(RecordOptions),
+            "training": _names(NLACConfig) - inherited,
+            "training, as in transformers": inherited if self.shows_all else set(),
+        }
+        listed: set[str] = set()
+        for subject, names in subjects.items():
+            formatter.start_section(subject)
+            formatter.add_arguments(a for a in self._actions if a.dest in names - listed and not _is_negation(a))
+            formatter.end_section()
+            listed |= names
+        return formatter.format_help()
+
+    def read(self, words: list[str]) -> tuple[TrainArguments, ModelConfig, NLACConfig]:
+        """
+        Read the command line and its configuration file.
+
+        Raises:
+            CommandError: If an option does not exist or has no valid value.
+        """
+        if "--config" not in words and any(word.startswith("--config=") for word in words):
+            words = [
+                part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])
+            ]
+        with one_line_errors():
+            *parsed, from_file, left = self.parse_args_and_config(
+                words, return_remaining_strings=True, separate_remaining_strings=True
+            )
+        for word in [word for word in from_file + left if word.startswith("--")]:
+            raise CommandError(unknown_option(word, self._option_string_actions))
+        if from_file or left:
+            raise CommandError(f"{(from_file + left)[0]!r} does not belong to an option.")
+        return tuple(parsed[:3])

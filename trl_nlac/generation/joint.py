@@ -1,0 +1,110 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Processes that generate together."""
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from accelerate.utils import gather_object
+from torch import nn
+from tqdm.auto import tqdm
+
+from .base import Completion, Generator, Sampling
+
+
+class JointGenerator:
+    """
+    Let processes generate together, each the same number of completions, as sharded weights require, where every
+    forward pass needs all processes. A process with fewer prompts generates extra completions and drops them.
+
+    Args:
+        generator ([`Generator`]):
+            Generates for all processes together.
+    """
+
+    def __init__(self, generator: Generator):
+        self.generator = generator
+
+    def session(self, model: nn.Module) -> "contextmanager[None]":
+        return self.generator.session(model)
+
+    def any_process(self, wants: bool) -> bool:
+        return any(gather_object([wants]))
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        padding = self._padding(prompts)
+        completions = self.generator.generate(prompts + padding, sampling, seeds + [0] * len(padding), bar)
+        return completions[: len(prompts)]
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        padding = self._padding(prompts)
+        return self.generator.score(prompts + padding, completions + [[]] * len(padding))[: len(prompts)]
+
+    def take_metrics(self) -> dict[str, float]:
+        return self.generator.take_metrics()
+
+    @staticmethod
+    def _padding(prompts: list[list[int]]) -> list[list[int]]:
+        """Copies of the shortest prompt, as many as this process has fewer than another one."""
+        counts, shortest = zip(*gather_object([(len(prompts), min(prompts, key=len, default=None))]), strict=True)
+        prompt = min((prompt for prompt in shortest if prompt is not None), key=len, default=None)
+        return [prompt] * (max(counts) - len(prompts))
+
+
+class TensorParallelGenerator:
+    """
+    Let a group of processes generate together through an engine that they share. Each of them must ask it for the
+    completions of all. They ask at the same points, each for any number of completions.
+
+    Args:
+        generator ([`Generator`]):
+            Generates, in the same way in all processes of the group.
+        group (`torch.distributed.ProcessGroup`, *optional*):
+            The group. If `None`, all processes.
+    """
+
+    def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
+        self.generator = generator
+        self.group = group
+
+    def session(self, model: nn.Module) -> "contextmanager[None]":
+        return self.generator.session(model)
+
+    def any_process(self, wants: bool) -> bool:
+        return any(self._gather(wants))
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        asked = self._gather((prompts, seeds))
+        all_prompts = [prompt for theirs, _ in asked for prompt in theirs]
+        all_seeds = [seed for _, theirs in asked for seed in theirs]
+        completions = self.generator.generate(all_prompts, sampling, all_seeds, bar)
+        start = sum(len(theirs) for theirs, _ in asked[: dist.get_rank(self.group)])
+        return completions[start : start + len(prompts)]
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        return self.generator.score(prompts, completions)
+
+    def take_metrics(self) -> dict[str, float]:
+        return self.generator.take_metrics()
+
+    def _gather(self, value: Any) -> list[Any]:
+        values = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(values, value, group=self.group)
+        return values

@@ -1,0 +1,148 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Load the generator that the options ask for."""
+
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, is_peft_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl.import_utils import is_vllm_available
+
+from ..options.generation import GenerationOptions
+from .base import Generator
+from .joint import JointGenerator, TensorParallelGenerator
+from .transformers import TransformersGenerator
+
+
+def load_generator(
+    model: PreTrainedModel,
+    options: GenerationOptions,
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    eos_token_ids: list[int],
+    trust_remote_code: bool = False,
+    gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+) -> Generator:
+    """
+    Load the generator of a model in training.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            The model.
+        options ([`~options.generation.GenerationOptions`]):
+            What generates.
+        accelerator ([`~accelerate.Accelerator`]):
+            How the model is distributed.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            The model's tokenizer.
+        eos_token_ids (`list[int]`):
+            Tokens that end a completion.
+        trust_remote_code (`bool`, *optional*, defaults to `False`):
+            Whether code from the Hub can run.
+        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
+            Arguments with which gradient checkpointing is enabled again after generation.
+
+    Raises:
+        ValueError: If weights are sharded in a way that is not supported, also with vLLM.
+        ImportError: If `use_vllm` is set and vLLM is not installed.
+        ConnectionError: If a vLLM server is configured and none answers.
+    """
+    check_sharding(accelerator)
+    plugin = accelerator.state.deepspeed_plugin
+    is_zero3 = plugin is not None and plugin.zero_stage == 3
+    is_fsdp = accelerator.distributed_type == DistributedType.FSDP
+    gathers = options.ds3_gather_for_generation if is_zero3 else not is_fsdp
+    generator = TransformersGenerator(
+        accelerator,
+        tokenizer,
+        eos_token_ids,
+        batch_size=options.max_generation_batch_size,
+        gradient_checkpointing_kwargs=gradient_checkpointing_kwargs,
+        gathers=gathers,
+    )
+    if not gathers:
+        generator = JointGenerator(generator)
+    if not options.use_vllm:
+        return generator
+    if is_peft_model(model) and is_fsdp:
+        raise ValueError(
+            "`use_vllm=True` with an adapter (`peft_config`) is not supported under FSDP2: vLLM loads whole adapters, "
+            "and these weights are sharded. Use DeepSpeed or DDP, or train the whole model."
+        )
+    if not is_vllm_available():
+        raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
+    return _load_vllm(model, options, accelerator, tokenizer, eos_token_ids, generator, trust_remote_code)
+
+
+def check_sharding(accelerator: Accelerator) -> None:
+    """
+    Raises:
+        ValueError: If weights are sharded in a way in which target weights cannot be kept.
+    """
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError("FSDP 1 is not supported: set `fsdp_version: 2` in the configuration of Accelerate.")
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage == 3:
+        offload = plugin.deepspeed_config["zero_optimization"].get("offload_param") or {}
+        if offload.get("device") == "nvme":
+            raise ValueError(
+                '`offload_param` to "nvme" is not supported: target weights must be swapped in. Use "cpu".'
+            )
+
+
+def _load_vllm(
+    model: PreTrainedModel,
+    options: GenerationOptions,
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    eos_token_ids: list[int],
+    scorer: Generator,
+    trust_remote_code: bool,
+) -> Generator:
+    from .engine import SyncedGenerator
+
+    common = {
+        "mode": options.vllm_mode,
+        "max_num_seqs": options.max_generation_batch_size,
+        "trust_remote_code": trust_remote_code,
+    }
+    if options.vllm_mode == "server":
+        from .vllm.server import ServerEngine
+
+        engine = ServerEngine(
+            *(model, accelerator, tokenizer),
+            server_base_url=options.vllm_server_base_url,
+            server_host=options.vllm_server_host,
+            server_port=options.vllm_server_port,
+            server_timeout=options.vllm_server_timeout,
+            group_port=options.vllm_group_port,
+            weights_dir=options.vllm_server_weights_dir,
+            **common,
+        )
+        return SyncedGenerator(engine, scorer, eos_token_ids)
+    from .vllm.colocate import ColocatedEngine
+
+    engine = ColocatedEngine(
+        *(model, accelerator, tokenizer),
+        tensor_parallel_size=options.vllm_tensor_parallel_size,
+        gpu_memory_utilization=options.vllm_gpu_memory_utilization,
+        max_model_length=options.vllm_max_model_length,
+        enable_sleep_mode=options.vllm_enable_sleep_mode,
+        model_impl=options.vllm_model_impl,
+        **common,
+    )
+    generator = SyncedGenerator(engine, scorer, eos_token_ids)
+    return generator if options.vllm_tensor_parallel_size == 1 else TensorParallelGenerator(generator, engine.tp_group)

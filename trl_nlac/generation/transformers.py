@@ -1,0 +1,226 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Sampling with transformers."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import is_peft_model
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import (
+    BatchEncoding,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+from trl.models.utils import unwrap_model_for_generation
+
+from .base import Completion, Sampling
+
+
+_WARPERS = {  # in the order of transformers
+    "temperature": TemperatureLogitsWarper,
+    "top_h": TopHLogitsWarper,
+    "top_k": TopKLogitsWarper,
+    "top_p": TopPLogitsWarper,
+    "min_p": MinPLogitsWarper,
+    "typical_p": TypicalLogitsWarper,
+    "epsilon_cutoff": EpsilonLogitsWarper,
+    "eta_cutoff": EtaLogitsWarper,
+}
+
+
+class TransformersGenerator:
+    """
+    Sample with [`~transformers.GenerationMixin.generate`]: batches of similar length, left padding, key/value cache.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`], *optional*):
+            Unwraps the model. If `None`, nothing wraps it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Has the padding token.
+        eos_token_ids (`list[int]`):
+            Tokens that end a completion.
+        batch_size (`int`):
+            Largest number of sequences in one call.
+        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
+            Arguments with which gradient checkpointing is enabled again after a session.
+        gathers (`bool`, *optional*, defaults to `True`):
+            Whether each process holds the whole model during a session. Otherwise sharded weights stay sharded, each
+            forward pass gathers them, and processes must generate together, see [`~generation.joint.JointGenerator`].
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: list[int],
+        batch_size: int,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        gathers: bool = True,
+    ):
+        self.accelerator = accelerator
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.batch_size = batch_size
+        self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
+        self.gathers = gathers
+        self._model: nn.Module | None = None
+
+    @contextmanager
+    def session(self, model: nn.Module) -> Iterator[None]:
+        training = model.training
+        if self.accelerator is None:
+            unwrapping = nullcontext(model)
+        else:
+            unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
+        with unwrapping as unwrapped:
+            self._model = unwrapped.eval()
+            try:
+                yield
+            finally:
+                self._model = None
+                unwrapped.train(training)
+        if unwrapped.is_gradient_checkpointing:  # older versions of TRL enable it without these
+            unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
+
+    def any_process(self, wants: bool) -> bool:
+        return wants
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        completions: dict[int, Completion] = {}
+        for chunk in self._chunks(prompts):
+            answers = self._generate([prompts[i] for i in chunk], sampling, [seeds[i] for i in chunk])
+            completions.update(zip(chunk, answers, strict=True))
+            if bar is not None:
+                bar.update(len(chunk))
+        return [completions[i] for i in range(len(prompts))]
+
+    def _chunks(self, prompts: list[list[int]]) -> Iterator[list[int]]:
+        """Group the indices of prompts into batches of similar length."""
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
+
+    @torch.no_grad()
+    def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
+        inputs = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+        processors = LogitsProcessorList(_sampler(sampling, seeds) if sampling.temperature > 0 else [])
+        generation_config = GenerationConfig(
+            max_new_tokens=sampling.max_tokens,
+            do_sample=False,  # the processors leave one token to choose
+            repetition_penalty=sampling.repetition_penalty,
+            pad_token_id=self.tokenizer.pad_token_id,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.eos_token_ids,
+            disable_compile=True,
+            **{name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS},
+        )
+        output = self._model.generate(
+            **inputs.to(self._model.device),
+            generation_config=generation_config,
+            logits_processor=processors,
+            synced_gpus=not self.gathers,
+        )
+        return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    @torch.no_grad()
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        scores: dict[int, float] = {}
+        for chunk in self._chunks(prompts):
+            sequences = [prompts[i] + completions[i] for i in chunk]
+            inputs = self.tokenizer.pad({"input_ids": sequences}, padding_side="right", return_tensors="pt")
+            asked = [
+                (row, len(prompts[i]) - 1 + t, token_id)
+                for row, i in enumerate(chunk)
+                for t, token_id in enumerate(completions[i])
+            ]
+            rows, places, token_ids = torch.tensor(asked, dtype=torch.long).reshape(-1, 3).T.contiguous()  # (N,) each
+            kept = places.unique()  # (P,), sorted
+            logits = self._logits(inputs.to(self._model.device), kept)  # (B, P, V)
+            logps = logits[rows, torch.searchsorted(kept, places)].float().log_softmax(-1)  # (N, V)
+            chosen = logps.gather(1, token_ids[:, None].to(logps.device))[:, 0].double().cpu()  # (N,)
+            sums = chosen.new_zeros(len(chunk)).index_add(0, rows, chosen)  # (B,)
+            scores.update(zip(chunk, sums.tolist(), strict=True))
+        return [scores[i] for i in range(len(prompts))]
+
+    def _logits(self, inputs: BatchEncoding, places: torch.Tensor) -> torch.Tensor:
+        """Compute logits at some places only, `(B, P, V)`: those of whole prompts would take most of the memory."""
+        model = self._model.get_base_model() if is_peft_model(self._model) else self._model
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            places = places.to(self._model.device)
+            return self._model(**inputs, use_cache=False, logits_to_keep=places).logits
+        return self._model(**inputs, use_cache=False).logits[:, places]
+
+    def _cut(self, token_ids: list[int]) -> Completion:
+        for i, token_id in enumerate(token_ids):
+            if token_id in self.eos_token_ids:
+                return Completion(token_ids[: i + 1], True)
+        return Completion(token_ids, False)
+
+
+class _SeededChoice(LogitsProcessor):
+    """
+    Choose a token for each row by the row's own random numbers, so that it depends on nothing else in the batch: the
+    first token at which the cumulative probability exceeds the number.
+
+    Args:
+        seeds (`list[int]`):
+            One seed for each row.
+        max_tokens (`int`):
+            Number of choices for a row.
+    """
+
+    def __init__(self, seeds: list[int], max_tokens: int):
+        rows = [torch.rand(max_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        self.numbers = iter(torch.stack(rows, dim=1).clamp(max=1 - 1e-6).unbind())  # of each step, (B,)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        cumulative = scores.float().softmax(-1).cumsum(-1)  # (B, V)
+        numbers = next(self.numbers).to(scores.device)[:, None] * cumulative[:, -1:]
+        choice = torch.searchsorted(cumulative, numbers, right=True)  # (B, 1)
+        return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
+
+
+def _sampler(sampling: Sampling, seeds: list[int]) -> list[LogitsProcessor]:
+    """List the processors that turn logits into a sampled token."""
+    options = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or None,
+        "top_p": sampling.top_p if sampling.top_p < 1 else None,
+        "min_p": sampling.min_p,
+        **sampling.generation_kwargs,
+    }
+    warpers = [warper(options[name]) for name, warper in _WARPERS.items() if options.get(name) is not None]
+    return [*warpers, _SeededChoice(seeds, sampling.max_tokens)]

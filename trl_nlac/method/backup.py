@@ -1,0 +1,164 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The language Bellman backup, which writes the critic's targets."""
+
+from dataclasses import replace
+
+from ..chat.actions import parse_text
+from ..prompts import parse_correctness, parse_critique, parse_future, render
+from ..types import Answer, Prompt, Sample, TrainingExample, Transition
+from .critic import critic_prompt, critiques
+from .roles import Roles
+
+
+def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str = "implicit") -> list[Answer]:
+    """
+    Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1).
+
+    Call it with the target weights. A terminated step is judged by its observation and the final score. Any other
+    step, a truncated one too, bootstraps: a future from the observed s_{t+1} is predicted, then joined with it. Where
+    a task is a single step, only the final score counts, and a step that was cut has no target.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        transitions (`list[Transition]`):
+            The observed steps.
+        bootstrap (`str`, *optional*, defaults to `"implicit"`):
+            Source of the future from s_{t+1}: `"implicit"` asks the successor model for action and future in one
+            (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1),
+            `"monte_carlo"` takes what followed in the episode and bootstraps only where the episode was cut.
+
+    Returns:
+        `list[Answer]`: each parsed into a [`~types.Critique`], or `None` where there is no target.
+    """
+    prompts, single_future = _terminated_prompts(roles, transitions), roles.options.num_futures == 1
+    if roles.options.single_step:
+        parse = parse_correctness
+    else:
+        parse = parse_critique if single_future else parse_future
+        continuing = {i: transition for i, transition in enumerate(transitions) if not transition.terminated}
+        question = roles.prompts.backup if single_future else roles.prompts.backup_future
+        futures = FUTURES[bootstrap](roles, list(continuing.values()))
+        for i, conversation in zip(continuing, futures, strict=True):
+            if conversation is not None:
+                prompts[i] = roles.follow_up(conversation, question)
+    prompts = dict(sorted(prompts.items()))
+    answers = roles.ask("backup", list(prompts.values()), parse)
+    answers = dict(zip(prompts, roles.correct_reasoning(answers, roles.prompts.correct_backup), strict=True))
+    return [answers.get(i, Answer(t.state_action, (), "", None)) for i, t in enumerate(transitions)]
+
+
+def critic_examples(
+    roles: Roles, samples: list[Sample], targets: list[Answer], distills: bool = False
+) -> list[TrainingExample | None]:
+    """
+    Make the examples of the critic loss (equation 5).
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        samples (`list[Sample]`):
+            Samples of the replay buffer.
+        targets (`list[Answer]`):
+            The Bellman target of each.
+        distills (`bool`, *optional*, defaults to `False`):
+            Whether the backup's whole distribution is the target, so that the example keeps the backup's prompt.
+
+    Returns:
+        `list[TrainingExample | None]`: `None` where there is no target.
+    """
+    return [
+        TrainingExample(
+            "critic",
+            roles.opened(critic_prompt(roles, sample.transition.state_action)),
+            target.token_ids,
+            sample.weight,
+            sample.transition_id,
+            teacher_prompt=roles.opened(target.prompt) if distills else None,
+        )
+        if target.parsed is not None
+        else None
+        for sample, target in zip(samples, targets, strict=True)
+    ]
+
+
+def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int, Prompt]:
+    """p_tpred for the transitions that ended their tasks, by index: the final score is known."""
+    if roles.options.single_step:
+        template = roles.prompts.backup_correctness
+    elif roles.options.num_futures == 1:
+        template = roles.prompts.backup_terminated
+    else:
+        template = roles.prompts.backup_future_terminated
+    prompts = {}
+    for i, transition in enumerate(transitions):
+        if transition.terminated:
+            score = f"{transition.episode.score:g}"
+            question = render(template, next_observation=transition.turn.next_observation, score=score)
+            prompts[i] = roles.follow_up(transition.state_action, question)
+    return prompts
+
+
+def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
+    """p_pred(s_{t+1})."""
+    return [
+        roles.follow_up(
+            transition.state_action,
+            render(roles.prompts.successor, next_observation=transition.turn.next_observation),
+        )
+        for transition in transitions
+    ]
+
+
+def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
+    """d_{t+1} ~ M(p_pred(s_{t+1})), as conversations that end with it."""
+    futures = roles.ask("successor", _successor_prompts(roles, transitions), parse_text)
+    return [roles.continued(future.prompt, future) if future.parsed else None for future in futures]
+
+
+def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
+    """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
+    successor, policy, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
+    states = [roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in transitions]
+    acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
+    actions = roles.ask("policy", states, roles.actions.parse, acting)
+    acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
+    judging = replace(successor, max_tokens=critic.max_tokens)
+    judged = critiques(roles, [roles.continued(action.prompt, action) for action in acted.values()], judging)
+    conversations: list[Prompt | None] = [None] * len(transitions)
+    successor_prompts = _successor_prompts(roles, transitions)
+    for (i, action), critique in zip(acted.items(), judged, strict=True):
+        if critique.parsed is not None:
+            future = roles.chat.past_turn(f"{action.parsed} {critique.parsed.future}")
+            conversations[i] = successor_prompts[i].extended(future)
+    return conversations
+
+
+def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
+    """What followed s_{t+1} in the episode, under the policy of that time, as conversations that end with it."""
+    cut = {i: transition for i, transition in enumerate(transitions) if not transition.episode.terminated}
+    predicted = dict(zip(cut, _implicit_futures(roles, list(cut.values())), strict=True))
+    conversations = []
+    for i, (transition, prompt) in enumerate(zip(transitions, _successor_prompts(roles, transitions), strict=True)):
+        rest = transition.episode.turns[transition.index + 1 :]
+        end = render(roles.prompts.observed_end, score=f"{transition.episode.score:g}")
+        future = " ".join(filter(None, [*(f"{turn.action} {turn.next_observation}" for turn in rest), end]))
+        conversations.append(predicted[i] if i in predicted else prompt.extended(roles.chat.past_turn(future)))
+    return conversations
+
+
+# The future after s_{t+1}, by the name of `bootstrap`.
+FUTURES = {"implicit": _implicit_futures, "explicit": _explicit_futures, "monte_carlo": _observed_futures}

@@ -1,0 +1,134 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What generates: transformers or vLLM, under TRL's names."""
+
+from dataclasses import dataclass, field
+
+from .checks import check, check_at_least, check_choices, check_numbers, check_positive
+
+
+@dataclass
+class GenerationOptions:
+    r"""
+    Options of [`NLACConfig`] for generation. Those of vLLM are the options of [`~trl.GRPOConfig`].
+
+    Parameters:
+        max_generation_batch_size (`int`, *optional*, defaults to `128`):
+            Largest number of sequences that one device generates in one call.
+        ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
+            Under DeepSpeed ZeRO-3, whether each process gathers the whole model to generate with transformers. If not,
+            every layer is gathered for every token, which is slow and needs little memory. FSDP2 always does that.
+        use_vllm (`bool`, *optional*, defaults to `False`):
+            Whether to generate with vLLM instead of `model.generate`. Needs `pip install trl-nlac[vllm]`.
+        vllm_mode (`str`, *optional*, defaults to `"colocate"`):
+            `"colocate"`: vLLM runs in each process of the trainer and shares its device. `"server"`: each process uses
+            a vLLM server that was started before.
+        vllm_model_impl (`str`, *optional*, defaults to `"vllm"`):
+            The model implementation that vLLM uses, `"vllm"` or `"transformers"`.
+        vllm_enable_sleep_mode (`bool`, *optional*, defaults to `False`):
+            Whether a colocated engine releases its memory while the model trains. Needs a GPU.
+        vllm_structured_outputs_regex (`str`, *optional*):
+            Regular expression that every action and refined action must match. Critiques are free.
+
+        > Parameters that control the vLLM server (only used when `vllm_mode` is `"server"`)
+
+        vllm_server_base_url (`str`, *optional*):
+            URL of the server, for example `"http://localhost:8000"`. If given, host and port are ignored.
+        vllm_server_host (`str`, *optional*, defaults to `"0.0.0.0"`):
+            Host of the server.
+        vllm_server_port (`int`, *optional*, defaults to `8000`):
+            Port of the server.
+        vllm_server_timeout (`float`, *optional*, defaults to `240.0`):
+            Seconds to wait for the server at the start, and later for one that is silent or was lost.
+        vllm_group_port (`int`, *optional*, defaults to `51216`):
+            Port on which the trainer and the server meet to exchange weights over NCCL.
+        vllm_server_weights_dir (`str`, *optional*):
+            Folder that trainer and server see under the same path. Weights reach the server through it rather than
+            over NCCL. Adapters (LoRA) always do.
+
+        > Parameters that control colocated vLLM (only used when `vllm_mode` is `"colocate"`)
+
+        vllm_gpu_memory_utilization (`float`, *optional*, defaults to `0.3`):
+            Share of the device's memory that vLLM can use.
+        vllm_max_model_length (`int`, *optional*):
+            Longest sequence, prompt and completion. If `None`, the model's.
+        vllm_tensor_parallel_size (`int`, *optional*, defaults to `1`):
+            Number of processes that share one engine.
+
+    Raises:
+        ValueError: If a value is out of range; the message names the option.
+    """
+
+    max_generation_batch_size: int = field(
+        default=128, metadata={"help": "Largest number of sequences that one device generates in one call."}
+    )
+    ds3_gather_for_generation: bool = field(
+        default=True,
+        metadata={"help": "Under ZeRO-3, whether each process gathers the whole model to generate with transformers."},
+    )
+    use_vllm: bool = field(default=False, metadata={"help": "Whether to generate with vLLM."})
+    vllm_mode: str = field(
+        default="colocate",
+        metadata={
+            "help": "Where vLLM runs: in each process of the trainer, or in a server.",
+            "choices": ["colocate", "server"],
+        },
+    )
+    vllm_model_impl: str = field(
+        default="vllm",
+        metadata={"help": "The model implementation that vLLM uses.", "choices": ["vllm", "transformers"]},
+    )
+    vllm_enable_sleep_mode: bool = field(
+        default=False,
+        metadata={"help": "Whether a colocated engine releases its memory while the model trains. Needs a GPU."},
+    )
+    vllm_structured_outputs_regex: str | None = field(
+        default=None, metadata={"help": "Regular expression that every action must match."}
+    )
+    vllm_server_base_url: str | None = field(
+        default=None, metadata={"help": "URL of the vLLM server. If given, host and port are ignored."}
+    )
+    vllm_server_host: str = field(default="0.0.0.0", metadata={"help": "Host of the vLLM server."})
+    vllm_server_port: int = field(default=8000, metadata={"help": "Port of the vLLM server."})
+    vllm_server_timeout: float = field(
+        default=240.0,
+        metadata={"help": "Seconds to wait for the vLLM server at the start, and for one that is silent or was lost."},
+    )
+    vllm_group_port: int = field(
+        default=51216, metadata={"help": "Port on which the trainer and the vLLM server meet to exchange weights."}
+    )
+    vllm_server_weights_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder that trainer and vLLM server share, for weights that do not go over NCCL."},
+    )
+    vllm_gpu_memory_utilization: float = field(
+        default=0.3, metadata={"help": "Share of the device's memory that vLLM can use."}
+    )
+    vllm_max_model_length: int | None = field(
+        default=None, metadata={"help": "Longest sequence of vLLM, prompt and completion. If None, the model's."}
+    )
+    vllm_tensor_parallel_size: int = field(
+        default=1, metadata={"help": "Number of processes that share one colocated engine."}
+    )
+
+    def __post_init__(self):
+        check_numbers(self)
+        check_choices(self, "vllm_mode", "vllm_model_impl")
+        check_at_least(*(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length"))
+        check_positive(self, "vllm_server_timeout")
+        check(self, "vllm_gpu_memory_utilization", 0 < self.vllm_gpu_memory_utilization <= 1, "above 0 and at most 1")
+        if not self.use_vllm:
+            regex = self.vllm_structured_outputs_regex
+            check(self, "vllm_structured_outputs_regex", regex is None, "None without `use_vllm=True`")

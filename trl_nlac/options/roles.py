@@ -1,0 +1,239 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""How the roles generate, and when they have succeeded. Saved next to a model, so that an agent does the same."""
+
+import json
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import cached_file
+
+from .checks import check, check_at_least, check_choices, check_numbers
+
+
+ROLES_FILE = "nlac_roles.json"
+ROLES = ("policy", "successor", "backup", "critique", "refine", "correction", "evaluation")
+ACTION_FORMATS = ["react", "text", "tool_call"]
+# Settings of one role, with the range of each.
+_SETTINGS = {
+    "max_tokens": (lambda value: value >= 1, "at least 1"),
+    "temperature": (lambda value: value >= 0, "not negative"),
+    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "top_k": (lambda value: value >= 0, "not negative"),
+    "min_p": (lambda value: 0 <= value <= 1, "between 0 and 1"),
+    "repetition_penalty": (lambda value: value > 0, "above 0"),
+}
+# Options that files had before there was `role_sampling`: the role and setting of each.
+_REPLACED = {
+    **{
+        f"{role}_{setting}": [(role, setting)]
+        for role in ("successor", "backup", "critique", "refine")
+        for setting in ("temperature", "top_p", "min_p")
+    },
+    "max_action_length": [("policy", "max_tokens"), ("refine", "max_tokens")],
+    "max_future_length": [("successor", "max_tokens")],
+    "max_critique_length": [("backup", "max_tokens"), ("critique", "max_tokens")],
+    "eval_temperature": [("evaluation", "temperature")],
+}
+
+
+@dataclass
+class RoleOptions:
+    r"""
+    Options of [`NLACConfig`] that a trained agent keeps: how its roles act and generate.
+
+    Parameters:
+        > Parameters that control acting
+
+        action_format (`str`, *optional*, defaults to `"react"`):
+            Format of an action: `"react"` (`Thought:` and `Action:`, the paper), `"tool_call"` (calls of the
+            environment's tools, as the chat template writes them) or `"text"` (the whole answer is the action).
+        single_step (`bool`, *optional*, defaults to `False`):
+            Whether a task is one action, as in mathematics. The critic then judges its correctness and predicts no
+            future. Needs `max_turns=1`.
+        max_turns (`int`, *optional*, defaults to `20`):
+            Number of actions after which an episode is truncated.
+        success_threshold (`float`, *optional*, defaults to `1.0`):
+            Score from which an episode counts as a success.
+        num_futures (`int`, *optional*, defaults to `1`):
+            Number k of futures that a critique weighs (equation 3). With 1, future and verdict are one answer, and the
+            critic is trained on both. With more, the critic is trained on the future alone, and the verdict on all of
+            them is a separate answer.
+        reasoning (`bool`, *optional*):
+            Whether the chain of thought of a Bellman target or a refined action is rewritten before training, so that
+            it uses nothing that the training prompt does not show (appendix A.2). If `None`, whenever the chat
+            template marks a chain of thought and the answer has one.
+
+        > Parameters that control sampling
+
+        max_prompt_length (`int` or `None`, *optional*, defaults to `8192`):
+            Maximum number of tokens of a state. A longer history is cut in the middle: the system message, the task
+            and the newest turns stay, and a sentence marks the cut. The prompts of critic, backup and refinement add
+            an action, an observation and answers of the roles. `None` for no limit.
+        max_completion_length (`int`, *optional*, defaults to `512`):
+            Maximum number of tokens of an answer. Longer ones are counted and not trained on.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            Sampling temperature of all roles; `0` is greedy.
+        top_p (`float`, *optional*, defaults to `1.0`):
+            Cumulative probability of the tokens to consider. `1.0` considers all.
+        top_k (`int`, *optional*, defaults to `0`):
+            Number of the most likely tokens to consider. `0` considers all.
+        min_p (`float`, *optional*):
+            Smallest probability of a token, relative to the most likely one.
+        repetition_penalty (`float`, *optional*, defaults to `1.0`):
+            Penalty for tokens that occurred already. `1.0` is none.
+        role_sampling (`str`, `dict[str, dict[str, float]]`, *optional*):
+            Settings of single roles in place of those above, as `{"backup": {"temperature": 0.0}, "critique":
+            {"max_tokens": 256}}`. Roles are `policy`, `successor`, `backup`, `critique`, `refine`, `correction` and
+            `evaluation` (the policy in evaluation, which starts from the settings of `policy`). Settings are
+            `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`.
+        generation_kwargs (`str`, `dict[str, Any]`, *optional*):
+            Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`.
+        chat_template_kwargs (`str`, `dict[str, Any]`, *optional*):
+            Additional keyword arguments of the chat template.
+        max_format_retries (`int`, *optional*, defaults to `1`):
+            How often a target, critique or refined action that breaks its format is sampled again before it is
+            dropped.
+
+    Raises:
+        ValueError: If a value is out of range; the message names the option.
+    """
+
+    action_format: str = field(default="react", metadata={"help": "Format of an action.", "choices": ACTION_FORMATS})
+    single_step: bool = field(
+        default=False, metadata={"help": "Whether a task is one action, whose correctness the critic judges."}
+    )
+    max_turns: int = field(default=20, metadata={"help": "Number of actions after which an episode is truncated."})
+    success_threshold: float = field(
+        default=1.0, metadata={"help": "Score from which an episode counts as a success."}
+    )
+    num_futures: int = field(default=1, metadata={"help": "Number of futures that a critique weighs."})
+    reasoning: bool | None = field(
+        default=None,
+        metadata={"help": "Whether chains of thought are rewritten before training. If None, whenever there are any."},
+    )
+    max_prompt_length: int | None = field(
+        default=8192, metadata={"help": "Maximum number of tokens of a state; a longer history is cut in the middle."}
+    )
+    max_completion_length: int = field(default=512, metadata={"help": "Maximum number of tokens of an answer."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of all roles; 0 is greedy."})
+    top_p: float = field(
+        default=1.0, metadata={"help": "Cumulative probability of the tokens to consider. 1.0 considers all."}
+    )
+    top_k: int = field(default=0, metadata={"help": "Number of the most likely tokens to consider. 0 considers all."})
+    min_p: float | None = field(
+        default=None, metadata={"help": "Smallest probability of a token, relative to the most likely one."}
+    )
+    repetition_penalty: float = field(
+        default=1.0, metadata={"help": "Penalty for tokens that occurred already. 1.0 is none."}
+    )
+    role_sampling: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": 'Settings of single roles, as {"backup": {"temperature": 0.0}, "critique": {"max_tokens": 256}}.'
+        },
+    )
+    generation_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Additional keyword arguments of `GenerationConfig`, or of vLLM's `SamplingParams`."},
+    )
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Additional keyword arguments of the chat template."}
+    )
+    max_format_retries: int = field(
+        default=1,
+        metadata={"help": "How often an answer that breaks its format is sampled again before it is dropped."},
+    )
+
+    def __post_init__(self):
+        check_numbers(self)
+        check_choices(self, "action_format")
+        check_at_least(self, 1, "max_turns", "num_futures", "max_prompt_length", "max_completion_length")
+        check_at_least(self, 0, "temperature", "top_k", "max_format_retries")
+        check(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        check(self, "min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1, or None")
+        check(self, "repetition_penalty", self.repetition_penalty > 0, "above 0")
+        _check_role_sampling(self.role_sampling or {})
+        if self.single_step and self.max_turns != 1:
+            raise ValueError(f"`single_step=True` means tasks of one action: set `max_turns=1`, got {self.max_turns}.")
+        if self.single_step and self.num_futures > 1:
+            raise ValueError(
+                f"`single_step=True` predicts no future: leave `num_futures` at 1, got {self.num_futures}."
+            )
+
+    @classmethod
+    def from_pretrained(cls, model: str, revision: str | None = None, **changes) -> "RoleOptions":
+        """
+        Load the options saved with a model; the defaults if there are none.
+
+        Args:
+            model (`str`):
+                Folder, or repository on the Hub.
+            revision (`str`, *optional*):
+                Branch, tag or commit on the Hub.
+            **changes:
+                Options in place of those that were saved.
+
+        Raises:
+            ValueError: If there is no such option, or a value is out of range.
+        """
+        path = cached_file(model, ROLES_FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
+        saved = {} if path is None else _updated(json.loads(Path(path).read_text(encoding="utf-8")))
+        options = {**saved, **changes}
+        names = [option.name for option in fields(cls)]
+        unknown = sorted(options.keys() - set(names))
+        if unknown:
+            where = "" if unknown[0] in changes else f" of {path}"
+            raise ValueError(f"`{unknown[0]}`{where} is not an option of the roles. Options are: {', '.join(names)}.")
+        return cls(**options)
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write the options next to a model, for [`RoleOptions.from_pretrained`]."""
+        options = {option.name: vars(self)[option.name] for option in fields(RoleOptions)}
+        Path(directory, ROLES_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_role_sampling(role_sampling: Any) -> None:
+    if not isinstance(role_sampling, dict):
+        raise ValueError(f"`role_sampling` must be a dict of roles and their settings, got {role_sampling!r}.")
+    for role, settings in role_sampling.items():
+        if role not in ROLES:
+            raise ValueError(f"`role_sampling` names the role {role!r}. Roles are: {', '.join(ROLES)}.")
+        if not isinstance(settings, dict):
+            raise ValueError(f"`role_sampling[{role!r}]` must be a dict of settings, got {settings!r}.")
+        for name, value in settings.items():
+            if name not in _SETTINGS:
+                raise ValueError(
+                    f"`role_sampling[{role!r}]` has the setting {name!r}. Settings are: {', '.join(_SETTINGS)}."
+                )
+            is_valid, requirement = _SETTINGS[name]
+            kind = Integral if name in ("max_tokens", "top_k") else Real
+            if isinstance(value, bool) or not isinstance(value, kind) or not is_valid(value):
+                raise ValueError(f"`role_sampling[{role!r}][{name!r}]` must be {requirement}, got {value!r}.")
+
+
+def _updated(options: dict[str, Any]) -> dict[str, Any]:
+    """Translate options of single roles, as files had them, into `role_sampling`."""
+    replaced = {name: value for name, value in options.items() if name in _REPLACED and value is not None}
+    options = {name: value for name, value in options.items() if name not in _REPLACED}
+    if replaced:
+        role_sampling: dict[str, dict[str, Any]] = {}
+        for name, value in replaced.items():
+            for role, setting in _REPLACED[name]:
+                role_sampling.setdefault(role, {})[setting] = value
+        options["role_sampling"] = role_sampling
+    return options

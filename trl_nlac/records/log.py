@@ -1,0 +1,126 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The log of a run: `training_log.jsonl`, and the evaluations in it."""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+# Metrics that had other names in earlier versions, when "critic" meant the Bellman backup in some of them.
+RENAMED = {
+    "critic/format_rate": "backup/format_rate",
+    "critique/format_rate": "critic/format_rate",
+    "critic/optimal_rate": "backup/optimal_rate",
+    "refine/optimal_rate": "critic/optimal_rate",
+}
+_ONLY_OLD = {"critique/format_rate", "refine/optimal_rate"}
+_EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|environment|episode|oracle)/.+)")
+
+
+def find_evaluations(logs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """
+    Find the evaluations among the logs of a run, without the prefix of their metrics.
+
+    Args:
+        logs (`Iterable[dict[str, Any]]`):
+            Metrics by name, and `step`, as in `trainer.state.log_history`.
+
+    Returns:
+        `dict[str, list[dict[str, Any]]]`: metrics and `step` of each, oldest first, by the name of the dataset, which
+        is empty if there is only one.
+    """
+    evaluations = defaultdict(list)
+    for log in logs:
+        found: dict[str, dict[str, Any]] = defaultdict(dict)
+        for name, value in log.items():
+            match = _EVALUATION.fullmatch(name)
+            if match:
+                found[match["dataset"] or ""][match["metric"]] = value
+        for dataset, metrics in found.items():
+            evaluations[dataset].append({"step": log["step"], **metrics})
+    return dict(evaluations)
+
+
+def first_and_last(logs: Iterable[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any]]]:
+    """
+    Find the first and the last evaluation on each dataset: name of the dataset, name of the evaluation, and its
+    metrics. Evaluations in which no episode was played, because the environment always failed, are left out.
+    """
+    chosen = []
+    for dataset, found in find_evaluations(logs).items():
+        played = [log for log in found if "episode/success_rate" in log]
+        prefix = f"{dataset}, " if dataset else ""
+        chosen += [(dataset, f"{prefix}{name}", played[i]) for name, i in (("first", 0), ("last", -1)) if played]
+    return chosen
+
+
+def with_new_names(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Rename the metrics of a log that an earlier version wrote; those of a newer one stay."""
+    is_old = bool(_ONLY_OLD & metrics.keys()) or (
+        "critic/format_rate" in metrics and "backup/format_rate" not in metrics
+    )
+    return {RENAMED.get(name, name): value for name, value in metrics.items()} if is_old else metrics
+
+
+@dataclass(frozen=True)
+class TrainingLog:
+    """
+    The logs of a run, oldest first. Values that are not finite are left out.
+
+    Args:
+        training (`list[dict[str, float]]`):
+            Logs of training steps: metrics by name, and `step`.
+        evaluations (`dict[str, list[dict[str, float]]]`):
+            Logs of evaluations, without the prefix of their metrics, by the name of the dataset, which is empty if
+            there is only one.
+        seconds (`float`, *optional*):
+            Duration of training. `None` if it has not ended.
+        num_unreadable (`int`):
+            Number of lines that are not JSON, such as one that is being written.
+    """
+
+    training: list[dict[str, float]]
+    evaluations: dict[str, list[dict[str, float]]]
+    seconds: float | None
+    num_unreadable: int
+
+
+def read_log(path: Path) -> TrainingLog:
+    """Read the log of a run; it is empty if there is no file."""
+    rows, training = [], []
+    seconds, num_unreadable = None, 0
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            logged = json.loads(line)
+        except ValueError:
+            num_unreadable += 1
+            continue
+        row = with_new_names({name: value for name, value in logged.items() if _is_finite(value)})
+        rows.append(row)
+        if "loss" in logged:
+            training.append(row)
+            seconds = None  # the run was resumed after its end
+        seconds = row.get("train_runtime", seconds)
+    return TrainingLog(training, find_evaluations(rows), seconds, num_unreadable)
+
+
+def _is_finite(value) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

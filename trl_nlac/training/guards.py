@@ -1,0 +1,169 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""When to stop: environments that fail, and losses that are not finite."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather
+
+from ..types import LOSSES, Episode
+
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot continue. A checkpoint is saved before this reaches the caller."""
+
+
+class FailureMonitor:
+    """
+    Count failed environments among the last episodes.
+
+    Args:
+        max_rate (`float`):
+            Share of failures above which training stops.
+        window (`int`, *optional*, defaults to `100`):
+            Number of last episodes, over all processes. With fewer, training continues.
+    """
+
+    def __init__(self, max_rate: float, window: int = 100):
+        self.max_rate = max_rate
+        self.failed: deque[bool] = deque(maxlen=window)
+
+    def update(self, failures: list[bool]) -> None:
+        """Add episodes: whether the environment of each failed."""
+        self.failed.extend(failures)
+
+    @property
+    def rate(self) -> float:
+        """Share of failures among the last episodes."""
+        return sum(self.failed) / len(self.failed)
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether training must stop."""
+        return len(self.failed) == self.failed.maxlen and self.rate > self.max_rate
+
+    def report(self, checkpoint: Path, traceback: str) -> str:
+        """Explain, for an error, why training stops."""
+        return (
+            f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes; "
+            f"`max_environment_failure_rate` is {self.max_rate}. Training stops, {checkpoint} is saved. The last "
+            f"failure on this process:\n{traceback or 'none'}"
+        )
+
+
+def nothing_played(episodes: list[Episode]) -> str:
+    """Explain, for an error, why there is nothing to train on."""
+    return (
+        f"None of {len(episodes)} episodes had a single turn, so there is nothing to train on. The first ended with: "
+        f"{episodes[0].failure}."
+    )
+
+
+class LossGuard:
+    """
+    Drop examples whose loss is not finite from their batch, count and report them.
+
+    Args:
+        max_batches (`int`, *optional*, defaults to `10`):
+            Number of micro-batches in a row with such losses, on any process, after which training stops.
+
+    Attributes:
+        num_dropped (`int`):
+            Number of dropped examples so far, on all processes.
+    """
+
+    def __init__(self, max_batches: int = 10):
+        self.max_batches = max_batches
+        self.num_dropped = 0
+        self.num_batches = 0  # in a row
+
+    def finite_losses(
+        self, compute: Callable[[dict[str, torch.Tensor]], torch.Tensor], inputs: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """
+        Compute finite losses of a batch. If some are not finite on any process, the model runs again on all processes
+        without those examples.
+
+        Args:
+            compute (`Callable`):
+                Computes the loss of each example of a batch, `(B,)`.
+            inputs (`dict[str, torch.Tensor]`):
+                The batch.
+
+        Returns:
+            `tuple[dict[str, torch.Tensor], torch.Tensor]`: the batch without dropped examples, and its losses.
+
+        Raises:
+            TrainingStopped: If examples were dropped from too many micro-batches in a row.
+            RuntimeError: If losses are not finite even without them.
+        """
+        losses = compute(inputs)
+        dropped = ~losses.detach().isfinite()
+        number = _count(dropped)
+        self.num_batches = self.num_batches + 1 if number else 0
+        if not number:
+            return inputs, losses
+        self.num_dropped += number
+        self._report(losses, inputs, dropped)
+        if self.num_batches >= self.max_batches:
+            raise TrainingStopped(
+                f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
+                "Training stops, a checkpoint is saved. See the warnings for the transitions; lower `learning_rate` "
+                "or `max_grad_norm`, or train in float32 or bfloat16 instead of float16."
+            )
+        inputs = _without(inputs, dropped)
+        losses = compute(inputs)
+        if _count(~losses.detach().isfinite()):
+            raise RuntimeError(
+                "All losses of the model are not finite: its weights are corrupted. Resume from an earlier "
+                "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
+            )
+        return inputs, losses
+
+    @staticmethod
+    def _report(losses: torch.Tensor, inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> None:
+        for i in dropped.nonzero()[:, 0].tolist():
+            logger.warning(
+                f"The {LOSSES[inputs['loss_ids'][i]]} loss of transition {int(inputs['transition_ids'][i])} is "
+                f"{losses[i].item()}; the example is not trained on. Its tokens end with "
+                f"{inputs['input_ids'][i][inputs['attention_mask'][i].bool()][-20:].tolist()}."
+            )
+
+
+def _count(chosen: torch.Tensor) -> int:
+    """Count true elements on all processes."""
+    return int(gather(chosen.sum()).sum())
+
+
+def _without(inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Replace the dropped examples by others of weight 0: shapes stay the same, as other processes expect."""
+    inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+    inputs["weights"][dropped] = 0.0
+    inputs["transition_ids"][dropped] = -1
+    rows = {"": dropped}
+    if "teacher_input_ids" in inputs:
+        rows["teacher_"] = dropped[inputs["loss_ids"] == LOSSES.index("critic")]
+    for prefix, chosen in rows.items():
+        for name, first in (("input_ids", 0), ("attention_mask", 1), ("completion_mask", 0)):
+            inputs[prefix + name][chosen] = first
+        inputs[f"{prefix}completion_mask"][chosen, 1] = 1
+    return inputs
