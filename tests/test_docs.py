@@ -203,7 +203,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def split_command(words: list[str]) -> tuple[str, list[str]]:
-    """The script that a command starts, and the arguments of the script."""
+    """Return the script that a command starts, and its arguments."""
     if words[0] == "python":
         return words[1], words[2:]
     launch = launch_command_parser().parse_args(words[2:])
@@ -212,7 +212,7 @@ def split_command(words: list[str]) -> tuple[str, list[str]]:
 
 
 def unknown_arguments(script: str, arguments: list[str], monkeypatch) -> list[str]:
-    """What the script's own parser does not know; a value that it does not take raises."""
+    """Return the arguments that the script's parser does not know; a value that it refuses raises."""
     if script == "my_script.py":  # of a reader
         return TrlParser((NLACConfig,)).parse_known_args([*arguments, "--output_dir", "run"])[1]
     if script == "trl_nlac":  # the command line as a module, whose own commands are run elsewhere
@@ -292,7 +292,7 @@ def test_every_page_is_in_the_navigation():
 
 
 def spans(page: Path) -> list[str]:
-    """What stands in backticks in the text of the page."""
+    """Return the text in backticks on the page."""
     return re.findall(r"`([^`]+)`", prose(page))
 
 

@@ -168,7 +168,7 @@ def test_cancelled_calls(greedy):
 
 
 def test_sampling_in_a_batch():
-    """What one conversation samples does not depend on another of the batch."""
+    """The samples of one conversation do not depend on the others of its batch."""
     agent = AsyncNLACAgent(NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text"))
 
     async def ask(number):

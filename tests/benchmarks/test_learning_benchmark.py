@@ -392,8 +392,8 @@ class TestReport:
             "Fewest seconds to half of the oracle's success: NLAC, 10 (2 of 2 seeds).",
         ]
         assert choice(task, names) == (
-            "GRPO for the highest final success (0.90 after 2,000 environment steps); NLAC for few environment steps "
-            "(100), few generated tokens (3,000), few seconds (10)."
+            "GRPO: highest final success (0.90 after 2,000 environment steps); NLAC: fewest environment steps (100), "
+            "fewest generated tokens (3,000), fewest seconds (10)."
         )
         assert defeats(task, names, []) == [
             "GRPO beats NLAC in final success: 0.90 (0.90 to 0.90) after 2,000 environment steps, 0.70 (0.70 to 0.70) "
@@ -407,7 +407,7 @@ class TestReport:
             "after 100 environment steps.",
             "No method brings most of its seeds to half of the oracle's success.",
         ]
-        assert choice(task, names) == "NLAC or RFT for the highest final success (0.40 after 100 environment steps)."
+        assert choice(task, names) == "NLAC or RFT: highest final success (0.40 after 100 environment steps)."
         assert defeats(task, names, []) == []
 
     def test_a_cheaper_baseline_is_named(self):

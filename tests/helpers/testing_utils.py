@@ -44,7 +44,6 @@ from trl_nlac.replay.files import read_episodes
 from trl_nlac.types import LOSSES, Episode, Turn
 
 
-SAMPLING = Sampling(max_tokens=48, temperature=0.0)
 CHAT_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 DESK, TASKS = make_tasks("service_desk", 0)
 

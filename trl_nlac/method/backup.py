@@ -148,7 +148,7 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 
 
 def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
-    """What followed s_{t+1} in the episode, under the policy of that time, as conversations that end with it."""
+    """Return conversations that end with what followed s_{t+1} in the episode, under the policy of that time."""
     cut = {i: transition for i, transition in enumerate(transitions) if not transition.episode.terminated}
     predicted = dict(zip(cut, _implicit_futures(roles, list(cut.values())), strict=True))
     conversations = []

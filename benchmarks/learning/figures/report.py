@@ -119,11 +119,11 @@ def choice(task: dict, names: list[str]) -> str:
             if aim == "final":
                 spent = [number(task["methods"][name]["spent"]["environment_steps"]) for name in methods]
                 steps = " or ".join(dict.fromkeys(spent))
-                words = f"the highest final success ({figures['final']['mean']:.2f} after {steps} environment steps)"
+                words = f"highest final success ({figures['final']['mean']:.2f} after {steps} environment steps)"
             else:
-                words = f"few {COSTS[aim]} ({number(figures['reach'][HALF][aim])})"
+                words = f"fewest {COSTS[aim]} ({number(figures['reach'][HALF][aim])})"
             wanted.setdefault(" or ".join(map(label, methods)), []).append(words)
-    return "; ".join(f"{methods} for {', '.join(words)}" for methods, words in wanted.items()) + "."
+    return "; ".join(f"{methods}: {', '.join(words)}" for methods, words in wanted.items()) + "."
 
 
 def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
