@@ -63,19 +63,18 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from helpers.testing_utils import make_roles
 
-from trl_nlac.method.backup import bellman_targets
-from trl_nlac.method.critic import critiques, verdict_scores
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.generation.base import Completion
-from trl_nlac.generation.joint import JointGenerator
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.generation.base import Completion
+from trl_nlac.generation.joint import JointGenerator, TensorParallelGenerator
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.critic import critiques, verdict_scores
 from trl_nlac.types import Transition
-from trl_nlac.generation.joint import TensorParallelGenerator
 
 rank = PartialState(cpu=True).process_index
-roles = make_roles([], max_turns=9, max_turns=**options)
+roles = make_roles([], max_turns=9)
 
 
 class Model:
@@ -125,7 +124,7 @@ tasks = [{"name": f"{rank}{i}", "turns": 1 + (i + 3 * rank) % 7} for i in range(
 rewards = EpisodeRewards([lambda environments, **kwargs: [0.0] * len(environments)])
 for options in ({}, {"rewards": rewards}):
     pool = EnvironmentPool(Counting, max_instances=2)
-    episodes = play_episodes(pool, tasks, roles)
+    episodes = play_episodes(pool, tasks, roles, **options)
     for task, episode in zip(tasks, episodes):
         if task["name"] == "14":
             assert episode.failure
