@@ -18,7 +18,7 @@ import pytest
 from helpers.testing_utils import make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from trl_nlac.chat.actions import ActionFormat, parse_react
+from trl_nlac.chat.actions import ActionFormat, parse_react, react_thought
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -27,7 +27,7 @@ from trl_nlac.types import Answer, Prompt
 
 
 USER = {"role": "user", "content": "baku 2"}
-THOUGHT = "It is late"
+THOUGHT = "It is late."
 WORDS = "route legal amber photo noon"
 CALL = format_tool_call("route", {"team": "legal", "form": "amber", "proof": "photo", "time": "noon"})
 
@@ -86,3 +86,9 @@ def test_react():
     assert parse_react("Action: go") is None
     assert parse_react("Thought: hm") is None
     assert parse_react("Thought: hm\nAction: go\nAction: stay") is None
+
+
+@pytest.mark.parametrize("mark", ["", "**", "# ", "- "])
+def test_a_thought_keeps_its_full_stop(mark):
+    text = f"{mark}Thought: Is it late? Yes.\n{mark}Action: go"
+    assert (react_thought(text), parse_react(text)) == ("Is it late? Yes.", "go")

@@ -24,7 +24,7 @@ from .tool_calls import call_message, parse_results, parse_tool_calls
 
 
 _REACT = re.compile(
-    r"\s*\W{0,3}Thought\W{0,3}:\s*(?P<thought>.*?)\s*\W{0,3}Action\W{0,3}:\s*(?P<action>.*?\S)\s*",
+    r"\s*\W{0,3}Thought\W{0,3}:\s*(?P<thought>.*?)\s*[*_#>`-]{0,3}[ \t]*Action\W{0,3}:\s*(?P<action>.*?\S)\s*",
     re.DOTALL | re.IGNORECASE,
 )
 
