@@ -127,6 +127,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
             A warning names a role once its health metric falls below this share of its best value. Another warning
             reports the same of success.
+        max_idle_iterations (`int`, *optional*, defaults to `10`):
+            Training stops, with a checkpoint, after this number of iterations in a row without a single example to
+            train on: no Bellman target and no refined action could be read. The error names the cause. If `None`,
+            never.
 
         > Parameters that control evaluation
 
@@ -260,6 +264,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=0.7,
         metadata={"help": "A warning names a role once its health metric falls below this share of its best value."},
     )
+    max_idle_iterations: int | None = field(
+        default=10,
+        metadata={
+            "help": "Training stops after this number of iterations in a row in which no answer could be trained on. "
+            "If None, never."
+        },
+    )
 
     # Parameters that control evaluation
     num_eval_episodes: int = field(
@@ -282,6 +293,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
+            "max_idle_iterations",
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),

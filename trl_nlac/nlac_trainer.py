@@ -15,7 +15,7 @@
 """Natural Language Actor-Critic."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
@@ -40,6 +40,7 @@ from .episodes.rewards import RewardFunc, load_rewards
 from .episodes.rollout import play_episodes
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import health_metrics
+from .evaluation.metrics import mean_over_processes
 from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
 from .method.backup import bellman_targets, critic_examples
@@ -56,7 +57,7 @@ from .records.hub import model_card, push_episodes, upload_completions
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .training.checkpoint import load_state, save_state
-from .training.guards import FailureMonitor, LossGuard, TrainingStopped, nothing_played
+from .training.guards import FailureMonitor, IdleMonitor, LossGuard, TrainingStopped, nothing_played
 from .training.model import load_model
 from .training.rehearsal import Rehearsal
 from .training.sampler import IterationSampler
@@ -242,6 +243,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TrainingLogCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate)
+        self.idle = IdleMonitor(args.max_idle_iterations)
         self.loss_guard = LossGuard()
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
@@ -288,9 +290,11 @@ class NLACTrainer(AtomicSavingTrainer):
         if not refines_fresh_actions:  # the targets are the first critiques
             with self._generating():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
-        metrics = self._iteration_metrics(transitions, targets, refinements)
+        batches = self._make_batches(samples, targets, refinements)
+        metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
         self.records.add_samples(samples, judgements, targets, refinements, metrics, self.state.global_step)
-        return self._make_batches(samples, targets, refinements)
+        self._stop_if_idle(metrics)
+        return batches
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
@@ -354,11 +358,17 @@ class NLACTrainer(AtomicSavingTrainer):
             return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise)
 
     def _iteration_metrics(
-        self, transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
+        self,
+        transitions: list[Transition],
+        targets: list[Answer],
+        refinements: list[Refinement | None],
+        batches: list[list[TrainingExample]],
     ) -> dict[str, float]:
         """Compute the metrics of an iteration on this process."""
         oracle = self.environments.oracle
+        numbers = Counter(example.loss for batch in batches for example in batch if example.weight)
         return {
+            **{f"{loss}/num_examples": float(numbers[loss]) for loss in ("critic", "policy")},
             **self.roles.take_metrics(),
             **health_metrics(transitions, targets, refinements),
             **(judge_refinements(oracle, transitions, refinements) if oracle is not None else {}),
@@ -366,6 +376,16 @@ class NLACTrainer(AtomicSavingTrainer):
             "replay/priority_mean": self.replay.priority_mean,
             "target/distance": self.target_weights.distance(self.model),
         }
+
+    def _stop_if_idle(self, metrics: dict[str, float]) -> None:
+        """Stop where neither loss had an example for too long. Without both losses, rehearsal alone is meant."""
+        coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef}
+        trained = [f"{loss}/num_examples" for loss, coefficient in coefficients.items() if coefficient]
+        if trained:
+            self.idle.update(sum(metrics[name] for name in trained))
+        if self.idle.is_exceeded:
+            causes = self.records.formats.causes().values()
+            raise TrainingStopped(self.idle.report(self._next_checkpoint, list(causes)))
 
     def _make_batches(
         self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]

@@ -20,7 +20,7 @@ import pytest
 from accelerate import PartialState
 from helpers.testing_utils import make_episode
 
-from trl_nlac.evaluation.health import HealthMonitor, SuccessMonitor, backup_fidelity, refine_compliance
+from trl_nlac.evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor, backup_fidelity, refine_compliance
 from trl_nlac.types import Answer, Critique, Refinement, Transition
 
 
@@ -53,6 +53,31 @@ class TestHealth:
             for _ in range(30):
                 monitor.update(healthy)
             assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
+
+
+class TestFormatMonitor:
+    def test_a_role_that_never_could_is_named_at_once(self, caplog):
+        monitor = FormatMonitor(max_completion_length=256)
+        with caplog.at_level(logging.WARNING):
+            assert monitor.update({"critic/format_rate": 0.0, "policy/format_rate": 0.9}) == ["critic/format_rate"]
+            assert "Only 0% of the answers of the critic" in caplog.text and "`rehearsal_dataset`" in caplog.text
+            assert monitor.update({"critic/format_rate": 0.0}) == []
+            assert sum((monitor.update({"critic/format_rate": 1.0}) for _ in range(5)), []) == []
+            assert monitor.causes() == {}
+            again = sum((monitor.update({"critic/format_rate": 0.0}) for _ in range(20)), [])
+        assert again == ["critic/format_rate"]
+
+    def test_answers_that_are_cut_off_are_the_cause_of_broken_formats(self):
+        monitor = FormatMonitor(max_completion_length=256)
+        metrics = {"completions/clipped_ratio": 0.9, "critic/format_rate": 0.05, "backup/format_rate": 0.1}
+        assert monitor.update(metrics) == ["completions/clipped_ratio"]
+        (cause,) = monitor.causes().values()
+        assert "90% of the answers are cut off" in cause and "`max_completion_length` (256)" in cause
+
+    def test_a_healthy_run_is_silent(self):
+        monitor = FormatMonitor(max_completion_length=256)
+        metrics = {"completions/clipped_ratio": 0.1, "critic/format_rate": 0.5, "health/backup_fidelity": 0.1}
+        assert not any(monitor.update(metrics) for _ in range(20))
 
 
 class TestSuccessMonitor:

@@ -12,6 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -148,3 +149,44 @@ class TestFailureRate:
         logs = [entry for entry in trainer.state.log_history if "environment/failure_rate" in entry]
         assert [entry["environment/failure_rate"] for entry in logs] == [0.25] * 4
         assert torch.isfinite(torch.tensor([entry["loss"] for entry in logs])).all()
+
+
+class TestIdle:
+    """Answers that are always cut off are never trained on."""
+
+    CONFIG = {**CONFIG, "max_steps": 20, "max_completion_length": 2, "max_idle_iterations": 3}
+
+    def test_a_run_that_cannot_learn_stops_with_a_checkpoint_and_the_cause(self, tmp_path):
+        trainer = make_trainer(tmp_path, self.CONFIG)
+        with pytest.raises(RuntimeError, match=r"3 iterations in a row; `max_idle_iterations` is 3") as caught:
+            trainer.train()
+        step = trainer.state.global_step
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        assert step == 2 and str(checkpoint) in str(caught.value)
+        assert re.search(r"9\d% of the answers are cut off", str(caught.value))
+        assert "`max_completion_length` (2)" in str(caught.value)
+        logs = [entry for entry in trainer.state.log_history if "critic/num_examples" in entry]
+        assert [(entry["critic/num_examples"], entry["policy/num_examples"]) for entry in logs] == [(0, 0)] * 2
+
+        resumed = make_trainer(tmp_path, {**self.CONFIG, "max_steps": step + 2, "max_completion_length": 96})
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert resumed.state.global_step == step + 2
+        assert resumed.state.log_history[-2]["critic/num_examples"] > 0
+
+    def test_none_is_never(self, tmp_path):
+        trainer = make_trainer(tmp_path, {**self.CONFIG, "max_steps": 5, "max_idle_iterations": None})
+        trainer.train()
+        assert trainer.state.global_step == 5
+
+    def test_one_loss_is_enough(self, tmp_path):
+        config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
+        trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "max_steps": 5})
+        trainer.train()
+        logs = [entry for entry in trainer.state.log_history if "critic/num_examples" in entry]
+        assert all(entry["critic/num_examples"] > 0 and not entry["policy/num_examples"] for entry in logs)
+
+    def test_a_loss_without_a_coefficient_does_not_count(self, tmp_path):
+        config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
+        trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "critic_loss_coef": 0.0})
+        with pytest.raises(RuntimeError, match="3 iterations in a row"):
+            trainer.train()

@@ -140,6 +140,70 @@ class HealthMonitor:
         self._warned = set(state["warned"])
 
 
+_FORMATS = {
+    **{name: role for name, role in _WATCHED.items() if name.endswith("/format_rate")},
+    "successor/format_rate": "successor model",
+}
+_MIN_FORMAT_RATE = 0.2
+_MAX_CLIPPED_RATIO = 0.5
+
+
+@dataclass
+class FormatMonitor:
+    """
+    Warn when most answers of a role cannot be read, or most answers are cut off. Neither is ever trained on. A model
+    that never could play a role does not forget it, so [`HealthMonitor`] is silent.
+
+    Args:
+        max_completion_length (`int`):
+            Maximum length of an answer, in tokens, for the warning.
+        smoothing (`float`, *optional*, defaults to `0.2`):
+            Weight of the newest value.
+    """
+
+    max_completion_length: int
+    smoothing: float = 0.2
+    _level: dict[str, float] = field(default_factory=dict)
+    _warned: set[str] = field(default_factory=set)
+
+    def update(self, metrics: dict[str, float]) -> list[str]:
+        """
+        Add the newest metrics.
+
+        Returns:
+            `list[str]`: the metrics that were reported now. Each is reported again only after it recovered.
+        """
+        for name in ("completions/clipped_ratio", *_FORMATS):
+            if name in metrics:
+                level = self._level.get(name, metrics[name])
+                self._level[name] = level + self.smoothing * (metrics[name] - level)
+        causes = self.causes()
+        reported = [name for name in causes if name not in self._warned]
+        self._warned = set(causes)
+        for name in reported:
+            logger.warning(causes[name])
+        return reported
+
+    def causes(self) -> dict[str, str]:
+        """Explain why answers are not trained on, and what to do, by metric. Empty while most of them are."""
+        clipped = self._level.get("completions/clipped_ratio", 0.0)
+        if clipped > _MAX_CLIPPED_RATIO:  # the formats break because of it
+            cause = (
+                f"{clipped:.0%} of the answers are cut off at their maximum length, and such answers are never "
+                f"trained on. Raise `max_completion_length` ({self.max_completion_length}), or `max_tokens` of a role "
+                "in `role_sampling`. If the model thinks before it answers, it needs thousands of tokens, or its "
+                "template's option to turn thinking off in `chat_template_kwargs`."
+            )
+            return {"completions/clipped_ratio": cause}
+        return {
+            name: f"Only {self._level[name]:.0%} of the answers of the {role} keep to their format (`{name}`), and "
+            "the others are never trained on. Describe the format in `prompts`, teach it with a `rehearsal_dataset` "
+            "and `rehearsal_ratio`, or use a model that follows instructions better."
+            for name, role in _FORMATS.items()
+            if self._level.get(name, 1.0) < _MIN_FORMAT_RATE
+        }
+
+
 @dataclass
 class SuccessMonitor:
     """

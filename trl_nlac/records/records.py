@@ -25,7 +25,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..evaluation.evaluation import Evaluation
-from ..evaluation.health import HealthMonitor, SuccessMonitor
+from ..evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor
 from ..evaluation.metrics import episode_metrics, is_played, mean_over_processes
 from ..nlac_config import NLACConfig
 from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample
@@ -53,6 +53,8 @@ class Records:
             Warns when success falls.
         health ([`~evaluation.health.HealthMonitor`]):
             Warns when a role is forgotten.
+        formats ([`~evaluation.health.FormatMonitor`]):
+            Warns when most answers cannot be trained on.
     """
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
@@ -62,6 +64,7 @@ class Records:
         self.num_environment_steps = 0
         self.health = HealthMonitor(args.health_warning_ratio)
         self.success = SuccessMonitor(args.health_warning_ratio)
+        self.formats = FormatMonitor(args.max_completion_length)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self.audit = None
@@ -119,17 +122,17 @@ class Records:
             refinements (`list[Refinement | None]`):
                 The refinement in the state of each sample.
             metrics (`dict[str, float]`):
-                Metrics of the iteration on this process.
+                Metrics of the iteration, over all processes.
             step (`int`):
                 Number of optimizer steps before.
         """
         if self.audit is not None:
             self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
-        means = mean_over_processes(metrics)
-        self.health.update(means)
-        means.update({f"time/{phase}": seconds for phase, seconds in self.seconds.items()})
+        self.health.update(metrics)
+        self.formats.update(metrics)
+        seconds = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
         self.seconds.clear()
-        for name, value in means.items():
+        for name, value in {**metrics, **seconds}.items():
             self.metrics[name].append(value)
 
     def add_losses(

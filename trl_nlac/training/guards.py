@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""When to stop: environments that fail, and losses that are not finite."""
+"""When to stop: environments that fail, nothing to train on, and losses that are not finite."""
 
 import logging
 from collections import deque
@@ -67,6 +67,38 @@ class FailureMonitor:
             f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes; "
             f"`max_environment_failure_rate` is {self.max_rate}. Training stops, {checkpoint} is saved. The last "
             f"failure on this process:\n{traceback or 'none'}"
+        )
+
+
+class IdleMonitor:
+    """
+    Count iterations in a row in which the model was not trained, because no Bellman target and no refined action could
+    be read.
+
+    Args:
+        max_iterations (`int`, *optional*):
+            Number of such iterations at which training stops. If `None`, never.
+    """
+
+    def __init__(self, max_iterations: int | None):
+        self.max_iterations = max_iterations
+        self.num_iterations = 0
+
+    def update(self, num_examples: float) -> None:
+        """Add an iteration with `num_examples` examples of the critic and policy losses."""
+        self.num_iterations = 0 if num_examples else self.num_iterations + 1
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether training must stop."""
+        return self.max_iterations is not None and self.num_iterations >= self.max_iterations
+
+    def report(self, checkpoint: Path, causes: list[str]) -> str:
+        """Explain, for an error, why training stops."""
+        return (
+            f"Not one example could be trained on in {self.num_iterations} iterations in a row; `max_idle_iterations` "
+            f"is {self.max_iterations}. Training stops, {checkpoint} is saved. "
+            + (" ".join(causes) or "See the format rates in the log.")
         )
 
 
