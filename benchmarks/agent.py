@@ -35,6 +35,7 @@ from benchmarks.learning.figures.summary import over_seeds
 from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.options.roles import RoleOptions
 
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "scripts" / "nlac_quickstart.py"
@@ -76,7 +77,7 @@ def measure(
 
 def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> dict[str, dict]:
     """Measure all ways of acting of both models in one world."""
-    options = json.loads((trained / "nlac_roles.json").read_text())
+    options = vars(RoleOptions.from_pretrained(str(trained)))
     instance, tasks = make_tasks(world, seed)
     pool = EnvironmentPool(lambda: make_environment(instance))
     ways = {}

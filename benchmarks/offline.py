@@ -42,7 +42,7 @@ from benchmarks.learning.methods.settings import NLAC, acting_config
 from benchmarks.learning.playing import Player, trainer_arguments
 from benchmarks.learning.tasks import LearningTask, make_task
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.episodes.conversations import conversation
+from trl_nlac.episodes.conversations import to_dataset
 from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.training.model import load_model
 from trl_nlac.training.rehearsal import Rehearsal
@@ -54,7 +54,7 @@ def collect(task: LearningTask, acting: NLACConfig, num_episodes: int) -> tuple[
     player = Player.of_model(task, acting, load_model(task.model, acting).to(accelerator.device), accelerator)
     rows = [task.rows[i % len(task.rows)] for i in range(num_episodes)]
     episodes = player.play(random.Random(acting.seed).sample(rows, len(rows)))
-    logs = Dataset.from_list([conversation(episode, player.roles.actions) for episode in episodes])
+    logs = to_dataset(episodes, player.roles.actions)
     return logs, player.evaluate(num_episodes=task.final_episodes)
 
 

@@ -76,7 +76,7 @@ class TestRefinementRounds:
         """Refine the stored actions of two transitions, with scripted answers."""
         roles = make_roles(answers)
         transitions = make_transitions(roles)
-        attempts = {i: Attempt(t.state, t.turn.action, t.state_action) for i, t in enumerate(transitions)}
+        attempts = {i: Attempt.of_transition(t) for i, t in enumerate(transitions)}
         return roles, refinement_rounds(roles, attempts, **kwargs)
 
     def test_the_best_action_can_be_kept(self):

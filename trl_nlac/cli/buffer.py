@@ -18,14 +18,13 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
 from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
-from ..episodes.conversations import conversation
+from ..episodes.conversations import to_dataset
 from ..episodes.logs import episodes_from_logs
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
@@ -74,11 +73,11 @@ def _export(args: argparse.Namespace) -> None:
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
     with one_line_errors():
         actions, _ = _load_actions(args.model or args.buffer)
-        rows = [conversation(episode, actions) for path in _files(args.buffer) for episode, _ in read_episodes(path)]
-        dataset = Dataset.from_list(rows)
+        episodes = (episode for path in _files(args.buffer) for episode, _ in read_episodes(path))
+        dataset = to_dataset(episodes, actions)
         output.parent.mkdir(parents=True, exist_ok=True)
         dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)
-    print(f"{len(rows)} episodes written to {output}")
+    print(f"{len(dataset)} episodes written to {output}")
 
 
 def _import(args: argparse.Namespace) -> None:

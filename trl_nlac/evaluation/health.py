@@ -70,6 +70,13 @@ _WATCHED = {
 }
 
 
+def _smooth(levels: dict[str, float], name: str, value: float, weight: float) -> float:
+    """Move the level of a metric towards its newest value, and return it. It starts at the first value."""
+    level = levels.get(name, value)
+    levels[name] = level + weight * (value - level)
+    return levels[name]
+
+
 @dataclass
 class HealthMonitor:
     """
@@ -103,9 +110,7 @@ class HealthMonitor:
         for name, role in _WATCHED.items():
             if name not in metrics:
                 continue
-            level = self._level.get(name, metrics[name])
-            level += self.smoothing * (metrics[name] - level)
-            self._level[name] = level
+            level = _smooth(self._level, name, metrics[name], self.smoothing)
             self._count[name] += 1
             if self._count[name] < self.warm_up:
                 continue
@@ -175,8 +180,7 @@ class FormatMonitor:
         """
         for name in ("completions/clipped_ratio", *_FORMATS):
             if name in metrics:
-                level = self._level.get(name, metrics[name])
-                self._level[name] = level + self.smoothing * (metrics[name] - level)
+                _smooth(self._level, name, metrics[name], self.smoothing)
         causes = self.causes()
         reported = [name for name in causes if name not in self._warned]
         self._warned = set(causes)

@@ -15,11 +15,12 @@
 """The language critic: critiques, futures, and a critique as a number."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..generation.base import Sampling
 from ..prompts import numbered, parse_correctness, parse_critique, parse_future, render
-from ..types import Answer, Judgement, Prompt
+from ..types import Answer, Critique, Judgement, Prompt
 from .roles import Roles
 
 
@@ -33,10 +34,9 @@ def critic_prompt(roles: Roles, state_action: Prompt) -> Prompt:
     future and verdict in one, p_eval (k = 1); a future alone, p_pred (k > 1); or the verdict alone, where a task is a
     single step.
     """
-    if roles.options.single_step:
-        return roles.follow_up(state_action, roles.prompts.correctness)
-    prompts, k = roles.prompts, roles.options.num_futures
-    return roles.follow_up(state_action, prompts.critique if k == 1 else prompts.future)
+    if roles.options.num_futures > 1:  # never of a single step
+        return roles.follow_up(state_action, roles.prompts.future)
+    return judgement_prompt(roles, state_action)
 
 
 def judgement_prompt(roles: Roles, state_action: Prompt) -> Prompt:
@@ -66,13 +66,11 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
     if single_step or k == 1:
         parse = parse_correctness if single_step else parse_critique
         return roles.ask("critique", [critic_prompt(roles, prompt) for prompt in state_actions], parse, sampling)
-    prompts = [critic_prompt(roles, state_action) for state_action in state_actions for _ in range(k)]
-    answers = roles.ask("successor", prompts, parse_future)
-    questions = []
-    for i, state_action in enumerate(state_actions):
-        futures = [answer.parsed.future for answer in answers[i * k : (i + 1) * k] if answer.parsed]
-        question = render(roles.prompts.evaluation, futures=numbered(futures))
-        questions.append(roles.follow_up(state_action, question))
+    predicted = _sample_futures(roles, state_actions, k, "successor", parse_future)
+    questions = [
+        roles.follow_up(state_action, render(roles.prompts.evaluation, futures=numbered(futures)))
+        for state_action, futures in zip(state_actions, predicted, strict=True)
+    ]
     return roles.ask("critique", questions, parse_critique, sampling)
 
 
@@ -103,6 +101,18 @@ def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[l
     sampling = roles.samplings[role]
     if sampling.temperature == 0 and k > 1:
         sampling = replace(sampling, temperature=1.0)
+    return _sample_futures(roles, state_actions, k, role, parse, sampling)
+
+
+def _sample_futures(
+    roles: Roles,
+    state_actions: list[Prompt],
+    k: int,
+    role: str,
+    parse: Callable[[str], Critique | None],
+    sampling: Sampling | None = None,
+) -> list[list[str]]:
+    """Sample k futures of each action as `role`; return those that could be parsed."""
     prompts = [critic_prompt(roles, state_action) for state_action in state_actions for _ in range(k)]
     answers = roles.ask(role, prompts, parse, sampling)
     groups = [answers[i : i + k] for i in range(0, len(answers), k)]

@@ -50,6 +50,11 @@ class Attempt:
         """Make an attempt of an answer that was parsed."""
         return cls(state, answer.parsed, roles.continued(state, answer))
 
+    @classmethod
+    def of_transition(cls, transition: Transition) -> "Attempt":
+        """Make an attempt of a stored action."""
+        return cls(transition.state, transition.turn.action, transition.state_action)
+
 
 @dataclass(frozen=True)
 class Round:
@@ -100,9 +105,7 @@ def refine_actions(
         `list[Refinement | None]`: `None` where the action, its first critique or its refinement breaks its format.
     """
     targets = targets or {}
-    attempts = {
-        i: Attempt(transitions[i].state, transitions[i].turn.action, transitions[i].state_action) for i in targets
-    }
+    attempts = {i: Attempt.of_transition(transitions[i]) for i in targets}
     fresh = [i for i in range(len(transitions)) if i not in targets]
     actions = roles.ask("policy", [transitions[i].state for i in fresh], roles.actions.parse)
     for i, action in zip(fresh, actions, strict=True):
