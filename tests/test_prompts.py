@@ -16,8 +16,10 @@ import pytest
 import yaml
 
 from trl_nlac import NLACPrompts
+from trl_nlac.chat.actions import parse_react
 from trl_nlac.prompts import (
     _REQUIRED_FIELDS,
+    WORKED_EXAMPLES,
     parse_corrected_think,
     parse_correctness,
     parse_critique,
@@ -133,3 +135,34 @@ class TestNLACPrompts:
         assert prompts.system("text", tools, "Be brief.") == f"{shown}\n\nBe brief."
         assert prompts.system("react", []) == f"Act: {prompts.format_react}"
         assert NLACPrompts(policy="").system("text", []) == ""
+
+    def test_worked_examples_follow_their_prompt(self):
+        """Those of a format are shown wherever the format is described."""
+        examples = {"critique": ["Future: a\nOptimality: Yes", "Future: b\nOptimality: No. c"], "format_text": ["go"]}
+        prompts = NLACPrompts(examples=examples, examples_heading="So:", critique="Judge.", format_text="one word")
+        assert (
+            prompts.question("critique") == "Judge.\nSo:\nFuture: a\nOptimality: Yes\n\nFuture: b\nOptimality: No. c"
+        )
+        described = "one word\nSo:\ngo"
+        assert prompts.action_format("text") == described
+        for shown in (prompts.system("text", []), prompts.unreadable("text")):
+            assert described in shown
+        assert prompts.question("future") == prompts.future
+
+    def test_wrong_examples_are_named(self):
+        with pytest.raises(ValueError, match="`examples` names the prompt `critic`, which does not exist"):
+            NLACPrompts(examples={"critic": ["Yes"]})
+        with pytest.raises(ValueError, match="`examples` of the prompt `critique` must be a list of texts, got 'Yes'"):
+            NLACPrompts(examples={"critique": "Yes"})
+
+    @pytest.mark.parametrize("name", WORKED_EXAMPLES)
+    def test_own_examples_can_be_read(self, name):
+        parse = {"format_react": parse_react, "successor": parse_future, "correctness": parse_correctness}
+        parse |= dict.fromkeys(("format_text", "future", "backup_future", "backup_future_terminated"), parse_future)
+        parse |= {"backup_correctness": parse_correctness}
+        assert all(parse.get(name, parse_critique)(example) is not None for example in WORKED_EXAMPLES[name])
+
+    def test_scores_come_with_their_scale(self):
+        values = {"next_observation": "The door is shut.", "score": "0.5", "success_threshold": "2"}
+        asked = NLACPrompts().question("backup_terminated", **values)
+        assert "The final score is 0.5; a score of 2 or more is a success." in asked

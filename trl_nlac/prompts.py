@@ -16,7 +16,7 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,127 +29,118 @@ from .types import Critique
 PROMPTS_FILE = "nlac_prompts.json"  # next to a saved model
 
 POLICY = """\
-You act in an environment, one action per turn, until the task is done. Answer every observation in exactly this form:
-{action_format}"""
+You act in an environment, one action per turn, until the task is done. Every observation asks for your next action, \
+in exactly this form:
+{action_format}
+A message can also ask you to judge an action, or to foresee what follows from it. Such a message names its own form: \
+answer in that form and take no action."""
 
 FORMAT_REACT = """\
 Thought: <one line on what you know, what is missing and why the action helps>
-Action: <the action, as the task asks for it; a tool call is written {"name": <tool>, "arguments": <JSON object>}>"""
+Action: <the action, as the task asks for it>"""
 
 FORMAT_TEXT = """\
 <the action and nothing else>"""
 
 FORMAT_TOOL_CALL = """\
-<one call of a tool, or plain text for whoever you work for>"""
+<one call of a tool, or a message in plain text>"""
 
 UNREADABLE_ACTION = """\
-Your answer was not in the required form, so no action was taken. Use this form:
+What you wrote could not be read as an action, so nothing happened. Write your action in exactly this form:
 {action_format}"""
 
 HISTORY_CUT = """\
 (Earlier turns of this conversation are left out here.)"""
 
 TOOLS = """\
-You can call these tools, one in each action:
+An action can call one of these tools. Write the call as {"name": <tool>, "arguments": <JSON object>}.
 {tools}"""
+
+EXAMPLES_HEADING = """\
+Examples of the form, from another task:"""
 
 # The critic, for one future and its judgement in one answer (k = 1)
 
 CRITIQUE = """\
-Judge the action you just took. First foresee one way in which things may go on from it, until the task has succeeded \
-or failed. Then say whether the action was the best choice. Answer in exactly this form:
-Future:
-<what will happen next and how it ends, in a few short sentences>
-Optimality:
-<"Yes", or "No" and one sentence on how to do better, argued from the future above>
-Take no action now, and write nothing after the judgement."""
+Take no action now. Judge the action you just took: foresee one way in which things may go on from it, until the task \
+has succeeded or failed, then say whether it was the best action. Answer in exactly this form:
+Future: <what happens next and how it ends, in a few short sentences>
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>
+Call no tool, and write nothing after the judgement."""
 
 # The critic, for several futures (k > 1): the successor model, and the evaluator that reads all futures
 
 FUTURE = """\
-Foresee one way in which things may go on from the action you just took, until the task has succeeded or failed. \
-Use a \
-few short sentences and take no action now."""
+Take no action now. Foresee one way in which things may go on from the action you just took, until the task has \
+succeeded or failed. Write a few short sentences and call no tool."""
 
 EVALUATION = """\
-Judge the action you just took. These are ways in which things may go on from it:
+Take no action now. Judge the action you just took. These are ways in which things may go on from it:
 {futures}
 
 Weigh them against each other, and answer in exactly this form:
-Future:
-<what is most likely to happen, and what else may, in a few short sentences>
-Optimality:
-<"Yes", or "No" and one sentence on how to do better, argued from these futures>
-Take no action now, and write nothing after the judgement."""
+Future: <what is most likely to happen, and what else may, in a few short sentences>
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from these futures>
+Call no tool, and write nothing after the judgement."""
 
 # The critic of a task of one step
 
 CORRECTNESS = """\
 Judge the solution you just gave. Answer in exactly this form:
-Correctness:
-<"Yes", or "No" and where the first error is; an answer that is not written as the task asks for is an error too>
+Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>
 Write nothing after the judgement."""
 
 # The language Bellman backup
 
 SUCCESSOR = """\
-Your action was answered as follows:
+Your action led to this observation:
 {next_observation}
 
-Foresee one way in which things may go on from here, until the task has succeeded or failed. Use a few short \
-sentences \
-and take no action now."""
+Take no action now. Foresee one way in which things may go on from here, until the task has succeeded or failed. \
+Write a few short sentences and call no tool."""
 
 BACKUP = """\
-Now judge the action before that answer. Answer in exactly this form:
-Future:
-<the answer that you received, joined with the course of events you foresaw after it, up to success or failure; what \
-comes first matters most>
-Optimality:
-<"Yes", or "No" and one sentence on how to do better, argued from the future above>
-If the action was the best choice, write only "Yes" after "Optimality:". Write nothing after the judgement."""
+Now judge the action that led to this observation. Answer in exactly this form:
+Future: <the observation, then what you foresaw after it, up to success or failure; what comes first matters most>
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>
+If it was the best action, write only "Yes" after "Optimality:". Call no tool, and write nothing after it."""
 
-BACKUP_TERMINATED = """\
-Your action was answered as follows, and with that the task ended:
+_ENDED = """\
+Your action led to this observation, and the task ended with it:
 {next_observation}
 
-The final score is {score}.
+The final score is {score}; a score of {success_threshold} or more is a success."""
+
+BACKUP_TERMINATED = f"""\
+{_ENDED}
 
 Now judge the action. Answer in exactly this form:
-Future:
-<the answer that you received and how the task ended>
-Optimality:
-<"Yes", or "No" and one sentence on how to do better, argued from the future above>
-If the action was the best choice, write only "Yes" after "Optimality:". Write nothing after the judgement."""
+Future: <the observation, and how the task ended>
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>
+If it was the best action, write only "Yes" after "Optimality:". Call no tool, and write nothing after it."""
 
 BACKUP_FUTURE = """\
-Now tell what follows from the action before that answer: the answer that you received, joined with the course of \
-events you foresaw after it, up to success or failure. What comes first matters most. Use a few short sentences, do \
-not judge, and take no action now."""
+Now tell what follows from the action that led to this observation: the observation, then what you foresaw after it, \
+up to success or failure. What comes first matters most. Write a few short sentences, call no tool, do not judge."""
 
-BACKUP_FUTURE_TERMINATED = """\
-Your action was answered as follows, and with that the task ended:
-{next_observation}
+BACKUP_FUTURE_TERMINATED = f"""\
+{_ENDED}
 
-The final score is {score}.
-
-Now tell what followed from the action: the answer that you received and how the task ended. Use a few short \
-sentences, \
-and do not judge."""
+Now tell what followed from the action: the observation, and how the task ended. Write a few short sentences, do not \
+judge, and call no tool."""
 
 BACKUP_CORRECTNESS = """\
-The final score of your solution is {score}, where 1 is right.
+The final score of your solution is {score}; a score of {success_threshold} or more is right.
 
 Judge the solution. Answer in exactly this form:
-Correctness:
-<"Yes", or "No" and where the first error is; an answer that is not written as the task asks for is an error too>
+Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>
 If the solution is right, write only "Yes" after "Correctness:". Write nothing after the judgement."""
 
 # The refinement policy
 
 REFINE = """\
-Take your last action back, and use its judgement to choose an action in its place: repair what the judgement found \
-wrong, or repeat the action if it was the best choice. Answer in exactly this form:
+Take your last action back and choose an action in its place. Use its judgement: repair what the judgement found \
+wrong, or repeat the action if it was the best one. Answer in exactly this form:
 {action_format}
 The new action replaces the last one, it does not come after it. Mention neither the last action nor its judgement."""
 
@@ -163,24 +154,46 @@ Write the new thoughts in one block, and nothing else:
 Use no other tags inside the block."""
 
 CORRECT_BACKUP = f"""\
-Before that judgement you thought. Your thoughts may have taken as known what came after the action: the answer to \
-it, \
-the future, or the final score. Whoever judges the action when it is taken knows none of it. Rewrite your thoughts, \
-as \
+You thought before that judgement. Your thoughts may have taken for granted what came after the action: the \
+observation, the future or the final score. None of it is known when the action is judged. Rewrite your thoughts, as \
 close to the old ones in style and length as you can, so that they infer all of this from what was known up to the \
 action: not "this happened", but "I expect this to happen, because". They must still lead to the same judgement.
 {_CORRECTED_FORM}"""
 
 CORRECT_REFINE = f"""\
-Before that new action you thought. Your thoughts may have leaned on the action that it replaces, or on the judgement \
+You thought before that new action. Your thoughts may have leaned on the action that it replaces, or on the judgement \
 of it. Rewrite them, as close to the old ones in style and length as you can, as if the new action were the first and \
 only one you considered: start from the newest observation, and where the judgement taught you something, infer it, \
 "if I did that, I would expect this". They must still lead to the same new action.
 {_CORRECTED_FORM}"""
 
-OBSERVED_END = "With that the task ended, with a final score of {score}."
+OBSERVED_END = "The task ended with that, with a final score of {score}."
 
-_FIELD = re.compile(r"\{(action_format|futures|next_observation|score|tools)\}")
+# Worked examples of every role, from a small adventure. Models that seldom keep to a form need them.
+WORKED_EXAMPLES: dict[str, list[str]] = {
+    "format_react": [
+        "Thought: The door is locked and I have no key; keys are often kept near the door.\nAction: search the shelf",
+        "Thought: I hold the key now, so the door can be opened.\nAction: open the door with the key",
+    ],
+    "format_text": ["search the shelf", "open the door with the key"],
+    "critique": [
+        "Future: The drawer is empty. I search the shelf next and find the key, but the time is up before the door is "
+        "open. The task fails.\nOptimality: No. Search the shelf first, because the key is there.",
+        "Future: The key fits and the door opens. I leave the house and the task succeeds.\nOptimality: Yes",
+    ],
+    "successor": [
+        "I search the shelf next and find the key there. The time is up before the door is open, so the task fails.",
+        "I open the door with the key and leave the house. The task succeeds.",
+    ],
+    "correctness": ["Correctness: No. In the second step 7 * 8 is taken to be 54.", "Correctness: Yes"],
+}
+WORKED_EXAMPLES |= {
+    **dict.fromkeys(("evaluation", "backup", "backup_terminated"), WORKED_EXAMPLES["critique"]),
+    **dict.fromkeys(("future", "backup_future", "backup_future_terminated"), WORKED_EXAMPLES["successor"]),
+    "backup_correctness": WORKED_EXAMPLES["correctness"],
+}
+
+_FIELD = re.compile(r"\{(action_format|futures|next_observation|score|success_threshold|tools)\}")
 _REQUIRED_FIELDS = {
     "tools": {"tools"},
     "evaluation": {"futures"},
@@ -191,7 +204,8 @@ _REQUIRED_FIELDS = {
 }
 _OPTIONAL_FIELDS = {
     **dict.fromkeys(("policy", "unreadable_action", "refine"), {"action_format"}),
-    "observed_end": {"score"},
+    **dict.fromkeys(("backup_terminated", "backup_future_terminated", "backup_correctness"), {"success_threshold"}),
+    "observed_end": {"score", "success_threshold"},
 }
 
 
@@ -255,9 +269,16 @@ class NLACPrompts:
             Asks a reasoning model to rewrite the thoughts before a backup, in `<corrected_think>` tags.
         correct_refine (`str`, *optional*):
             Asks a reasoning model to rewrite the thoughts before a refined action, in `<corrected_think>` tags.
+        examples (`dict[str, list[str]]`, *optional*):
+            Worked examples of answers, by the name of the prompt that asks for them, or of the format of an action.
+            They follow that prompt wherever it is shown. Small models need them; [`WORKED_EXAMPLES`] has some for
+            every role.
+        examples_heading (`str`, *optional*):
+            Comes before the examples.
 
     Raises:
-        ValueError: If a prompt lacks a required field, or has one for which there is no value.
+        ValueError: If a prompt lacks a required field, or has one for which there is no value, or if there are
+            examples of a prompt that does not exist.
     """
 
     policy: str = POLICY
@@ -281,9 +302,17 @@ class NLACPrompts:
     refine: str = REFINE
     correct_backup: str = CORRECT_BACKUP
     correct_refine: str = CORRECT_REFINE
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    examples_heading: str = EXAMPLES_HEADING
 
     def __post_init__(self):
-        for name, text in vars(self).items():
+        prompts = {name: text for name, text in vars(self).items() if name != "examples"}
+        for name, text in self.examples.items():
+            if name not in prompts:
+                raise ValueError(f"`examples` names the prompt `{name}`, which does not exist.")
+            if not isinstance(text, list) or not all(isinstance(example, str) for example in text):
+                raise ValueError(f"`examples` of the prompt `{name}` must be a list of texts, got {text!r}.")
+        for name, text in prompts.items():
             found, required = set(_FIELD.findall(text)), _REQUIRED_FIELDS.get(name, set())
             if required - found:
                 raise ValueError(
@@ -295,9 +324,17 @@ class NLACPrompts:
                     f"The prompt `{name}` has the field `{{{min(unknown)}}}`, for which it gets no value: {text!r}"
                 )
 
+    def question(self, name: str, **values: str) -> str:
+        """Fill in the fields of the prompt `name`, and add its examples."""
+        return "\n".join([render(vars(self)[name], **values), *self._examples(name)])
+
     def action_format(self, name: str) -> str:
-        """Describe an action in the format `name`."""
-        return {"react": self.format_react, "text": self.format_text, "tool_call": self.format_tool_call}[name]
+        """Describe an action in the format `name`, with its examples."""
+        return self.question(f"format_{name}")
+
+    def _examples(self, name: str) -> list[str]:
+        examples = "\n\n".join(self.examples.get(name, []))
+        return [self.examples_heading, examples] if examples else []
 
     def system(self, format_name: str, tools: list[dict[str, Any]], instructions: str = "") -> str:
         """
@@ -337,7 +374,7 @@ class NLACPrompts:
             raise ValueError(f"{path} is not YAML or JSON: {error}") from error
         if not isinstance(values, dict):
             raise ValueError(f"{path} must map names of prompts to texts, as `policy: ...` does.")
-        names = [field.name for field in fields(cls)]
+        names = [prompt.name for prompt in fields(cls)]
         unknown = sorted(set(values) - set(names))
         if unknown:
             raise ValueError(f"{path} names the prompt `{unknown[0]}`, which does not exist. Prompts are: {names}.")

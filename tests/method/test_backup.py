@@ -79,7 +79,7 @@ class TestBellmanTargets:
         roles = make_roles([CRITIQUE], prompts)
         bellman_targets(roles, make_transitions(roles)[:1], bootstrap="monte_carlo")
         (backup,) = asked(roles)
-        assert "needs photo lose With that the task ended, with a final score of 0.<|end|>" in backup
+        assert "needs photo lose The task ended with that, with a final score of 0.<|end|>" in backup
 
     def test_monte_carlo(self):
         roles = make_roles([CRITIQUE, CRITIQUE])

@@ -17,7 +17,7 @@
 from dataclasses import replace
 
 from ..chat.actions import parse_text
-from ..prompts import parse_correctness, parse_critique, parse_future, render
+from ..prompts import parse_correctness, parse_critique, parse_future
 from ..types import Answer, Prompt, Sample, TrainingExample, Transition
 from .critic import critic_prompt, critiques
 from .roles import Roles
@@ -50,14 +50,14 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
     else:
         parse = parse_critique if single_future else parse_future
         continuing = {i: transition for i, transition in enumerate(transitions) if not transition.terminated}
-        question = roles.prompts.backup if single_future else roles.prompts.backup_future
+        question = roles.prompts.question("backup" if single_future else "backup_future")
         futures = FUTURES[bootstrap](roles, list(continuing.values()))
         for i, conversation in zip(continuing, futures, strict=True):
             if conversation is not None:
                 prompts[i] = roles.follow_up(conversation, question)
     prompts = dict(sorted(prompts.items()))
     answers = roles.ask("backup", list(prompts.values()), parse)
-    answers = dict(zip(prompts, roles.correct_reasoning(answers, roles.prompts.correct_backup), strict=True))
+    answers = dict(zip(prompts, roles.correct_reasoning(answers, "correct_backup"), strict=True))
     return [answers.get(i, Answer(t.state_action, (), "", None)) for i, t in enumerate(transitions)]
 
 
@@ -98,18 +98,24 @@ def critic_examples(
 def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int, Prompt]:
     """p_tpred for the transitions that ended their tasks, by index: the final score is known."""
     if roles.options.single_step:
-        template = roles.prompts.backup_correctness
+        name = "backup_correctness"
     elif roles.options.num_futures == 1:
-        template = roles.prompts.backup_terminated
+        name = "backup_terminated"
     else:
-        template = roles.prompts.backup_future_terminated
+        name = "backup_future_terminated"
     prompts = {}
     for i, transition in enumerate(transitions):
         if transition.terminated:
-            score = f"{transition.episode.score:g}"
-            question = render(template, next_observation=transition.turn.next_observation, score=score)
+            values = {"next_observation": transition.turn.next_observation, **_score_values(roles, transition)}
+            question = roles.prompts.question(name, **values)
             prompts[i] = roles.follow_up(transition.state_action, question)
     return prompts
+
+
+def _score_values(roles: Roles, transition: Transition) -> dict[str, str]:
+    """The final score and its scale, as prompts show them."""
+    numbers = {"score": transition.episode.score, "success_threshold": roles.options.success_threshold}
+    return {name: f"{number:g}" for name, number in numbers.items()}
 
 
 def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
@@ -117,7 +123,7 @@ def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prom
     return [
         roles.follow_up(
             transition.state_action,
-            render(roles.prompts.successor, next_observation=transition.turn.next_observation),
+            roles.prompts.question("successor", next_observation=transition.turn.next_observation),
         )
         for transition in transitions
     ]
@@ -154,7 +160,7 @@ def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     conversations = []
     for i, (transition, prompt) in enumerate(zip(transitions, _successor_prompts(roles, transitions), strict=True)):
         rest = transition.episode.turns[transition.index + 1 :]
-        end = render(roles.prompts.observed_end, score=f"{transition.episode.score:g}")
+        end = roles.prompts.question("observed_end", **_score_values(roles, transition))
         future = " ".join(filter(None, [*(f"{turn.action} {turn.next_observation}" for turn in rest), end]))
         conversations.append(predicted[i] if i in predicted else prompt.extended(roles.chat.past_turn(future)))
     return conversations

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..generation.base import Sampling
-from ..prompts import numbered, parse_correctness, parse_critique, parse_future, render
+from ..prompts import numbered, parse_correctness, parse_critique, parse_future
 from ..types import Answer, Critique, Judgement, Prompt
 from .roles import Roles
 
@@ -35,14 +35,14 @@ def critic_prompt(roles: Roles, state_action: Prompt) -> Prompt:
     single step.
     """
     if roles.options.num_futures > 1:  # never of a single step
-        return roles.follow_up(state_action, roles.prompts.future)
+        return roles.follow_up(state_action, roles.prompts.question("future"))
     return judgement_prompt(roles, state_action)
 
 
 def judgement_prompt(roles: Roles, state_action: Prompt) -> Prompt:
     """Ask for a critique in a conversation that continues after it."""
-    prompts = roles.prompts
-    return roles.follow_up(state_action, prompts.correctness if roles.options.single_step else prompts.critique)
+    name = "correctness" if roles.options.single_step else "critique"
+    return roles.follow_up(state_action, roles.prompts.question(name))
 
 
 def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | None = None) -> list[Answer]:
@@ -68,7 +68,7 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
         return roles.ask("critique", [critic_prompt(roles, prompt) for prompt in state_actions], parse, sampling)
     predicted = _sample_futures(roles, state_actions, k, "successor", parse_future)
     questions = [
-        roles.follow_up(state_action, render(roles.prompts.evaluation, futures=numbered(futures)))
+        roles.follow_up(state_action, roles.prompts.question("evaluation", futures=numbered(futures)))
         for state_action, futures in zip(state_actions, predicted, strict=True)
     ]
     return roles.ask("critique", questions, parse_critique, sampling)

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..generation.base import Sampling
-from ..prompts import render
 from ..types import Answer, Prompt, Refinement, Sample, TrainingExample, Transition
 from .critic import critiques, judgement_prompt
 from .roles import Roles
@@ -194,7 +193,7 @@ def ask_refined(
             In place of the refinement policy's own.
     """
     action_format = roles.prompts.action_format(roles.actions.name)
-    question = render(roles.prompts.refine, action_format=action_format)
+    question = roles.prompts.question("refine", action_format=action_format)
     conversations = [
         roles.follow_up(roles.continued(judgement_prompt(roles, state_action), critique), question)
         for state_action, critique in zip(state_actions, critiques, strict=True)
@@ -237,6 +236,6 @@ def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refin
     """Rewrite the chains of thought, which may refer to the critique."""
     found = [i for i, refinement in enumerate(refinements) if refinement is not None]
     answers = [refinements[i].refined_action for i in found]
-    for i, answer in zip(found, roles.correct_reasoning(answers, roles.prompts.correct_refine), strict=True):
+    for i, answer in zip(found, roles.correct_reasoning(answers, "correct_refine"), strict=True):
         refinements[i] = None if answer.parsed is None else replace(refinements[i], refined_action=answer)
     return refinements

@@ -100,6 +100,7 @@ class Roles:
         self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.num_generated_tokens = 0
+        self._collected: defaultdict[str, list[Answer]] | None = None
 
     # Conversations
 
@@ -189,9 +190,11 @@ class Roles:
                 self.metrics[FORMAT_METRICS[role]].append(float(parsed is not None))
                 self.metrics["completions/clipped_ratio"].append(float(not completion.finished))
             pending = [i for i in pending if answers[i].parsed is None]
+        if self._collected is not None:
+            self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
         return [answers[i] for i in range(len(prompts))]
 
-    def correct_reasoning(self, answers: list[Answer], question: str) -> list[Answer]:
+    def correct_reasoning(self, answers: list[Answer], prompt_name: str) -> list[Answer]:
         """
         Rewrite the chains of thought of answers that become training targets (appendix A.2 and A.3). The training
         prompt does not show what the thoughts used: the next observation and the score, or the critique.
@@ -199,8 +202,8 @@ class Roles:
         Args:
             answers (`list[Answer]`):
                 Targets or refined actions.
-            question (`str`):
-                The prompt that asks for the rewriting.
+            prompt_name (`str`):
+                Name of the prompt that asks for the rewriting.
 
         Returns:
             `list[Answer]`: with the rewritten chain of thought and the content as it was sampled. Where the rewriting
@@ -208,6 +211,7 @@ class Roles:
         """
         if not self.corrects_reasoning:
             return answers
+        question = self.prompts.question(prompt_name)
         thoughtful = [i for i, a in enumerate(answers) if a.parsed is not None and self.chat.reasoning(a.token_ids)]
         prompts = [
             self.follow_up(self.continued(answers[i].prompt, answers[i], keeps_reasoning=True), question)
@@ -237,6 +241,15 @@ class Roles:
         finally:
             self.metrics.clear()
             self.metrics.update(metrics)
+
+    @contextmanager
+    def collected(self) -> Iterator[dict[str, list[Answer]]]:
+        """Collect the readable answers of every role within this context."""
+        self._collected = defaultdict(list)
+        try:
+            yield self._collected
+        finally:
+            self._collected = None
 
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""

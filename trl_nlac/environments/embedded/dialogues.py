@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...chat.tool_calls import call_message, format_tool_call
-from ...prompts import Critique, NLACPrompts, numbered, render
+from ...prompts import Critique, NLACPrompts, numbered
 from ..base import Message
 
 
@@ -92,7 +92,7 @@ class RoleDialogue:
         Returns:
             `tuple[list[Message], Message]`: Messages and completion.
         """
-        system = render(prompts.policy, action_format=prompts.action_format(action_format))
+        system = prompts.question("policy", action_format=prompts.action_format(action_format))
         messages = [{"role": "system", "content": system}] if system else []
         messages.append(_user(self.first_observation))
         seen = self.first_observation
@@ -106,31 +106,36 @@ class RoleDialogue:
             return messages, self._act(self.action, seen, action_format)
         if role == "refine":
             for action, critique in [*self.earlier_attempts, (self.action, self.critique)]:
-                messages += [self._act(action, seen, action_format), _user(prompts.critique), _says(critique.text)]
-                messages.append(_user(prompts.refine))
+                messages += [
+                    self._act(action, seen, action_format),
+                    _user(prompts.question("critique")),
+                    _says(critique.text),
+                ]
+                messages.append(_user(prompts.question("refine", action_format=prompts.action_format(action_format))))
             return messages, self._act(self.refined_action, seen, action_format)
         messages.append(self._act(self.action, seen, action_format))
         critique = self.critique
         if role == "critique":
-            return [*messages, _user(prompts.critique)], _says(critique.text)
+            return [*messages, _user(prompts.question("critique"))], _says(critique.text)
         if role == "future":
-            return [*messages, _user(prompts.future)], _says(critique.future)
+            return [*messages, _user(prompts.question("future"))], _says(critique.future)
         if role == "evaluation":
-            question = render(prompts.evaluation, futures=numbered(self.foreseen))
+            question = prompts.question("evaluation", futures=numbered(self.foreseen))
             return [*messages, _user(question)], _says(critique.text)
         judges = role == "backup"
         target = _says(critique.text if judges else critique.future)
         if not rest:
-            template = prompts.backup_terminated if judges else prompts.backup_future_terminated
-            question = render(template, next_observation=next_observation, score=f"{float(self.won):g}")
+            name = "backup_terminated" if judges else "backup_future_terminated"
+            values = {"next_observation": next_observation, "score": f"{self.won:g}", "success_threshold": "1"}
+            question = prompts.question(name, **values)
             return [*messages, _user(question)], target
-        messages.append(_user(render(prompts.successor, next_observation=next_observation)))
+        messages.append(_user(prompts.question("successor", next_observation=next_observation)))
         if role == "successor":
             return messages, _says(rest)
         if states_action and action_format == "tool_call":
             (action, _), *_ = self.future[1:]
             rest = self._as_tool_call(action) + rest.removeprefix(action)
-        return [*messages, _says(rest), _user(prompts.backup if judges else prompts.backup_future)], target
+        return [*messages, _says(rest), _user(prompts.question("backup" if judges else "backup_future"))], target
 
     def _act(self, action: str, seen: str, action_format: str) -> Message:
         """Make the assistant message that takes `action` after the observation `seen`."""
