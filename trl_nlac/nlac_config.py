@@ -123,7 +123,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             observation. That takes two generations less than a fresh action and its critique. `0` refines fresh
             actions only (the paper).
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
-            Number of samples of the `rehearsal_dataset` in each batch, relative to the transitions. `0` is the paper.
+            Number of rehearsal samples in each batch, relative to the transitions. `0` is the paper.
+        rehearsal_source (`str`, *optional*, defaults to `"dataset"`):
+            `"dataset"` rehearses the trainer's `rehearsal_dataset`. `"self"` rehearses the initial model's own
+            readable answers in every role, about 128 transitions of its first episodes or of the logs. They are
+            written in the first iteration and kept in every checkpoint.
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
             A warning names a role once its health metric falls below this share of its best value. Another warning
             reports the same of success.
@@ -260,6 +264,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=0.0,
         metadata={"help": "Number of rehearsal samples in each batch, relative to the transitions. 0 is the paper."},
     )
+    rehearsal_source: str = field(
+        default="dataset",
+        metadata={
+            "help": "Whether to rehearse the `rehearsal_dataset` or the initial model's own readable answers.",
+            "choices": ["dataset", "self"],
+        },
+    )
     health_warning_ratio: float = field(
         default=0.7,
         metadata={"help": "A warning names a role once its health metric falls below this share of its best value."},
@@ -289,7 +300,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_numbers(self)
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
-        check_choices(self, "bootstrap", "critic_loss_type")
+        check_choices(self, "bootstrap", "critic_loss_type", "rehearsal_source")
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
@@ -306,6 +317,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
+        if self.rehearsal_source == "self" and not self.rehearsal_ratio:
+            raise ValueError(
+                "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
+            )
         if self.num_futures > 1 and self.replay_refinement_fraction:
             raise ValueError(
                 f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "

@@ -48,6 +48,7 @@ from .method.batches import NLACCollator, make_batches
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
 from .method.refinement import Criticise, policy_examples, refine_actions
+from .method.rehearsal import readable_answers
 from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights
 from .nlac_config import NLACConfig
@@ -59,7 +60,7 @@ from .replay.buffer import PrioritizedReplay
 from .training.checkpoint import load_state, save_state
 from .training.guards import FailureMonitor, IdleMonitor, LossGuard, TrainingStopped, nothing_played
 from .training.model import load_model
-from .training.rehearsal import Rehearsal
+from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer
 from .types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, Transition
@@ -145,7 +146,8 @@ class NLACTrainer(AtomicSavingTrainer):
             see [`~episodes.logs.episodes_from_logs`]. Without an `environment_factory` they are the only data.
         rehearsal_dataset ([`~datasets.Dataset`], *optional*):
             Supervised samples of the roles, with the conversational columns `prompt` and `completion`, mixed into the
-            batches by `rehearsal_ratio`, so that the model does not forget a role. Not in the paper.
+            batches by `rehearsal_ratio`, so that the model does not forget a role. `trl-nlac rehearse` writes such a
+            dataset. Not in the paper.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks.
         optimizers (`tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None]`, *optional*):
@@ -199,7 +201,9 @@ class NLACTrainer(AtomicSavingTrainer):
         revision = (args.model_init_kwargs or {}).get("revision")
         tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
-        self.rehearsal = Rehearsal(rehearsal_dataset, args.rehearsal_ratio, chat, seed=args.seed + args.process_index)
+        self.rehearsal = Rehearsal(
+            rehearsal_dataset, args.rehearsal_source, args.rehearsal_ratio, chat, args.seed + args.process_index
+        )
 
         super().__init__(
             model=model,
@@ -280,6 +284,8 @@ class NLACTrainer(AtomicSavingTrainer):
             episodes = self._play(tasks)
             numbers = self.replay.add(episodes)
             self.records.add_episodes(episodes, numbers, self.state.global_step)
+            if self.rehearsal.is_due:
+                self._write_rehearsal()
             samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
             transitions = [sample.transition for sample in samples]
             judgements = self._judge(transitions[: self.args.audit_samples])
@@ -339,6 +345,15 @@ class NLACTrainer(AtomicSavingTrainer):
                 if not any(gather_object([any(episode.turns for episode in played)])):
                     raise RuntimeError(nothing_played(played))
         return episodes
+
+    def _write_rehearsal(self) -> None:
+        """Let the initial model answer in every role about its first transitions, to rehearse the answers later."""
+        with self.records.timed("rehearsal"), self.roles.unrecorded():
+            samples = self.replay.sample(max(1, NUM_REHEARSAL_TRANSITIONS // self.args.world_size))
+            transitions = [sample.transition for sample in samples]
+            answers = readable_answers(self.roles, transitions, self.args.bootstrap, self.args.num_refinements)
+        own = [(role, self.roles.opened(a.prompt), a.token_ids) for role, found in answers.items() for a in found]
+        self.rehearsal.fill(gather_object(own))
 
     def _judge(self, transitions: list[Transition]) -> list[Judgement | None]:
         """Judge stored actions for the audit trail. Metrics and random state stay as they were."""
@@ -566,6 +581,8 @@ class NLACTrainer(AtomicSavingTrainer):
             "nonfinite_losses": self.loss_guard.num_dropped,
         }
         rank = self.args.process_index
+        if self.args.should_save:
+            self.rehearsal.save(Path(output_dir))
         save_state(Path(output_dir), rank, self.replay, self.target_weights, list(self._batches), state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -577,5 +594,6 @@ class NLACTrainer(AtomicSavingTrainer):
             self._batches = deque(batches)
             self.records.load_state_dict(state)
             self.loss_guard.num_dropped = state["nonfinite_losses"]
+            self.rehearsal.load(Path(checkpoint))
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]

@@ -12,19 +12,28 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Supervised samples of the roles, mixed into the batches so that the model does not forget a role."""
+"""Samples of the roles, mixed into the batches so that the model does not forget a role."""
 
 import json
+from itertools import cycle, islice
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from accelerate.logging import get_logger
 from datasets import Dataset
 
 from ..chat.encoder import ChatEncoder
+from ..method.rehearsal import ASKED_ROLES
 from ..types import Prompt, TrainingExample
 
 
 logger = get_logger(__name__)
+
+NUM_REHEARSAL_TRANSITIONS = 128  # about which the initial model is asked, over all processes
+_FILE = Path("nlac", "rehearsal.parquet")  # in a checkpoint
+_ROW = pa.schema({"role": pa.string(), "prompt_ids": pa.list_(pa.int32()), "completion_ids": pa.list_(pa.int32())})
 
 
 class Rehearsal:
@@ -35,6 +44,8 @@ class Rehearsal:
         dataset ([`~datasets.Dataset`], *optional*):
             With the conversational columns `prompt` and `completion` (one assistant message), and optionally `tools`
             (JSON schemas, as a list or in JSON).
+        source (`str`):
+            `"dataset"`, or `"self"` for answers of the initial model, which [`fill`] adds.
         ratio (`float`):
             Number of samples relative to the transitions of a batch.
         chat ([`~chat.encoder.ChatEncoder`]):
@@ -43,32 +54,95 @@ class Rehearsal:
             Seed of the draws.
 
     Raises:
-        ValueError: If there is a ratio without a dataset, or a dataset without one of the columns.
+        ValueError: If there is a ratio without a dataset, a dataset without one of the columns, or a dataset beside
+            another source.
     """
 
-    def __init__(self, dataset: Dataset | None, ratio: float, chat: ChatEncoder, seed: int):
-        if ratio and not dataset:
-            raise ValueError(f"`rehearsal_ratio={ratio}` needs a `rehearsal_dataset` with at least one row.")
+    def __init__(self, dataset: Dataset | None, source: str, ratio: float, chat: ChatEncoder, seed: int):
+        if source == "self" and dataset:
+            raise ValueError(
+                "`rehearsal_source='self'` rehearses the model's own answers, and there is a `rehearsal_dataset` as "
+                "well. Leave one of them out."
+            )
+        if source == "dataset" and ratio and not dataset:
+            raise ValueError(
+                f"`rehearsal_ratio={ratio}` needs a `rehearsal_dataset` with at least one row, or "
+                "`rehearsal_source='self'`."
+            )
+        self.source = source
         self.ratio = ratio
         self.rng = np.random.default_rng(seed)
+        self.roles: list[str] = []  # of the samples, where they are known
         self._examples: list[TrainingExample] = []
-        if not ratio:
-            if dataset:
-                logger.warning("`rehearsal_dataset` is not used, because `rehearsal_ratio` is 0.")
-            return
-        missing = {"prompt", "completion"} - set(dataset.column_names)
+        if dataset and ratio:
+            self._examples = [_example(row, chat) for row in _checked(dataset)]
+        elif dataset:
+            logger.warning("`rehearsal_dataset` is not used, because `rehearsal_ratio` is 0.")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the initial model's own answers have yet to be written."""
+        return self.source == "self" and self.ratio > 0 and not self._examples
+
+    def fill(self, answers: list[tuple[str, Prompt, tuple[int, ...]]]) -> None:
+        """
+        Rehearse answers, each with its role, prompt and tokens. Those of rarer roles are repeated, so that each role
+        is drawn as often. A warning names the roles of which there is none.
+        """
+        by_role: dict[str, list[TrainingExample]] = {}
+        for role, prompt, token_ids in answers:
+            by_role.setdefault(role, []).append(TrainingExample("rehearsal", prompt, token_ids))
+        missing = [role for role in ASKED_ROLES if role not in by_role]
         if missing:
-            raise ValueError(
-                f"`rehearsal_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}."
+            logger.warning(
+                "`rehearsal_source='self'`: the model gave no readable answer as %s, and cannot rehearse that. Add "
+                "worked examples to the prompts (`NLACPrompts.examples`), or let a stronger model write a "
+                "`rehearsal_dataset`: `trl-nlac rehearse`.",
+                ", ".join(missing),
             )
-        for row in dataset:
-            tools = row.get("tools")
-            token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
-            prompt = Prompt.of([*token_ids, *chat.prefill])
-            completion = tuple(chat.completion(row["completion"][0]))
-            self._examples.append(TrainingExample("rehearsal", prompt, completion))
+        size = max(map(len, by_role.values()), default=0)
+        for role, examples in by_role.items():
+            self._examples += islice(cycle(examples), size)
+            self.roles += [role] * size
 
     def draw(self, num_transitions: int) -> list[TrainingExample]:
-        """Draw the samples for a batch of so many transitions."""
-        number = round(self.ratio * num_transitions)
+        """Draw the samples for a batch of so many transitions; none as long as there are none."""
+        number = round(self.ratio * num_transitions) if self._examples else 0
         return [self._examples[i] for i in self.rng.integers(len(self._examples), size=number)] if number else []
+
+    def save(self, directory: Path) -> None:
+        """Write the model's own answers into a checkpoint."""
+        if self.source == "self":
+            rows = [
+                {"role": role, "prompt_ids": example.prompt.ids, "completion_ids": list(example.completion_ids)}
+                for role, example in zip(self.roles, self._examples, strict=True)
+            ]
+            path = directory / _FILE
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist(rows, schema=_ROW), path)
+
+    def load(self, directory: Path) -> None:
+        """Read the answers from [`save`]."""
+        if self.source == "self":
+            rows = pq.read_table(directory / _FILE).to_pylist()
+            self.roles = [row["role"] for row in rows]
+            self._examples = [
+                TrainingExample("rehearsal", Prompt.of(row["prompt_ids"]), tuple(row["completion_ids"]))
+                for row in rows
+            ]
+
+
+def _checked(dataset: Dataset) -> Dataset:
+    missing = {"prompt", "completion"} - set(dataset.column_names)
+    if missing:
+        raise ValueError(
+            f"`rehearsal_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}."
+        )
+    return dataset
+
+
+def _example(row: dict, chat: ChatEncoder) -> TrainingExample:
+    tools = row.get("tools")
+    token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
+    completion = tuple(chat.completion(row["completion"][0]))
+    return TrainingExample("rehearsal", Prompt.of([*token_ids, *chat.prefill]), completion)

@@ -1,0 +1,88 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+import pytest
+import torch
+from helpers.testing_utils import assert_same, make_roles, make_trainer, weights
+
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments.embedded import make_rehearsal_dataset
+from trl_nlac.method.rehearsal import ASKED_ROLES
+from trl_nlac.training.rehearsal import Rehearsal
+from trl_nlac.types import Prompt
+
+
+OWN = {"rehearsal_source": "self", "rehearsal_ratio": 0.5}
+
+
+def make_rehearsal(**kwargs) -> Rehearsal:
+    chat: ChatEncoder = make_roles([]).chat
+    return Rehearsal(**{"dataset": None, "source": "self", "ratio": 1.0, "chat": chat, "seed": 0, **kwargs})
+
+
+class TestOwnAnswers:
+    def test_first_iteration_writes_answers_of_every_role(self, tmp_path):
+        trainer = make_trainer(tmp_path, {**OWN, "logging_steps": 1})
+        assert trainer.rehearsal.is_due
+        trainer.train()
+        own = trainer.rehearsal
+        assert not own.is_due
+        assert {*ASKED_ROLES, "successor"} <= set(own.roles)
+        assert len({own.roles.count(role) for role in own.roles}) == 1  # each as often
+        assert trainer.state.log_history[0]["rehearsal/loss"] > 0
+
+    def test_they_are_what_the_initial_model_sampled(self, tmp_path):
+        """With a learning rate of 0 the loss of a greedy answer stays the smallest: the likeliest tokens."""
+        greedy = {"temperature": 0.0, "learning_rate": 0.0, "max_steps": 1}
+        trainer = make_trainer(tmp_path, {**OWN, **greedy})
+        trainer.train()
+        model = trainer.model.eval()
+        for example in trainer.rehearsal.draw(8):
+            ids = torch.tensor([example.prompt.ids + list(example.completion_ids)])
+            logits = model(input_ids=ids).logits[0, len(example.prompt.ids) - 1 : -1]
+            assert logits.argmax(-1).tolist() == list(example.completion_ids)
+
+    def test_resumed_run_rehearses_the_same(self, tmp_path):
+        config = {**OWN, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+        whole = make_trainer(tmp_path / "whole", config)
+        whole.train()
+        torch.manual_seed(123)
+        resumed = make_trainer(tmp_path / "resumed", config)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+        assert resumed.rehearsal.roles == whole.rehearsal.roles
+        assert_same(weights(whole.model), weights(resumed.model))
+
+    def test_rare_roles_are_repeated_and_missing_ones_named(self, caplog):
+        rehearsal = make_rehearsal()
+        rehearsal.fill([("policy", Prompt.of([1]), (i,)) for i in range(6)] + [("critique", Prompt.of([2]), (9,))])
+        assert rehearsal.roles == ["policy"] * 6 + ["critique"] * 6
+        assert "no readable answer as backup, refine" in caplog.text
+
+    def test_without_a_readable_answer_nothing_is_drawn(self, caplog):
+        rehearsal = make_rehearsal()
+        rehearsal.fill([])
+        assert rehearsal.draw(4) == []
+        assert rehearsal.is_due  # it is tried again
+        assert "no readable answer as policy, critique, backup, refine" in caplog.text
+
+
+class TestOptions:
+    def test_two_sources_are_refused(self):
+        with pytest.raises(ValueError, match="there is a `rehearsal_dataset` as well"):
+            make_rehearsal(dataset=make_rehearsal_dataset("rooms", size=2))
+
+    def test_a_source_without_a_ratio_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match="`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`"):
+            make_trainer(tmp_path, {"rehearsal_source": "self"})

@@ -1,0 +1,48 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A model's own answers in every role, to rehearse later."""
+
+from ..types import Answer, Transition
+from .backup import bellman_targets
+from .refinement import refine_actions
+from .roles import Roles
+
+
+ASKED_ROLES = ("policy", "critique", "backup", "refine")  # always asked; others depend on options and on the steps
+
+
+def readable_answers(
+    roles: Roles, transitions: list[Transition], bootstrap: str = "implicit", num_refinements: int = 1
+) -> dict[str, list[Answer]]:
+    """
+    Ask every role about transitions, as an iteration of training does, and keep the answers that can be read.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        transitions (`list[Transition]`):
+            Observed steps.
+        bootstrap (`str`, *optional*, defaults to `"implicit"`):
+            As in [`~method.backup.bellman_targets`].
+        num_refinements (`int`, *optional*, defaults to `1`):
+            As in [`~method.refinement.refine_actions`].
+
+    Returns:
+        `dict[str, list[Answer]]`: by role. A role without a readable answer is missing.
+    """
+    with roles.collected() as answers:
+        bellman_targets(roles, transitions, bootstrap)
+        refine_actions(roles, transitions, num_refinements)
+    return {role: found for role, found in answers.items() if found}
