@@ -136,21 +136,32 @@ class TestNLACPrompts:
         assert prompts.system("react", []) == f"Act: {prompts.format_react}"
         assert NLACPrompts(policy="").system("text", []) == ""
 
-    def test_worked_examples_follow_their_prompt(self):
-        """Those of a format are shown wherever the format is described."""
+    def test_worked_examples_are_turns_between_prompt_and_answer(self):
+        """Those of a format come before the first action, and before a refined one."""
         examples = {"critique": ["Future: a\nOptimality: Yes", "Future: b\nOptimality: No. c"], "format_text": ["go"]}
-        prompts = NLACPrompts(examples=examples, examples_heading="So:", critique="Judge.", format_text="one word")
-        assert (
-            prompts.question("critique") == "Judge.\nSo:\nFuture: a\nOptimality: Yes\n\nFuture: b\nOptimality: No. c"
-        )
-        described = "one word\nSo:\ngo"
-        assert prompts.action_format("text") == described
-        for shown in (prompts.system("text", []), prompts.unreadable("text")):
-            assert described in shown
-        assert prompts.question("future") == prompts.future
+        texts = {
+            "critique": "Judge.",
+            "refine": "Again.",
+            "policy": "Act.",
+            "example_first": "One.",
+            "example_next": "Two.",
+        }
+        prompts = NLACPrompts(examples=examples, example_last="You.", **texts)
+
+        def contents(messages):
+            roles = "".join(message["role"][0] for message in messages)
+            assert roles.removeprefix("s") in ("u", "uau", "uauau")
+            return [message["content"] for message in messages]
+
+        first, second = examples["critique"]
+        assert contents(prompts.question("critique")) == ["Judge.\n\nOne.", first, "Two.", second, "You."]
+        assert contents(prompts.refinement("text")) == ["Again.\n\nOne.", "go", "You."]
+        task = [{"role": "user", "content": "Here is a door."}]
+        assert contents(prompts.opening(task, "text", [])) == ["Act.", "One.", "go", "You.\n\nHere is a door."]
+        assert contents(prompts.question("future")) == [prompts.future]
 
     def test_wrong_examples_are_named(self):
-        with pytest.raises(ValueError, match="`examples` names the prompt `critic`, which does not exist"):
+        with pytest.raises(ValueError, match="`examples` has examples of `critic`. Prompts with examples are"):
             NLACPrompts(examples={"critic": ["Yes"]})
         with pytest.raises(ValueError, match="`examples` of the prompt `critique` must be a list of texts, got 'Yes'"):
             NLACPrompts(examples={"critique": "Yes"})
@@ -164,5 +175,5 @@ class TestNLACPrompts:
 
     def test_scores_come_with_their_scale(self):
         values = {"next_observation": "The door is shut.", "score": "0.5", "success_threshold": "2"}
-        asked = NLACPrompts().question("backup_terminated", **values)
-        assert "The final score is 0.5; a score of 2 or more is a success." in asked
+        (asked,) = NLACPrompts().question("backup_terminated", **values)
+        assert "The final score is 0.5; a score of 2 or more is a success." in asked["content"]

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from transformers.utils import cached_file
 
-from .types import Critique
+from .types import Critique, Message
 
 
 PROMPTS_FILE = "nlac_prompts.json"  # next to a saved model
@@ -56,8 +56,16 @@ TOOLS = """\
 An action can call one of these tools. Write the call as {"name": <tool>, "arguments": <JSON object>}.
 {tools}"""
 
-EXAMPLES_HEADING = """\
-Examples of the form, from another task:"""
+# Worked examples are turns of the conversation, which small models imitate far better than text in a question.
+
+EXAMPLE_FIRST = """\
+First give an example of such an answer, from another task."""
+
+EXAMPLE_NEXT = """\
+Another example."""
+
+EXAMPLE_LAST = """\
+Now answer for your own task, in the same form."""
 
 # The critic, for one future and its judgement in one answer (k = 1)
 
@@ -209,9 +217,21 @@ _OPTIONAL_FIELDS = {
 }
 
 
+# Prompts that can have worked examples.
+_ANSWERED = (
+    *("format_react", "format_text", "critique", "future", "evaluation", "correctness", "successor"),
+    *("backup", "backup_terminated", "backup_future", "backup_future_terminated", "backup_correctness"),
+    *("correct_backup", "correct_refine"),
+)
+
+
 def render(template: str, **values: str) -> str:
     """Fill in the fields of a template. Other braces, and braces in the values, stay as they are."""
     return _FIELD.sub(lambda match: values[match.group(1)], template)
+
+
+def _user(*paragraphs: str) -> Message:
+    return {"role": "user", "content": "\n\n".join(filter(None, paragraphs))}
 
 
 def numbered(futures: list[str]) -> str:
@@ -270,11 +290,11 @@ class NLACPrompts:
         correct_refine (`str`, *optional*):
             Asks a reasoning model to rewrite the thoughts before a refined action, in `<corrected_think>` tags.
         examples (`dict[str, list[str]]`, *optional*):
-            Worked examples of answers, by the name of the prompt that asks for them, or of the format of an action.
-            They follow that prompt wherever it is shown. Small models need them; [`WORKED_EXAMPLES`] has some for
-            every role.
-        examples_heading (`str`, *optional*):
-            Comes before the examples.
+            Worked examples of answers, by the name of the prompt that asks for them; those of `format_react` and
+            `format_text` are for all actions in that format. They become turns of the conversation, between the
+            prompt and the answer. Small models need them; [`WORKED_EXAMPLES`] has some for every role.
+        example_first, example_next, example_last (`str`, *optional*):
+            Ask for the first example, for another one, and then for the answer itself.
 
     Raises:
         ValueError: If a prompt lacks a required field, or has one for which there is no value, or if there are
@@ -303,13 +323,15 @@ class NLACPrompts:
     correct_backup: str = CORRECT_BACKUP
     correct_refine: str = CORRECT_REFINE
     examples: dict[str, list[str]] = field(default_factory=dict)
-    examples_heading: str = EXAMPLES_HEADING
+    example_first: str = EXAMPLE_FIRST
+    example_next: str = EXAMPLE_NEXT
+    example_last: str = EXAMPLE_LAST
 
     def __post_init__(self):
         prompts = {name: text for name, text in vars(self).items() if name != "examples"}
         for name, text in self.examples.items():
-            if name not in prompts:
-                raise ValueError(f"`examples` names the prompt `{name}`, which does not exist.")
+            if name not in _ANSWERED:
+                raise ValueError(f"`examples` has examples of `{name}`. Prompts with examples are: {_ANSWERED}.")
             if not isinstance(text, list) or not all(isinstance(example, str) for example in text):
                 raise ValueError(f"`examples` of the prompt `{name}` must be a list of texts, got {text!r}.")
         for name, text in prompts.items():
@@ -324,17 +346,44 @@ class NLACPrompts:
                     f"The prompt `{name}` has the field `{{{min(unknown)}}}`, for which it gets no value: {text!r}"
                 )
 
-    def question(self, name: str, **values: str) -> str:
-        """Fill in the fields of the prompt `name`, and add its examples."""
-        return "\n".join([render(vars(self)[name], **values), *self._examples(name)])
-
     def action_format(self, name: str) -> str:
-        """Describe an action in the format `name`, with its examples."""
-        return self.question(f"format_{name}")
+        """Describe an action in the format `name`."""
+        return {"react": self.format_react, "text": self.format_text, "tool_call": self.format_tool_call}[name]
 
-    def _examples(self, name: str) -> list[str]:
-        examples = "\n\n".join(self.examples.get(name, []))
-        return [self.examples_heading, examples] if examples else []
+    def question(self, name: str, **values: str) -> list[Message]:
+        """Ask the prompt `name` with its fields filled in, and show its examples. The last message is the user's."""
+        return self._with_examples(name, render(vars(self)[name], **values))
+
+    def refinement(self, format_name: str) -> list[Message]:
+        """Ask for an action in place of the last one, and show the examples of the format `format_name`."""
+        question = render(self.refine, action_format=self.action_format(format_name))
+        return self._with_examples(f"format_{format_name}", question)
+
+    def opening(
+        self, task: list[Message], format_name: str, tools: list[dict[str, Any]], instructions: str = ""
+    ) -> list[Message]:
+        """
+        Compose the conversation up to the first action: the system message, the examples of actions, and the task.
+
+        Args:
+            task (`list[dict[str, Any]]`):
+                The messages of the task, the user's first.
+            format_name, tools, instructions:
+                As in [`system`].
+        """
+        system = self.system(format_name, tools, instructions)
+        shown = self._with_examples(f"format_{format_name}", "", task[0]["content"])
+        return [*([{"role": "system", "content": system}] if system else []), *shown, *task[1:]]
+
+    def _with_examples(self, name: str, before: str, after: str = "") -> list[Message]:
+        """Make a user's message of two texts, with the examples of the prompt `name` as turns between them."""
+        examples = self.examples.get(name)
+        if not examples:
+            return [_user(before, after)]
+        requests = [_user(before, self.example_first)] + [_user(self.example_next)] * (len(examples) - 1)
+        answers = [{"role": "assistant", "content": example} for example in examples]
+        shown = [message for pair in zip(requests, answers, strict=True) for message in pair]
+        return [*shown, _user(self.example_last, after)]
 
     def system(self, format_name: str, tools: list[dict[str, Any]], instructions: str = "") -> str:
         """

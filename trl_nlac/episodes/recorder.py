@@ -188,7 +188,7 @@ class Recorder:
         )
 
     def _prompt_messages(self) -> list[Message]:
-        """Add the policy's system message to the opening."""
+        """Add the policy's system message, and examples of actions, to the opening."""
         messages = self.opening
         for message in messages:
             checked_text(message["content"])
@@ -196,8 +196,7 @@ class Recorder:
         if messages[0]["role"] == "system":
             instructions, messages = messages[0]["content"], messages[1:]
         shown = [] if self.actions.calls_tools else self.tool_schemas
-        content = self.prompts.system(self.actions.name, shown, instructions)
-        return [{"role": "system", "content": content}, *messages] if content else messages
+        return self.prompts.opening(messages, self.actions.name, shown, instructions)
 
 
 def checked_text(observation: Any) -> str:

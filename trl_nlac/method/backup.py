@@ -17,7 +17,7 @@
 from dataclasses import replace
 
 from ..chat.actions import parse_text
-from ..prompts import parse_correctness, parse_critique, parse_future
+from ..prompts import parse_correctness, parse_critique, parse_future, render
 from ..types import Answer, Prompt, Sample, TrainingExample, Transition
 from .critic import critic_prompt, critiques
 from .roles import Roles
@@ -160,7 +160,7 @@ def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     conversations = []
     for i, (transition, prompt) in enumerate(zip(transitions, _successor_prompts(roles, transitions), strict=True)):
         rest = transition.episode.turns[transition.index + 1 :]
-        end = roles.prompts.question("observed_end", **_score_values(roles, transition))
+        end = render(roles.prompts.observed_end, **_score_values(roles, transition))
         future = " ".join(filter(None, [*(f"{turn.action} {turn.next_observation}" for turn in rest), end]))
         conversations.append(predicted[i] if i in predicted else prompt.extended(roles.chat.past_turn(future)))
     return conversations

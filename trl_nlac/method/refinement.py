@@ -192,8 +192,7 @@ def ask_refined(
         sampling ([`~generation.base.Sampling`], *optional*):
             In place of the refinement policy's own.
     """
-    action_format = roles.prompts.action_format(roles.actions.name)
-    question = roles.prompts.question("refine", action_format=action_format)
+    question = roles.prompts.refinement(roles.actions.name)
     conversations = [
         roles.follow_up(roles.continued(judgement_prompt(roles, state_action), critique), question)
         for state_action, critique in zip(state_actions, critiques, strict=True)

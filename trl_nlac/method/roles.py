@@ -28,7 +28,7 @@ from ..chat.encoder import ChatEncoder
 from ..generation.base import Generator, Sampling
 from ..options.roles import ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
-from ..types import Answer, Prompt
+from ..types import Answer, Message, Prompt
 
 
 # The metric of each role for the share of its answers that keep to their format.
@@ -104,9 +104,14 @@ class Roles:
 
     # Conversations
 
-    def follow_up(self, prompt: Prompt, content: str) -> Prompt:
-        """Append a user's message to `prompt`, which ends with an assistant's turn."""
-        return prompt.extended(self.chat.reply(prompt.last_id, content))
+    def follow_up(self, prompt: Prompt, question: list[Message]) -> Prompt:
+        """Append a question, see [`NLACPrompts.question`], to `prompt`, which ends with an assistant's turn."""
+        for message in question:
+            if message["role"] == "user":
+                prompt = prompt.extended(self.chat.reply(prompt.last_id, message["content"]))
+            else:
+                prompt = prompt.extended(self.chat.past_turn(message))
+        return prompt
 
     def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
         """Append the environment's answer to `prompt`, which ends with `action`: s_{t+1} from (s_t, a_t)."""

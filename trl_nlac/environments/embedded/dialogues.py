@@ -92,9 +92,7 @@ class RoleDialogue:
         Returns:
             `tuple[list[Message], Message]`: Messages and completion.
         """
-        system = prompts.question("policy", action_format=prompts.action_format(action_format))
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append(_user(self.first_observation))
+        messages = prompts.opening([_user(self.first_observation)], action_format, tools=[])
         seen = self.first_observation
         for action, observation in self.history:
             messages.append(self._act(action, seen, action_format))
@@ -106,36 +104,32 @@ class RoleDialogue:
             return messages, self._act(self.action, seen, action_format)
         if role == "refine":
             for action, critique in [*self.earlier_attempts, (self.action, self.critique)]:
-                messages += [
-                    self._act(action, seen, action_format),
-                    _user(prompts.question("critique")),
-                    _says(critique.text),
-                ]
-                messages.append(_user(prompts.question("refine", action_format=prompts.action_format(action_format))))
+                messages += [self._act(action, seen, action_format), *prompts.question("critique")]
+                messages += [_says(critique.text), *prompts.refinement(action_format)]
             return messages, self._act(self.refined_action, seen, action_format)
         messages.append(self._act(self.action, seen, action_format))
         critique = self.critique
         if role == "critique":
-            return [*messages, _user(prompts.question("critique"))], _says(critique.text)
+            return [*messages, *prompts.question("critique")], _says(critique.text)
         if role == "future":
-            return [*messages, _user(prompts.question("future"))], _says(critique.future)
+            return [*messages, *prompts.question("future")], _says(critique.future)
         if role == "evaluation":
             question = prompts.question("evaluation", futures=numbered(self.foreseen))
-            return [*messages, _user(question)], _says(critique.text)
+            return [*messages, *question], _says(critique.text)
         judges = role == "backup"
         target = _says(critique.text if judges else critique.future)
         if not rest:
             name = "backup_terminated" if judges else "backup_future_terminated"
             values = {"next_observation": next_observation, "score": f"{self.won:g}", "success_threshold": "1"}
             question = prompts.question(name, **values)
-            return [*messages, _user(question)], target
-        messages.append(_user(prompts.question("successor", next_observation=next_observation)))
+            return [*messages, *question], target
+        messages += prompts.question("successor", next_observation=next_observation)
         if role == "successor":
             return messages, _says(rest)
         if states_action and action_format == "tool_call":
             (action, _), *_ = self.future[1:]
             rest = self._as_tool_call(action) + rest.removeprefix(action)
-        return [*messages, _says(rest), _user(prompts.question("backup" if judges else "backup_future"))], target
+        return [*messages, _says(rest), *prompts.question("backup" if judges else "backup_future")], target
 
     def _act(self, action: str, seen: str, action_format: str) -> Message:
         """Make the assistant message that takes `action` after the observation `seen`."""
