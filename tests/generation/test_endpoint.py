@@ -72,7 +72,7 @@ def test_what_is_sent():
     server = CompletionsServer("tiny", "other")
     with server.running() as url:
         tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-        engine = EndpointEngine(url, "tiny", tokenizer, max_concurrency=2)
+        engine = EndpointEngine(tokenizer, url, "tiny", max_concurrency=2)
         generator = FixedGenerator(engine, [tokenizer.eos_token_id])
         NLACAgent(generator, ChatEncoder(tokenizer), RoleOptions(**OPTIONS)).act_all([*STATES, *STATES])
         load(url, backend_kwargs={"served_model_name": "other"}, top_k=5, min_p=0.1).act(STATES[0])

@@ -80,5 +80,5 @@ def load_backend(
             raise ImportError(f"`backend={backend!r}` needs `pip install trl-nlac[openai]`.")
         from ..generation.endpoint import EndpointEngine
 
-        engine = EndpointEngine(backend, model, tokenizer, BATCH_SIZE, **backend_kwargs)
+        engine = EndpointEngine(tokenizer, backend, model, BATCH_SIZE, **backend_kwargs)
     return FixedGenerator(engine, eos_token_ids), chat, None

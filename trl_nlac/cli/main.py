@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "train an agent in an environment",
     "evaluate": "play a saved agent and measure how often it succeeds",
     "play": "watch an agent act, criticise and refine, turn by turn",
+    "rehearse": "let a model write samples of its roles, to rehearse in training",
     "report": "make a page about a run",
     "buffer": "inspect, export and import replay buffers",
     "env": "print versions, for bug reports",

@@ -184,7 +184,7 @@ def read_json(text: str) -> dict[str, Any]:
 
 
 def add_agent_arguments(parser: Parser) -> None:
-    """Add the arguments for agent and environment, for commands that play."""
+    """Add the arguments for agent and environment, for commands that play a saved agent."""
     parser.add_argument("model", help="folder of a run or a model, or a repository on the Hub")
     parser.add_argument(
         "--backend",
@@ -192,6 +192,15 @@ def add_agent_arguments(parser: Parser) -> None:
         help='"transformers" (default), "vllm", or the URL of the model\'s server: http://localhost:8000/v1',
     )
     parser.add_argument("--prompts", help="file with prompts in place of those saved with the model")
+    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
+    parser.add_argument(
+        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
+    )
+    add_environment_arguments(parser)
+
+
+def add_environment_arguments(parser: Parser) -> None:
+    """Add the arguments for the environment, its tasks and the roles."""
     parser.add_argument(
         "--environment_factory",
         nargs="+",
@@ -209,10 +218,6 @@ def add_agent_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--dataset_split", help='split of the dataset (default: "test", if the run had one, or "train")'
     )
-    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
-    parser.add_argument(
-        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
-    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
@@ -221,18 +226,24 @@ def add_agent_arguments(parser: Parser) -> None:
 
 def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
     """Load the agent, the environments and the reward functions of [`add_agent_arguments`]."""
-    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
-    tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
     with one_line_errors(f"{args.model}: "):
         check_model(args.model)
         agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
+    return agent, *load_environments(args)
+
+
+def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, EpisodeRewards | None]:
+    """Load the environments and the reward functions of [`add_environment_arguments`]."""
+    environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
+    tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
+    with one_line_errors():
         pool = EnvironmentPool(environment, tools, timeout=ENVIRONMENT_TIMEOUT)
         untrained = {
             "trainer_state": None,
             "log_metric": lambda name, value: None,
         }  # arguments that functions can take
         rewards = load_rewards(reward_funcs, args.reward_weights, lambda: untrained, pool.pays)
-    return agent, pool, rewards
+    return pool, rewards
 
 
 def read_options(words: list[str]) -> dict[str, Any]:

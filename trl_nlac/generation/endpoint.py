@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A server with OpenAI's completions API that accepts prompts as tokens, such as vLLM's."""
+"""A server with OpenAI's interface: completions of prompts as tokens, such as vLLM's, or chat with messages."""
 
 import asyncio
 import os
@@ -26,7 +26,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..event_loop import finish
-from .base import Completion
+from ..types import Message
+from .base import Completion, Sampling
 from .engine import Adapter, forced, score_by_token
 
 
@@ -35,17 +36,15 @@ _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
 _DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "detokenize": False}
 
 
-class EndpointEngine:
+class Endpoint:
     """
-    A model on a server; all completions are requested at once.
+    A model on a server.
 
     Args:
         base_url (`str`):
             URL of the server, with `/v1`.
         model (`str`):
             Name of the model. If the server has a single model under another name, that one is used.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Tokenizes the answers of servers that do not return tokens.
         max_concurrency (`int`):
             Maximum number of concurrent requests.
         served_model_name (`str`, *optional*):
@@ -59,15 +58,8 @@ class EndpointEngine:
     """
 
     def __init__(
-        self,
-        base_url: str,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        max_concurrency: int,
-        served_model_name: str | None = None,
-        **client_kwargs,
+        self, base_url: str, model: str, max_concurrency: int, served_model_name: str | None = None, **client_kwargs
     ):
-        self.tokenizer = tokenizer
         api_key = os.environ.get("OPENAI_API_KEY", "EMPTY")  # most local servers need none
         self.client = AsyncOpenAI(base_url=base_url, **{"api_key": api_key, **client_kwargs})
         self._slots = asyncio.Semaphore(max_concurrency)
@@ -87,6 +79,70 @@ class EndpointEngine:
     async def _list_models(self) -> list[dict[str, Any]]:
         async with self._connected():
             return [found.model_dump() async for found in self.client.models.list()]
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except APIConnectionError as error:  # after `max_retries`
+            url = str(self.client.base_url).rstrip("/")
+            raise ConnectionError(
+                f"No server answers at `backend={url!r}`: {error} Start one, for example with `vllm serve`, or raise "
+                f"`backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
+            ) from error
+
+
+class ChatEndpoint(Endpoint):
+    """A model on a server that is given messages, so that its tokenizer need not be known."""
+
+    def answer(
+        self, conversations: list[list[Message]], sampling: Sampling, seeds: list[int]
+    ) -> list[tuple[str, bool]]:
+        """
+        Answer conversations, all at once. Of `sampling`, only the temperature, `top_p` and the length are sent, which
+        every server knows.
+
+        Args:
+            conversations (`list[list[dict[str, Any]]]`):
+                Messages of each conversation.
+            sampling ([`~generation.base.Sampling`]):
+                How to sample.
+            seeds (`list[int]`):
+                Seed of each answer; servers need not heed it.
+
+        Returns:
+            `list[tuple[str, bool]]`: the text of each answer, and whether it ended before the limit of tokens.
+        """
+
+        async def ask(messages: list[Message], seed: int) -> tuple[str, bool]:
+            async with self._slots, self._connected():
+                answer = await self.client.chat.completions.create(
+                    model=self.model,
+                    messages=messages,
+                    max_completion_tokens=sampling.max_tokens,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    seed=seed % 2**31,
+                )
+            return answer.choices[0].message.content or "", answer.choices[0].finish_reason == "stop"
+
+        return finish(_together(ask, conversations, seeds))
+
+
+class EndpointEngine(Endpoint):
+    """
+    A model on a server that accepts prompts as tokens; all completions are requested at once.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizes the answers of servers that do not return tokens.
+        *args, **kwargs:
+            As in [`Endpoint`].
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tokenizer = tokenizer
 
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
@@ -126,17 +182,6 @@ class EndpointEngine:
         async with self._slots, self._connected():
             answer = await self.client.completions.create(model=self.model, prompt=prompt, **known, extra_body=others)
         return answer.choices[0].model_dump()
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except APIConnectionError as error:  # after `max_retries`
-            url = str(self.client.base_url).rstrip("/")
-            raise ConnectionError(
-                f"No server answers at `backend={url!r}`: {error} Start one, for example with `vllm serve`, or raise "
-                f"`backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
-            ) from error
 
 
 async def _together(ask, prompts: list[list[int]], others: list[Any]) -> list[Any]:

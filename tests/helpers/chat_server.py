@@ -1,0 +1,61 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A fake server with OpenAI's chat interface, over real HTTP."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+
+from helpers.http_utils import JSONHandler
+
+
+class ChatServer:
+    """
+    Serves one model, `"teacher"`.
+
+    Args:
+        answer (`Callable[[list[dict]], str]`):
+            Answers the messages of a conversation.
+    """
+
+    def __init__(self, answer: Callable[[list[dict]], str]):
+        self.answer = answer
+        self.requests: list[dict] = []
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Serve in a `with` block and return the URL."""
+        handler = type("Handler", (_Handler,), {"server_of_tests": self})
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+            server.shutdown()
+
+
+class _Handler(JSONHandler):
+    server_of_tests: ChatServer
+
+    def do_GET(self):
+        model = {"id": "teacher", "object": "model", "created": 0, "owned_by": "me"}
+        self.answer({"object": "list", "data": [model]})
+
+    def do_POST(self):
+        request = self.read()
+        self.server_of_tests.requests.append(request)
+        message = {"role": "assistant", "content": self.server_of_tests.answer(request["messages"])}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]}
+        self.answer(answer)

@@ -1,0 +1,129 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A rehearsal dataset that a model writes: its readable answers in every role."""
+
+import random
+from dataclasses import replace
+
+import torch
+from datasets import Dataset
+
+from ..chat.encoder import ChatEncoder
+from ..environments.pool import EnvironmentPool
+from ..episodes.rewards import EpisodeRewards
+from ..episodes.rollout import play_episodes
+from ..method.rehearsal import readable_answers
+from ..method.roles import Roles
+from ..options.roles import RoleOptions
+from ..prompts import NLACPrompts
+from ..types import Transition
+from .transcripts import ChatModel, TranscriptGenerator, read_transcript, transcript_tokenizer
+
+
+def chat_roles(model: ChatModel, prompts: NLACPrompts, options: RoleOptions) -> Roles:
+    """
+    Let a chat model play the roles in messages.
+
+    Args:
+        model ([`~agent.transcripts.ChatModel`]):
+            Answers messages.
+        prompts ([`NLACPrompts`]):
+            Prompts of the roles.
+        options ([`~options.roles.RoleOptions`]):
+            How the roles act and generate. Their `max_prompt_length` is the model's own matter.
+
+    Raises:
+        ValueError: If actions are tool calls in a chat template's own format, which messages in text do not show.
+    """
+    if options.action_format == "tool_call":
+        raise ValueError(
+            "`action_format='tool_call'` has no form in plain messages. Use 'react', in which a call is written as "
+            "JSON, for the dataset and for training."
+        )
+    tokenizer = transcript_tokenizer()
+    options = replace(options, max_prompt_length=None, reasoning=False)
+    return Roles(TranscriptGenerator(model, tokenizer), ChatEncoder(tokenizer), prompts, options, shows_progress=True)
+
+
+def play_transitions(
+    roles: Roles,
+    pool: EnvironmentPool,
+    tasks: list[dict],
+    number: int,
+    seed: int = 0,
+    rewards: EpisodeRewards | None = None,
+) -> list[Transition]:
+    """
+    Play tasks in random order, again and again, until there are so many transitions.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        pool ([`~environments.pool.EnvironmentPool`]):
+            The environments.
+        tasks (`list[dict[str, Any]]`):
+            Rows of the dataset.
+        number (`int`):
+            Number of transitions.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the order and of the answers.
+        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
+            Reward functions.
+
+    Raises:
+        RuntimeError: If no episode has a turn.
+    """
+    torch.manual_seed(seed)
+    rng, transitions = random.Random(seed), []
+    while len(transitions) < number:
+        drawn = rng.sample(tasks, min(len(tasks), number - len(transitions)))
+        episodes = play_episodes(pool, drawn, roles, rewards=rewards)
+        if not any(episode.turns for episode in episodes):
+            raise RuntimeError(f"No episode had a single turn. The first ended with: {episodes[0].failure}.")
+        transitions += [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    return rng.sample(transitions, number)
+
+
+def write_rehearsal(
+    roles: Roles, transitions: list[Transition], bootstrap: str = "implicit", num_refinements: int = 1
+) -> Dataset:
+    """
+    Ask a model in every role about transitions, for `rehearsal_dataset`.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            From [`chat_roles`].
+        transitions (`list[Transition]`):
+            Observed steps.
+        bootstrap, num_refinements:
+            As in training, which decide which questions are asked.
+
+    Returns:
+        [`~datasets.Dataset`]: the answers that can be read: `role`, and the conversational columns `prompt` and
+        `completion`.
+    """
+    answers = readable_answers(roles, transitions, bootstrap, num_refinements)
+    tokenizer = roles.chat.tokenizer
+    return Dataset.from_list(
+        [
+            {
+                "role": role,
+                "prompt": read_transcript(tokenizer, answer.prompt.ids),
+                "completion": [{"role": "assistant", "content": answer.text}],
+            }
+            for role, found in answers.items()
+            for answer in found
+        ]
+    )

@@ -1,0 +1,126 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac rehearse`: let a model write a rehearsal dataset."""
+
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..agent.backends import BATCH_SIZE, load_backend
+from ..agent.rehearsal import chat_roles, play_transitions, write_rehearsal
+from ..agent.transcripts import ChatModel, LocalChatModel
+from ..environments.pool import NO_TASK
+from ..episodes.logs import episodes_from_logs
+from ..method.rehearsal import ASKED_ROLES
+from ..options.roles import RoleOptions
+from ..prompts import NLACPrompts
+from ..types import Transition
+from .options import (
+    CommandError,
+    Parser,
+    add_environment_arguments,
+    check_model,
+    load_environments,
+    load_rows,
+    one_line_errors,
+    read_options,
+)
+
+
+DESCRIPTION = """\
+Let a model write the samples of a rehearsal dataset: it plays, or reads logs, and answers in every role. Answers that
+can be read are kept. Train with the same prompts and options: --rehearsal_dataset FILE --rehearsal_ratio 0.25."""
+
+
+def run(words: list[str]) -> None:
+    parser = Parser(prog="trl-nlac rehearse", description=DESCRIPTION)
+    parser.add_argument("model", help="folder of a model, repository on the Hub, or name of a model on a server")
+    parser.add_argument("output", help="file to write: .jsonl or .parquet")
+    parser.add_argument(
+        "--backend",
+        default="transformers",
+        help='"transformers" (default), "vllm", or the URL of any server with OpenAI\'s chat interface (its key is in '
+        "OPENAI_API_KEY)",
+    )
+    parser.add_argument("--prompts", help="file with prompts (default: those saved with the model, or the package's)")
+    parser.add_argument("--logs", help="logged conversations to read instead of playing: a dataset, or a file")
+    parser.add_argument(
+        "--num_transitions", type=int, default=256, help="steps that the roles are asked about (default: 256)"
+    )
+    parser.add_argument("--bootstrap", default="implicit", choices=["implicit", "explicit", "monte_carlo"])
+    parser.add_argument("--num_refinements", type=int, default=1)
+    add_environment_arguments(parser)
+    args = parser.parse_args(words)
+    output = Path(args.output)
+    if output.suffix not in (".jsonl", ".parquet"):
+        raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
+    if args.num_transitions < 1:
+        raise CommandError(f"--num_transitions must be at least 1, got {args.num_transitions}.")
+    if bool(args.logs) == bool(args.environment_factory or args.tools):
+        raise CommandError("name either an --environment_factory (or --tools) to play in, or --logs to read.")
+    is_server = args.backend.startswith(("http://", "https://"))
+    with one_line_errors(f"{args.model}: "):
+        options = RoleOptions(**read_options(args.option))
+        model = _load_server(args.model, args.backend) if is_server else _load_model(args.model, args.backend, options)
+        if args.prompts or is_server:
+            prompts = NLACPrompts.from_file(args.prompts) if args.prompts else NLACPrompts()
+        else:
+            prompts = NLACPrompts.from_pretrained(args.model)
+        roles = chat_roles(model, prompts, options)
+    if args.logs:
+        with one_line_errors():
+            episodes = episodes_from_logs(load_rows(args.logs), roles.actions, prompts)
+        transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+        transitions = transitions[: args.num_transitions]
+    else:
+        rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split or "train")
+        pool, rewards = load_environments(args)
+        try:
+            tasks = [NO_TASK] if rows is None else list(rows)
+            transitions = play_transitions(roles, pool, tasks, args.num_transitions, args.seed, rewards)
+        finally:
+            pool.close()
+    dataset = write_rehearsal(roles, transitions, args.bootstrap, args.num_refinements)
+    asked = roles.take_metrics()
+    missing = [role for role in ASKED_ROLES if role not in dataset["role"]]
+    if missing == list(ASKED_ROLES):
+        raise CommandError("not one answer could be read. Add worked examples to the prompts, or ask another model.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)
+    table = Table("role", "samples", title=f"{output}: {len(transitions)} steps")
+    for role, number in [*Counter(dataset["role"]).items(), *((role, 0) for role in missing)]:
+        table.add_row(role, str(number))
+    console = Console()
+    console.print(table)
+    for name, value in asked.items():
+        console.print(f"{name} {value:.2f}", highlight=False)
+
+
+def _load_server(name: str, url: str) -> ChatModel:
+    if find_spec("openai") is None:
+        raise ImportError(f"--backend {url} needs `pip install trl-nlac[openai]`.")
+    from ..generation.endpoint import ChatEndpoint
+
+    return ChatEndpoint(url, name, BATCH_SIZE)
+
+
+def _load_model(name: str, backend: str, options: RoleOptions) -> ChatModel:
+    check_model(name)
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    return LocalChatModel(*load_backend(backend, name, options.chat_template_kwargs, device, None, False, {}))
