@@ -136,17 +136,11 @@ class TestNLACPrompts:
         assert prompts.system("react", []) == f"Act: {prompts.format_react}"
         assert NLACPrompts(policy="").system("text", []) == ""
 
-    def test_worked_examples_are_turns_between_prompt_and_answer(self):
+    def test_worked_examples_are_turns_before_the_question(self):
         """Those of a format come before the first action, and before a refined one."""
         examples = {"critique": ["Future: a\nOptimality: Yes", "Future: b\nOptimality: No. c"], "format_text": ["go"]}
-        texts = {
-            "critique": "Judge.",
-            "refine": "Again.",
-            "policy": "Act.",
-            "example_first": "One.",
-            "example_next": "Two.",
-        }
-        prompts = NLACPrompts(examples=examples, example_last="You.", **texts)
+        texts = {"critique": "Judge.", "refine": "Again.", "policy": "Act."}
+        prompts = NLACPrompts(examples=examples, example="So:", **texts)
 
         def contents(messages):
             roles = "".join(message["role"][0] for message in messages)
@@ -154,10 +148,11 @@ class TestNLACPrompts:
             return [message["content"] for message in messages]
 
         first, second = examples["critique"]
-        assert contents(prompts.question("critique")) == ["Judge.\n\nOne.", first, "Two.", second, "You."]
-        assert contents(prompts.refinement("text")) == ["Again.\n\nOne.", "go", "You."]
+        asked = "So:\n\nJudge."
+        assert contents(prompts.question("critique")) == [asked, first, asked, second, "Judge."]
+        assert contents(prompts.refinement("text")) == ["So:\n\nAgain.", "go", "Again."]
         task = [{"role": "user", "content": "Here is a door."}]
-        assert contents(prompts.opening(task, "text", [])) == ["Act.", "One.", "go", "You.\n\nHere is a door."]
+        assert contents(prompts.opening(task, "text", [])) == ["Act.", "So:", "go", "Here is a door."]
         assert contents(prompts.question("future")) == [prompts.future]
 
     def test_wrong_examples_are_named(self):

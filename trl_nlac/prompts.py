@@ -56,16 +56,11 @@ TOOLS = """\
 An action can call one of these tools. Write the call as {"name": <tool>, "arguments": <JSON object>}.
 {tools}"""
 
-# Worked examples are turns of the conversation, which small models imitate far better than text in a question.
+# Worked examples are turns of the conversation, each after the whole question: small models imitate that far better
+# than text in a question, or examples after a shorter one.
 
-EXAMPLE_FIRST = """\
-First give an example of such an answer, from another task."""
-
-EXAMPLE_NEXT = """\
-Another example."""
-
-EXAMPLE_LAST = """\
-Now answer for your own task, in the same form."""
+EXAMPLE = """\
+An example, from another task:"""
 
 # The critic, for one future and its judgement in one answer (k = 1)
 
@@ -230,10 +225,6 @@ def render(template: str, **values: str) -> str:
     return _FIELD.sub(lambda match: values[match.group(1)], template)
 
 
-def _user(*paragraphs: str) -> Message:
-    return {"role": "user", "content": "\n\n".join(filter(None, paragraphs))}
-
-
 def numbered(futures: list[str]) -> str:
     """Number futures for the evaluator, one per line (k > 1)."""
     return "\n".join(f"{number}. {future}" for number, future in enumerate(futures, 1))
@@ -291,10 +282,10 @@ class NLACPrompts:
             Asks a reasoning model to rewrite the thoughts before a refined action, in `<corrected_think>` tags.
         examples (`dict[str, list[str]]`, *optional*):
             Worked examples of answers, by the name of the prompt that asks for them; those of `format_react` and
-            `format_text` are for all actions in that format. They become turns of the conversation, between the
-            prompt and the answer. Small models need them; [`WORKED_EXAMPLES`] has some for every role.
-        example_first, example_next, example_last (`str`, *optional*):
-            Ask for the first example, for another one, and then for the answer itself.
+            `format_text` are for all actions in that format. They become turns of the conversation, each after the
+            prompt, which is then asked again. Small models need them; [`WORKED_EXAMPLES`] has some for every role.
+        example (`str`, *optional*):
+            Comes before the prompt where an example answers it.
 
     Raises:
         ValueError: If a prompt lacks a required field, or has one for which there is no value, or if there are
@@ -323,9 +314,7 @@ class NLACPrompts:
     correct_backup: str = CORRECT_BACKUP
     correct_refine: str = CORRECT_REFINE
     examples: dict[str, list[str]] = field(default_factory=dict)
-    example_first: str = EXAMPLE_FIRST
-    example_next: str = EXAMPLE_NEXT
-    example_last: str = EXAMPLE_LAST
+    example: str = EXAMPLE
 
     def __post_init__(self):
         prompts = {name: text for name, text in vars(self).items() if name != "examples"}
@@ -351,13 +340,14 @@ class NLACPrompts:
         return {"react": self.format_react, "text": self.format_text, "tool_call": self.format_tool_call}[name]
 
     def question(self, name: str, **values: str) -> list[Message]:
-        """Ask the prompt `name` with its fields filled in, and show its examples. The last message is the user's."""
-        return self._with_examples(name, render(vars(self)[name], **values))
+        """Ask the prompt `name`, with its fields filled in, after its examples. The last message is the user's."""
+        question = render(vars(self)[name], **values)
+        return [*self._examples(name, question), {"role": "user", "content": question}]
 
     def refinement(self, format_name: str) -> list[Message]:
-        """Ask for an action in place of the last one, and show the examples of the format `format_name`."""
+        """Ask for an action in place of the last one, after the examples of the format `format_name`."""
         question = render(self.refine, action_format=self.action_format(format_name))
-        return self._with_examples(f"format_{format_name}", question)
+        return [*self._examples(f"format_{format_name}", question), {"role": "user", "content": question}]
 
     def opening(
         self, task: list[Message], format_name: str, tools: list[dict[str, Any]], instructions: str = ""
@@ -372,18 +362,14 @@ class NLACPrompts:
                 As in [`system`].
         """
         system = self.system(format_name, tools, instructions)
-        shown = self._with_examples(f"format_{format_name}", "", task[0]["content"])
-        return [*([{"role": "system", "content": system}] if system else []), *shown, *task[1:]]
+        shown = self._examples(f"format_{format_name}", "")
+        return [*([{"role": "system", "content": system}] if system else []), *shown, *task]
 
-    def _with_examples(self, name: str, before: str, after: str = "") -> list[Message]:
-        """Make a user's message of two texts, with the examples of the prompt `name` as turns between them."""
-        examples = self.examples.get(name)
-        if not examples:
-            return [_user(before, after)]
-        requests = [_user(before, self.example_first)] + [_user(self.example_next)] * (len(examples) - 1)
-        answers = [{"role": "assistant", "content": example} for example in examples]
-        shown = [message for pair in zip(requests, answers, strict=True) for message in pair]
-        return [*shown, _user(self.example_last, after)]
+    def _examples(self, name: str, question: str) -> list[Message]:
+        """Let each example of the prompt `name` answer a question."""
+        asked = {"role": "user", "content": f"{self.example}\n\n{question}".strip()}
+        examples = self.examples.get(name, [])
+        return [turn for example in examples for turn in (asked, {"role": "assistant", "content": example})]
 
     def system(self, format_name: str, tools: list[dict[str, Any]], instructions: str = "") -> str:
         """
