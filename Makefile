@@ -20,10 +20,10 @@ TEST_JOBS ?= 2
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.micro_batches
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-distributed test-vllm lint format bench bench-learning bench-agent bench-vllm docs clean
+.PHONY: help demo test test-distributed test-vllm real-model test-real lint format bench bench-learning bench-agent bench-vllm docs clean
 
 help:
-	@echo "Targets: demo, test, test-distributed, test-vllm, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
+	@echo "Targets: demo, test, test-distributed, test-vllm, real-model, test-real, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -41,6 +41,16 @@ test-distributed: $(VENV)/.dev
 test-vllm: $(VLLM_VENV)/.vllm
 	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
 		$(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m vllm $(PYTEST_ARGS)
+
+# A small pretrained model, in a cache folder: 98 MB to download.
+real-model: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.real_model
+
+test-real: real-model $(VLLM_VENV)/.vllm
+	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
+		$(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
+		$(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)

@@ -1,0 +1,174 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+The told service desk in plain English, for real models, and a teacher that knows other desks.
+
+The rules are those of [`~trl_nlac.environments.ServiceDesk`]; only the words differ. The teacher stands for a stronger
+model: it answers messages in every role, but only about the requests of the known desks, whose rules it has.
+"""
+
+import random
+import re
+
+from datasets import Dataset
+
+from trl_nlac import NLACPrompts
+from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult
+from trl_nlac.environments.embedded.names import CUSTOMERS
+from trl_nlac.environments.embedded.service_desk import (
+    ARGUMENTS,
+    POSITIONS,
+    VALUES,
+    Call,
+    DeskState,
+    format_call,
+    parse_call,
+)
+from trl_nlac.environments.embedded.service_desk_dialogues import KNOWN_REQUESTS, follow
+from trl_nlac.types import Message
+
+
+NAMES = list(ARGUMENTS)
+INSTRUCTIONS = "\n".join(
+    [
+        f"You route the requests of a service desk. An action is a call: route <{'> <'.join(NAMES)}>",
+        *(f"{name}: {', '.join(values)}" for name, values in ARGUMENTS.items()),
+        "Every kind of request has one right call.",
+    ]
+)
+
+
+def known_desk() -> ServiceDesk:
+    """Return the desk of the warm-up. Desks that are drawn from a seed have none of its kinds of requests."""
+    return ServiceDesk.draw(random.Random("known desk"), KNOWN_REQUESTS["told"])
+
+
+def calls_left(number: int) -> str:
+    return f"You have {number} call{'s' if number > 1 else ''} left."
+
+
+def spoken(observation: str) -> str:
+    """Say an observation of a told desk in a sentence or two."""
+    if observation.startswith("closed"):
+        return "The request is closed. The customer is served."
+    *words, rest = observation.split()
+    end = "The request is lost." if rest == "lose" else calls_left(int(rest))
+    if words[-1] == "unreadable":
+        return f"That is not a call. {end}"
+    return f"Refused: the {NAMES[POSITIONS[words[-1]]]} must be {words[-1]}. {end}"
+
+
+def asked_values(text: str) -> list[str]:
+    """Return the values that refusals in `text` ask for, in order."""
+    return [value for value in re.findall(r"must be (\w+)", text) if value in POSITIONS]
+
+
+class SpokenDesk(ServiceDeskEnvironment):
+    """Plays a told desk in plain English."""
+
+    def reset(self, request: str, customer: str = "", **task) -> list[Message]:
+        super().reset(request, customer, **task)
+        opening = f"{customer.capitalize()} asks about the {request}. {calls_left(self.world.attempts)}"
+        return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": opening}]
+
+    def step(self, action: str) -> StepResult:
+        result = super().step(action.strip(" .`\"'"))
+        return StepResult(spoken(result.observation), reward=result.reward, terminated=result.terminated)
+
+
+def rows(desk: ServiceDesk, customers: list[str] = CUSTOMERS) -> Dataset:
+    """Return a row for each kind of request and customer."""
+    return Dataset.from_list([{"request": r, "customer": c} for r in desk.requests for c in customers])
+
+
+class Teacher:
+    """
+    Answers messages in every role, in the form that the package's prompts ask for.
+
+    Args:
+        prompts ([`NLACPrompts`]):
+            The prompts, by which it knows what it is asked for.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of its mistakes as the policy: most of its calls are wrong, so that there is something to judge.
+    """
+
+    def __init__(self, prompts: NLACPrompts, seed: int = 0):
+        self.desk = known_desk()
+        self.rng = random.Random(seed)
+        self.openings = {role: vars(prompts)[role][:40] for role in ("critique", "successor", "backup", "refine")}
+        self.openings["backup_terminated"] = "Your action led to this observation, and"
+        self.openings["successor"] = "Your action led to this observation:"
+
+    def answer(self, messages: list[Message]) -> str:
+        """Answer a conversation."""
+        opening, *turns = [message for message in messages if message["role"] != "system"]
+        request = re.search(r"asks about the (\w+)\.", opening["content"]).group(1)
+        seen, call, left = opening["content"], None, self.desk.attempts
+        role, state = "policy", DeskState(request, left)
+        for turn in turns:
+            if turn["role"] == "assistant" and role == "policy":
+                state, call, left = DeskState(request, left), parse_call(turn["content"]), left - 1
+            elif turn["role"] == "user":
+                found = [name for name, text in self.openings.items() if turn["content"].startswith(text)]
+                role, seen = (found[0] if found else "policy"), turn["content"]
+        said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        if role == "policy":
+            return format_call(self._act(DeskState(request, left), call, seen))
+        if role == "refine":
+            values = [word for word in re.findall(r"\w+", said[-1].partition("Optimality:")[2]) if word in POSITIONS]
+            return format_call(follow(call, values) if call else self._act(state, None, ""))
+        if call is None:
+            return _judged(
+                f"That is not a call. {calls_left(left) if left else 'The request is lost.'}", "Write a call."
+            )
+        if role == "critique":
+            return self._judge(self._future(state, call))
+        if role == "successor":
+            return self._continued(DeskState(request, left), call, seen)
+        observation = (seen if role == "backup_terminated" else turns[-3]["content"]).split("\n")[1]
+        return self._judge(observation if role == "backup_terminated" else f"{observation} {said[-1]}")
+
+    def _act(self, state: DeskState, call: Call | None, seen: str) -> Call:
+        """Choose the right call, one with some wrong values, or the last one repaired as the refusal asks."""
+        rule = self.desk.rules[state.request]
+        if self.rng.random() < 0.3:
+            return rule
+        if call is not None:
+            return follow(call, asked_values(seen))
+        return tuple(
+            self.rng.choice(values) if self.rng.random() < 0.4 else right
+            for values, right in zip(VALUES, rule, strict=True)
+        )
+
+    def _future(self, state: DeskState, call: Call) -> str:
+        """Foresee the answer to a call, and what follows, up to the end."""
+        ((answer, _),) = self.desk.answers(state, format_call(call)).items()
+        told = spoken(answer)
+        state = state._replace(attempts_left=state.attempts_left - 1)
+        ended = answer.endswith((" win", " lose"))
+        return told if ended else f"{told} {self._continued(state, call, told)}"
+
+    def _continued(self, state: DeskState, call: Call, seen: str) -> str:
+        repaired = follow(call, asked_values(seen))
+        return f"I call {format_call(repaired)}. {self._future(state, repaired)}"
+
+    @staticmethod
+    def _judge(future: str) -> str:
+        asked = asked_values(future)
+        return _judged(future, f"Use {' and '.join(asked)}." if asked else "")
+
+
+def _judged(future: str, advice: str) -> str:
+    return f"Future: {future}\nOptimality: {f'No. {advice}' if advice else 'Yes'}"

@@ -1,0 +1,295 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+NLAC with a real model on service desks that it has never seen, with the default prompts in plain English.
+
+    python -m benchmarks.real_learning.run --folder runs/real_learning --json benchmarks/results/real_learning.json
+
+First the roles are warmed up on another desk: `trl-nlac rehearse` lets a teacher write samples of every role, and LoRA
+is trained on them for a few minutes. Then NLAC trains the adapter on each desk. Every part keeps what it has done in
+the folder; a run that was stopped goes on where it was.
+"""
+
+import argparse
+import json
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import torch
+from datasets import load_dataset
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
+from trl import SFTConfig, SFTTrainer
+
+from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows
+from benchmarks.real_model import real_model_path
+from benchmarks.reporting import setting, write
+from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
+from trl_nlac.agent.rehearsal import play_transitions
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tokenizer import ending_token_ids
+from trl_nlac.cli.main import main as trl_nlac
+from trl_nlac.environments import ServiceDesk
+from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.evaluation.metrics import wilson_interval
+from trl_nlac.generation.transformers import TransformersGenerator
+from trl_nlac.method.rehearsal import readable_answers
+from trl_nlac.method.roles import Roles
+from trl_nlac.options.roles import RoleOptions
+
+
+ROLES = dict(
+    action_format="text",
+    max_turns=2,
+    max_completion_length=96,
+    min_p=0.05,
+    role_sampling={"policy": {"max_tokens": 24}, "refine": {"max_tokens": 24}},
+)
+WARM_UP = dict(num_train_epochs=2, learning_rate=1e-3, per_device_train_batch_size=8)
+NLAC = dict(
+    learning_rate=3e-4,
+    lr_scheduler_type="constant",
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=4,
+    episodes_per_iteration=4,
+    target_update_rate=0.05,
+    bootstrap="implicit",
+    replay_refinement_fraction=1.0,
+    rehearsal_ratio=0.25,
+    num_eval_episodes=1,
+    num_eval_critiques=0,
+)
+LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+class _ChatHandler(BaseHTTPRequestHandler):
+    """OpenAI's chat interface, answered by a teacher."""
+
+    teacher: Teacher
+    lock = threading.Lock()
+
+    def do_GET(self):
+        self._send({"object": "list", "data": [{"id": "teacher", "object": "model", "created": 0, "owned_by": "me"}]})
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.lock:
+            content = self.teacher.answer(request["messages"])
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        self._send({"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]})
+
+    def _send(self, body: dict) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def serving(teacher: Teacher):
+    """Serve a teacher on this machine; yields the URL."""
+    handler = type("Handler", (_ChatHandler,), {"teacher": teacher})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def make_known_desk() -> SpokenDesk:
+    """Make the environment of the warm-up, for the command line."""
+    return SpokenDesk(known_desk())
+
+
+def write_rehearsal(folder: Path, num_transitions: int) -> Path:
+    """Let the teacher write samples of every role on the known desk."""
+    path, tasks = folder / "rehearsal.jsonl", folder / "known_tasks.jsonl"
+    if not path.exists():
+        rows(known_desk()).to_json(tasks)
+        options = [f"{name}={json.dumps(value)}" for name, value in ROLES.items()]
+        with serving(Teacher(NLACPrompts())) as url:
+            words = ["rehearse", "teacher", str(path), "--backend", url, "--num_transitions", str(num_transitions)]
+            words += ["--environment_factory", "benchmarks.real_learning.run:make_known_desk"]
+            if trl_nlac([*words, "--dataset_name", str(tasks), "--option", *options]):
+                raise SystemExit("the rehearsal dataset could not be written")
+    return path
+
+
+def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
+    """Train LoRA on the teacher's samples."""
+    adapter = folder / "warm_up"
+    if not (adapter / "adapter_config.json").exists():
+        samples = load_dataset("json", data_files=str(rehearsal), split="train").remove_columns("role")
+        trainer = SFTTrainer(
+            model=model,
+            args=SFTConfig(
+                output_dir=str(folder / "sft"),
+                model_init_kwargs={"dtype": "bfloat16"},
+                use_cpu=not torch.accelerator.is_available(),
+                bf16=True,
+                max_length=None,
+                completion_only_loss=True,
+                lr_scheduler_type="cosine",
+                logging_steps=5,
+                save_strategy="no",
+                report_to="none",
+                gradient_checkpointing=False,
+                **WARM_UP,
+            ),
+            train_dataset=samples,
+            peft_config=LoraConfig(**LORA),
+        )
+        start = time.perf_counter()
+        trainer.train()
+        trainer.save_model(str(adapter))
+        seconds, tokens = time.perf_counter() - start, trainer.state.num_input_tokens_seen
+        log = {"seconds": seconds, "tokens": tokens, "samples": len(samples), "log": trainer.state.log_history}
+        write(log, adapter / "warm_up.json")
+    return adapter
+
+
+def load(model: str, adapter: Path | None) -> torch.nn.Module:
+    """Load the model in bfloat16, with an adapter that can be trained."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    return base if adapter is None else PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+
+
+def format_rates(model: str, adapter: Path | None, desk: ServiceDesk, number: int) -> dict[str, dict]:
+    """Measure how many answers of every role can be read, on a desk that the model has never seen."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chat = ChatEncoder(tokenizer)
+    loaded = load(model, adapter)
+    endings = ending_token_ids(tokenizer, chat.stop_ids, loaded.generation_config)
+    generator = TransformersGenerator(None, tokenizer, endings, batch_size=32)
+    roles = Roles(generator, chat, NLACPrompts(), RoleOptions(**{**ROLES, "max_format_retries": 0}))
+    pool = EnvironmentPool(partial(SpokenDesk, desk))
+    try:
+        with generator.session(loaded):
+            transitions = play_transitions(roles, pool, list(rows(desk)), number)
+            roles.metrics.clear()
+            readable_answers(roles, transitions)
+    finally:
+        pool.close()
+    rates = {}
+    for name, values in roles.metrics.items():
+        if name.endswith("format_rate"):
+            low, high = wilson_interval(int(sum(values)), len(values))
+            rates[name] = {"rate": sum(values) / len(values), "low": low, "high": high, "number": len(values)}
+    return rates
+
+
+def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, max_steps: int) -> dict:
+    """Train on one desk, from the last checkpoint if there is one."""
+    desk, output = ServiceDesk.from_seed(seed), folder / f"desk_{seed}"
+    args = NLACConfig(
+        output_dir=str(output),
+        use_cpu=not torch.accelerator.is_available(),
+        bf16=True,
+        gradient_checkpointing=False,
+        max_steps=max_steps,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=10,
+        eval_on_start=True,
+        save_strategy="steps",
+        save_steps=5,
+        save_total_limit=2,
+        report_to="none",
+        seed=seed,
+        **ROLES,
+        **NLAC,
+    )
+    trainer = NLACTrainer(
+        model=load(model, adapter),
+        args=args,
+        processing_class=AutoTokenizer.from_pretrained(model),
+        train_dataset=rows(desk),
+        eval_dataset=rows(desk, HELD_OUT_CUSTOMERS[:8]),
+        environment_factory=partial(SpokenDesk, desk),
+        rehearsal_dataset=load_dataset("json", data_files=str(rehearsal), split="train"),
+    )
+    start = time.perf_counter()
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)) if output.exists() else None)
+    evaluations = [entry for entry in trainer.state.log_history if "eval_episode/success_rate" in entry]
+    number = len(trainer.eval_dataset)
+    curve = []
+    for entry in evaluations:
+        rate = entry["eval_episode/success_rate"]
+        low, high = wilson_interval(round(rate * number), number)
+        steps = entry["eval_environment/steps"]
+        curve.append(
+            {"environment_steps": steps, "optimizer_steps": entry["step"], "success": rate, "low": low, "high": high}
+        )
+    return {
+        "curve": curve,
+        "episodes": number,
+        "generated_tokens": trainer.roles.num_generated_tokens,
+        "seconds_since_resume": time.perf_counter() - start,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(real_model_path()))
+    parser.add_argument("--folder", type=Path, default=Path("runs", "real_learning"))
+    parser.add_argument("--desks", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps on each desk")
+    parser.add_argument("--num_transitions", type=int, default=128, help="steps of which the teacher writes")
+    parser.add_argument("--num_format_transitions", type=int, default=24)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    report = {
+        **setting("torch", "transformers", "trl", "peft", threads=torch.get_num_threads()),
+        "model": Path(args.model).name,
+        "settings": {"roles": ROLES, "warm_up": WARM_UP, "nlac": NLAC, "lora": LORA},
+        "format_rates": {},
+        "desks": {},
+    }
+    if args.json is not None and args.json.exists():
+        earlier = json.loads(args.json.read_text())
+        report |= {name: earlier[name] for name in ("format_rates", "desks")}
+    rehearsal = write_rehearsal(args.folder, args.num_transitions)
+    adapter = warm_up(args.folder, args.model, rehearsal)
+    report["warm_up"] = {
+        name: value for name, value in json.loads((adapter / "warm_up.json").read_text()).items() if name != "log"
+    }
+    for name, of in (("raw", None), ("warmed_up", adapter)):
+        if name not in report["format_rates"]:
+            rates = format_rates(args.model, of, ServiceDesk.from_seed(100), args.num_format_transitions)
+            report["format_rates"][name] = rates
+            print(name, {metric: round(values["rate"], 2) for metric, values in rates.items()}, flush=True)
+            write(report, args.json)
+    for seed in args.desks:
+        report["desks"][str(seed)] = train(args.folder, args.model, adapter, rehearsal, seed, args.max_steps)
+        write(report, args.json)
+        print(seed, report["desks"][str(seed)]["curve"][-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
