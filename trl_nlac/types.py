@@ -251,11 +251,14 @@ class Critique:
             The verdict; `None` where only the future was asked for (k > 1).
         advice (`str`):
             How to do better; empty where the verdict is "Yes".
+        verdict_span (`tuple[int, int]`, *optional*):
+            Start and end of the verdict's words in the text that the critique was parsed from.
     """
 
     future: str
     optimal: bool | None
     advice: str = ""
+    verdict_span: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:

@@ -225,8 +225,10 @@ def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, E
     tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
     with one_line_errors(f"{args.model}: "):
         check_model(args.model)
-        agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
         pool = EnvironmentPool(environment, tools, timeout=ENVIRONMENT_TIMEOUT)
+        agent = NLACAgent.from_pretrained(
+            args.model, args.backend, args.prompts, pool.tool_schemas, **read_options(args.option)
+        )
         untrained = {
             "trainer_state": None,
             "log_metric": lambda name, value: None,
