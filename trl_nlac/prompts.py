@@ -368,7 +368,7 @@ class NLACPrompts:
 
 # A tag with its marks: bold, a heading, a list, a number. Without a colon it has a line of its own.
 _TAG = r"(?:[^\w\n]|_)*(?:\d+[.)](?:[^\w\n]|_)*)?{name}[*_`]*(?:[ \t]*[:：][*_`]*|(?=[^\w\n]*$))"
-_TAG_IN_LINE = r"[*_#>`-]{{0,3}}[ \t]*\b{name}[*_`]*[ \t]*[:：][*_`]*"
+_TAG_IN_LINE = r"[*_#>`-]{{0,3}}[ \t]?\b{name}[*_`]*[ \t]*[:：][*_`]*"
 _PLACEHOLDER = re.compile(r"<[^<>]*>\W*", re.DOTALL)
 _WORD = re.compile(r"(?P<verdict>yes|no)\b(?![-'’]\w)", re.IGNORECASE)
 _SUBJECTS = r"(?:action|choice|move|decision|step|call|guess|answer|solution|it|this|that)"
@@ -405,7 +405,7 @@ _TAKEN_BACK_LATER = {
     r"(?![^.\n]*\b(?:but|though|although|only|if)\b)|"
     r"\b(?:no|nothing|not (?:an?|any)|n['’]t (?:an?|any)) (?:\w+ )?(?:better|mistakes?|errors?|flaws?)\b",
 }
-_NOTE = re.compile(r"\n\s*(?:-{3,}|\*{3,}|_{3,}|[*_(\[]*Note\b).*", re.DOTALL | re.IGNORECASE)
+_NOTE = re.compile(r"\n[ \t]*(?:-{3,}|\*{3,}|_{3,}|[*_(\[]*Note\b).*", re.DOTALL | re.IGNORECASE)
 _QUOTES = (('"', '"'), ("“", "”"), ("<", ">"), ("[", "]"))
 _CORRECTED_THINK = re.compile(r"\s*<corrected_think>(?P<reasoning>[^<]*\S[^<]*)</corrected_think>\s*")
 
@@ -419,7 +419,7 @@ def parse_critique(text: str) -> Critique | None:
     future = tag and _find_tag("Future", text[: tag.start()])
     if not future:
         return None
-    told = re.sub(r"[\s*_#`-]+$", "", text[future.end() : tag.start()]).strip()
+    told = text[future.end() : tag.start()].rstrip(" \t\n*_#`-").strip()
     return None if not told or _PLACEHOLDER.fullmatch(told) else _parse_verdict("Optimality", text, tag.end(), told)
 
 

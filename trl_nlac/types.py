@@ -227,10 +227,11 @@ class Answer:
         token_ids (`tuple[int, ...]`):
             The sampled tokens, with chain of thought and end-of-turn token.
         text (`str`):
-            The text after the chain of thought, decoded without special tokens; a tool call as JSON.
+            The text after the chain of thought, decoded without special tokens; a call in the chat template's own
+            format as JSON.
         parsed (`Any`):
             What the role's parser made of the text (a [`Critique`], an action, or the text itself); `None` if the
-            answer breaks its format or was cut off.
+            answer breaks its format or was cut off. A tool call is JSON, however it was written.
     """
 
     prompt: Prompt

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _TAG = r"(?:[^\w\n]|_)*(?:\d+[.)](?:[^\w\n]|_)*)?{name}(?:[ \t]*\d+)?[*_`]*(?:[ \t]*:[*_`]*|(?=[^\w\n]*$))"
 _THOUGHT = re.compile(rf"^{_TAG.format(name='Thought')}", re.IGNORECASE | re.MULTILINE)
 _ACTION = re.compile(rf"^{_TAG.format(name='Action')}", re.IGNORECASE | re.MULTILINE)
-_ACTION_IN_LINE = re.compile(r"[*_#>`-]{0,3}[ \t]*\bAction[*_`]*[ \t]*:[*_`]*", re.IGNORECASE)
+_ACTION_IN_LINE = re.compile(r"[*_#>`-]{0,3}[ \t]?\bAction[*_`]*[ \t]*:[*_`]*", re.IGNORECASE)
 
 
 def parse_text(text: str) -> str | None:

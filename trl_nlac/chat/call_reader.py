@@ -32,6 +32,7 @@ _ARGUMENT_KEYS = (
 _WRAPPERS = ("tool_calls", "tool_uses", "tool_call", "function_call", "function", "tool", "action")
 _NO_PARAMETER = ("id", "type", "thought", "reasoning")  # what else stands beside a name
 _CONSTANTS = {"true": True, "false": False, "null": None}
+_EDGES = " \t\n*`\"'“”.,:;()[]{}<>#-"  # what can stand around a name
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 # What only calls have, read or not.
@@ -42,14 +43,14 @@ _MARKS = re.compile(
 )
 _TAGS = re.compile(r"</?[|｜]?[\w▁]+[|｜]?>|\[/?[A-Z_]+\]|```\w*")  # markup between calls
 _OBSERVATION = re.compile(
-    r"\n(?:[^\w\n]|_)*Observations?(?:[ \t]*\d+)?[*_`]*[ \t]*:.*|\n\s*<tool_response>.*", re.DOTALL | re.IGNORECASE
+    r"\n(?:[^\w\n]|_)*Observations?(?:[ \t]*\d+)?[*_`]*[ \t]*:.*|\n[ \t]*<tool_response>.*", re.DOTALL | re.IGNORECASE
 )
 _STRUCTURE = re.compile(r"\{\s*[\"'}]|\[\s*\{")
-_ACTION_INPUT = re.compile(r"[^\w\n]*\bAction[ _]?Input[*_`]*\s*:[*_`]*", re.IGNORECASE)
-_FUNCTION = re.compile(r"<function=[\"']?(?P<name>[\w.-]+)[\"']?>(?P<body>.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=(?P<name>[\w-]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
+_ACTION_INPUT = re.compile(r"\bAction[ _]?Input[*_`]*\s*:[*_`]*", re.IGNORECASE)
+_FUNCTION = re.compile(r"<function=[\"']?(?P<name>[\w.-]+)[\"']?>(?P<body>[^<]*(?:<(?!/?function)[^<]*)*)</function>")
+_PARAMETER = re.compile(r"<parameter=(?P<name>[\w-]+)>(?P<value>[^<]*(?:<(?!/?parameter)[^<]*)*)</parameter>")
 # What can stand before a call in Python on its line: marks, a few words with a colon, an assignment.
-_BEFORE_CALL = r"[^\w\n]*(?:[^\n:]{1,80}:[^\w\n]*)?(?:\w+\s*=\s*)?(?:await\s+)?(?:print\s*\(\s*)?(?:\w+\.)*"
+_BEFORE_CALL = r"[^\w\n]{0,9}(?:[^\n:]{1,80}:[^\w\n]{0,9})?(?:\w+\s*=\s*)?(?:await\s+)?(?:print\s*\(\s*)?(?:\w+\.)*"
 
 
 def without_observation(text: str) -> str:
@@ -131,9 +132,9 @@ class _CallReader:
     def _action_input(self, text: str) -> list[Call]:
         """`Action: lookup` and `Action Input: {"order": "x"}`."""
         before, *inputs = _ACTION_INPUT.split(text)
-        if len(inputs) != 1 or not before.strip():
+        if len(inputs) != 1:
             return []
-        line = before.strip().splitlines()[-1]
+        line = before.rstrip(_EDGES).rpartition("\n")[2]
         name = self._tool(re.sub(r"^.*?\bAction[*_`]*\s*:", "", line, flags=re.IGNORECASE))
         value = re.sub(r"^```\w*|```$", "", inputs[0].strip()).strip()
         if _STRUCTURE.match(value):
@@ -151,7 +152,8 @@ class _CallReader:
         for function in _FUNCTION.finditer(text):
             name = self._tool(function["name"])
             found = {
-                p["name"]: self._typed(name, p["name"], p["value"]) for p in _PARAMETER.finditer(function["body"])
+                p["name"]: self._typed(name, p["name"], p["value"].strip("\n"))
+                for p in _PARAMETER.finditer(function["body"])
             }
             arguments = found or self._arguments(name, function["body"].strip())
             if arguments is None:
@@ -187,7 +189,7 @@ class _CallReader:
             if not found:
                 return []
             calls += found
-            following = re.compile(rf"(?:\W|```\w*)*(?:\w+\s*=\s*)?(?:\w+\.)*({self.names})\(")
+            following = re.compile(rf"(?:[^\w`]|`(?:(?<=```)\w+)?)*(?:\w+\s*=\s*)?(?:\w+\.)*({self.names})\(")
             call = following.match(text, end)
         words_follow = calls and re.match(r"[^\w\n]*\w", text[end:])
         return [] if words_follow else calls
@@ -280,7 +282,7 @@ class _CallReader:
 
     def _tool(self, name: str) -> str:
         """The tool that is meant by a name: without a namespace and marks, in any case."""
-        name = re.sub(r"^\W+|\W+$", "", name)
+        name = name.strip(_EDGES)
         last = name.rpartition(".")[2]
         same = [tool for tool in self.parameters if tool.lower() == last.lower()]
         found = [tool for tool in (name, last) if tool in self.parameters] or same
