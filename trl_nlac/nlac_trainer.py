@@ -31,6 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.trainer_utils import EvalLoopOutput
 from trl.trainer.utils import get_config_model_id, identity
 
+from .chat.actions import choose_format
 from .chat.encoder import ChatEncoder
 from .chat.tokenizer import ending_token_ids, load_tokenizer
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
@@ -201,6 +202,7 @@ class NLACTrainer(AtomicSavingTrainer):
         revision = (args.model_init_kwargs or {}).get("revision")
         tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
+        args.action_format = choose_format(args.action_format, chat, self.environments.tool_schemas)
         self.rehearsal = Rehearsal(
             rehearsal_dataset, args.rehearsal_source, args.rehearsal_ratio, chat, args.seed + args.process_index
         )

@@ -438,32 +438,105 @@ class NLACPrompts:
         self.save(Path(directory, PROMPTS_FILE))
 
 
-_CRITIQUE = re.compile(
-    r"\s*\W{0,3}Future\W{0,3}:\W{0,3}\s*(?P<future>.*?\S)\s*\W{0,3}Optimality\W{0,3}:\W{0,3}\s*"
-    r"(?P<verdict>Yes|No)\b[\s.,:;*\"-]*(?P<advice>.*?)\s*",
-    re.DOTALL | re.IGNORECASE,
+# A tag with its marks: bold, a heading, a list, a number. Without a colon it has a line of its own.
+_TAG = r"(?:[^\w\n]|_)*(?:\d+[.)](?:[^\w\n]|_)*)?{name}[*_`]*(?:[ \t]*[:：][*_`]*|(?=[^\w\n]*$))"
+_TAG_IN_LINE = r"[*_#>`-]{{0,3}}[ \t]?\b{name}[*_`]*[ \t]*[:：][*_`]*"
+_PLACEHOLDER = re.compile(r"<[^<>]*>\W*", re.DOTALL)
+_WORD = re.compile(r"(?P<verdict>yes|no)\b(?![-'’]\w)", re.IGNORECASE)
+_SUBJECTS = r"(?:action|choice|move|decision|step|call|guess|answer|solution|it|this|that)"
+# A verdict as a sentence, "The action was not the best choice", with what may follow: nothing, a mark or a reason.
+_SENTENCE = (
+    rf"(?P<subject>(?:(?:the|my|your|this|that|last|chosen)\s+)*{_SUBJECTS}\s+(?:was|is)(?:n['’]t)?\s+)?"
+    r"(?P<negation>(?:not|non)[\s-]+)?(?:(?:indeed|clearly|certainly|definitely|already)\s+)?(?:the\s+|an?\s+)?"
+    r"(?P<quality>{good}|{bad})\b"
+    r"(?=\W*$|\s*[.,;:!()\n*\"”>—–]|\s+-|\s+(?:because|since|as|given|for|in|at|here|to|that|and|so)\b)"
 )
-_CORRECTNESS = re.compile(
-    r"\s*\W{0,3}Correctness\W{0,3}:\W{0,3}\s*(?P<verdict>Yes|No)\b[\s.,:;*\"-]*(?P<advice>.*?)\s*",
-    re.DOTALL | re.IGNORECASE,
-)
+_NOUNS = r"(?:\s+(?:possible|available|choice|action|move|option|decision|one|step|answer|solution))*"
+_QUALITIES = {
+    "Optimality": (
+        rf"(?:best|optimal|ideal|(?:right|correct)\s+(?:choice|action|move|decision)){_NOUNS}",
+        "sub-?optimal",
+    ),
+    "Correctness": (rf"(?:correct|right|valid){_NOUNS}", "incorrect|wrong|invalid|false"),
+}
+# What takes a "Yes" or a "No" back: in the next words, or anywhere after it.
+_OTHERS = r"(?:action|choice|move|option|way|one|alternative|answer|solution)s?"
+_GOOD = r"(?:best|optimal|ideal|right|correct)"
+_TAKEN_BACK_AT_ONCE = {
+    True: r"\s*[/?]|\W*no\W*(?:$|[.,;\n])|\W*(?:and|or|not|but|however|although|though|except|unless|if|only|partly|"
+    r"mostly|almost|maybe|perhaps)\b",
+    False: r"\s*[/?]|\W*(?:(?:and|or)\W+)?yes\b|\W*(?:or|but|no other|no better|nothing better)\b|"
+    r"[ \t]+(?:other|better|doubt|improvement|further|need|reason|way|wonder|question|longer|matter|more|changes?|"
+    rf"mistakes?|errors?|issues?|problems?|flaws?|faults?|{_OTHERS})\b",
+}
+_TAKEN_BACK_LATER = {
+    True: rf"\b(?:a|some|many|other|are|were|much) better {_OTHERS}\b|could be (?:better|improved)|sub-?optimal|"
+    r"\b(?:should|could|would|might) (?:not )?have\b|\b(?:was|is) wrong\b|"
+    rf"(?:\bnot|n['’]t|\bnever)(?: \w+)?(?: the| an?)? {_GOOD}\b",
+    False: rf"\b{_SUBJECTS} (?:was|is)(?: (?:indeed|clearly|already|actually))?(?: the)? {_GOOD}\b"
+    r"(?![^.\n]*\b(?:but|though|although|only|if)\b)|"
+    r"\b(?:no|nothing|not (?:an?|any)|n['’]t (?:an?|any)) (?:\w+ )?(?:better|mistakes?|errors?|flaws?)\b",
+}
+_NOTE = re.compile(r"\n[ \t]*(?:-{3,}|\*{3,}|_{3,}|[*_(\[]*Note\b).*", re.DOTALL | re.IGNORECASE)
+_QUOTES = (('"', '"'), ("“", "”"), ("<", ">"), ("[", "]"))
 _CORRECTED_THINK = re.compile(r"\s*<corrected_think>(?P<reasoning>[^<]*\S[^<]*)</corrected_think>\s*")
 
 
 def parse_critique(text: str) -> Critique | None:
-    """Parse a critique, tolerant of case, space and emphasis; `None` if it breaks the format."""
-    match = _CRITIQUE.fullmatch(text)
-    if match is None or len(re.findall(r"Optimality\W{0,3}:", text, re.IGNORECASE)) != 1:
+    """
+    Parse a critique, tolerant of case, space, marks, words before it and a verdict in a sentence; `None` if it breaks
+    the format, repeats the form, or if the verdict is not clear.
+    """
+    tag = _find_tag("Optimality", text)
+    future = tag and _find_tag("Future", text[: tag.start()])
+    if not future:
         return None
-    return Critique(match["future"], match["verdict"].lower() == "yes", match["advice"])
+    told = text[future.end() : tag.start()].rstrip(" \t\n*_#`-").strip()
+    return None if not told or _PLACEHOLDER.fullmatch(told) else _parse_verdict("Optimality", text, tag.end(), told)
 
 
 def parse_correctness(text: str) -> Critique | None:
-    """Parse the critique of a single step; `None` if it breaks the format."""
-    match = _CORRECTNESS.fullmatch(text)
-    if match is None or len(re.findall(r"Correctness\W{0,3}:", text, re.IGNORECASE)) != 1:
+    """Parse the critique of a single step, as tolerant as [`parse_critique`]; `None` if it breaks the format."""
+    tag = _find_tag("Correctness", text)
+    return _parse_verdict("Correctness", text, tag.end()) if tag else None
+
+
+def _find_tag(name: str, text: str) -> re.Match | None:
+    """Find the tag that begins a line, or the one within a line if none does; `None` if there is none, or several."""
+    in_line = list(re.finditer(_TAG_IN_LINE.format(name=name), text, re.IGNORECASE))
+    tags = list(re.finditer(rf"^{_TAG.format(name=name)}", text, re.IGNORECASE | re.MULTILINE)) or in_line
+    is_clear = len(tags) == 1 and (name == "Future" or len(in_line) <= 1)
+    return tags[0] if is_clear else None
+
+
+def _parse_verdict(name: str, text: str, start: int, future: str = "") -> Critique | None:
+    """Parse the verdict after a tag, and the advice after that; `None` if it is missing or not clear."""
+    begin = re.compile(r"[\W_]*").match(text, start).end()
+    good, bad = _QUALITIES[name]
+    verdict = _WORD.match(text, begin)
+    if verdict:
+        optimal = verdict["verdict"].lower() == "yes"
+    else:
+        verdict = re.compile(_SENTENCE.format(good=good, bad=bad), re.IGNORECASE).match(text, begin)
+        if verdict is None:
+            return None
+        is_negated = bool(verdict["negation"]) or bool(re.search("n['’]t", verdict["subject"] or ""))
+        is_bad = re.fullmatch(bad, verdict["quality"], re.IGNORECASE) is not None
+        optimal = not (is_negated or is_bad)
+        sentence = re.compile(r"[^.!?\n]*").match(text, verdict.end())[0]
+        if (is_negated and is_bad) or re.search(r"\b(?:but|if|unless|except|than)\b", sentence):
+            return None
+        if optimal and not verdict["subject"] and (":" in sentence or " " in verdict["quality"] and sentence):
+            return None  # it can name another action: "Best choice: ask first"
+    rest = text[verdict.end() :]
+    if re.match(_TAKEN_BACK_AT_ONCE[optimal], rest, re.IGNORECASE):
         return None
-    return Critique("", match["verdict"].lower() == "yes", match["advice"])
+    if re.search(_TAKEN_BACK_LATER[optimal], rest, re.IGNORECASE):
+        return None
+    advice = re.sub(r"^[\s.,:;!*_\"”’>\])，。：—–-]+", "", _NOTE.sub("", rest)).rstrip("\n *_`")
+    for opening, closing in _QUOTES:
+        advice = advice.removesuffix(closing) if opening in text[start:begin] else advice
+    return Critique(future, optimal, "" if optimal else advice, (begin, verdict.end()))
 
 
 def parse_future(text: str) -> Critique | None:

@@ -227,10 +227,11 @@ class Answer:
         token_ids (`tuple[int, ...]`):
             The sampled tokens, with chain of thought and end-of-turn token.
         text (`str`):
-            The text after the chain of thought, decoded without special tokens; a tool call as JSON.
+            The text after the chain of thought, decoded without special tokens; a call in the chat template's own
+            format as JSON.
         parsed (`Any`):
             What the role's parser made of the text (a [`Critique`], an action, or the text itself); `None` if the
-            answer breaks its format or was cut off.
+            answer breaks its format or was cut off. A tool call is JSON, however it was written.
     """
 
     prompt: Prompt
@@ -251,11 +252,14 @@ class Critique:
             The verdict; `None` where only the future was asked for (k > 1).
         advice (`str`):
             How to do better; empty where the verdict is "Yes".
+        verdict_span (`tuple[int, int]`, *optional*):
+            Start and end of the verdict's words in the text that the critique was parsed from.
     """
 
     future: str
     optimal: bool | None
     advice: str = ""
+    verdict_span: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:

@@ -69,7 +69,7 @@ CELLS = [
 class FixedLengthRoles(Roles):
     """Reads every answer as well-formed, and every critique as one that asks for refinement."""
 
-    def ask(self, role, prompts, parse, sampling=None, **kwargs) -> list[Answer]:
+    def ask(self, role, prompts, parse=None, sampling=None, **kwargs) -> list[Answer]:
         seeds = torch.randint(2**62, (len(prompts),)).tolist()
         opened = [self.opened(prompt).ids for prompt in prompts]
         completions = self.generator.generate(opened, self.samplings[role], seeds)

@@ -96,7 +96,7 @@ def main():
         user_model=script_args.user_model,
         user_base_url=script_args.user_base_url,
         user_provider=script_args.user_provider,
-        respond_tool=training_args.action_format != "tool_call",
+        respond_tool=training_args.action_format == "react",
     )
     eval_tasks = {company: make_tasks(company, "test") for company in ("retail", "airline")}
     if script_args.num_eval_tasks is not None:

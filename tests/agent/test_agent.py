@@ -179,6 +179,21 @@ def test_proposed_calls_are_those_of_training(action_format):
     assert ("Hm." in agent.roles.chat.tokenizer.decode(remembered)) == (action_format == "react")
 
 
+@pytest.mark.parametrize(("tools", "expected"), [(None, "react"), ([TOOL], "tool_call")])
+def test_tools_choose_the_format_of_actions(tools, expected):
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", tools=tools)
+    assert agent.options.action_format == agent.roles.actions.name == expected
+
+
+@pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
+def test_proposed_calls_can_be_written_in_any_way(action_format):
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format=action_format)
+    call = {"name": "route", "arguments": {"team": "billing"}}
+    proposed = f"Thought: Hm.\nAction:\n```json\n{json.dumps(call)}\n```"
+    assert json.loads(agent.proposed(MESSAGES, proposed, tools=[TOOL]).parsed) == call
+    assert agent.proposed(MESSAGES, "route billing").parsed == "route billing"
+
+
 def test_tools_travel_with_the_conversation():
     """Arguments of calls are parsed by the agent's own tools and those of the conversation only."""
     other = {**TOOL, "function": {**TOOL["function"], "name": "close"}}

@@ -18,7 +18,7 @@ import pytest
 from helpers.testing_utils import make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from trl_nlac.chat.actions import ActionFormat, parse_react, react_thought
+from trl_nlac.chat.actions import ActionFormat, choose_format, parse_react, react_thought
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -50,8 +50,8 @@ class TestActionFormat:
         prompt = Prompt.of(chat.start([USER], [TOOL] if name == "tool_call" else None), tools=(TOOL,))
         token_ids = actions.completion(action, thought=THOUGHT)
         assert token_ids[-1] in chat.stop_ids
-        text = actions.decode(prompt, token_ids)
-        assert actions.parse(text) == action
+        text, read = actions.read(prompt, token_ids)
+        assert read == action
         answer = Answer(prompt, tuple(token_ids), text, action)
         assert actions.thought(answer) == (THOUGHT if name == "react" else "")
         message = actions.message(action, text, token_ids)
@@ -76,9 +76,37 @@ class TestActionFormat:
         whole = opening + actions.observation_ids(opening[-1], CALL, "refused 1")
         assert whole == chat.start(messages, [TOOL] if called else None)
 
+    @pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "llama3_1", "gptoss"])
+    def test_a_call_in_other_words_stays_as_it_was_written(self, template):
+        """It is a call all the same, whose result is a tool's; its tokens are those of any other past turn."""
+        chat = ChatEncoder(make_tokenizer(template))
+        actions = ActionFormat(chat, "tool_call")
+        prompt = Prompt.of(chat.start([USER], [TOOL]), tools=(TOOL,))
+        words = f"Let me see:\n```json\n{CALL.replace('name', 'tool').replace('arguments', 'args')}\n```"
+        text, action = actions.read(prompt, chat.completion(words))
+        assert (text, action) == (words, CALL)
+        assert actions.remembered(chat.completion(words), action) == chat.past_turn(words)
+        assert actions.replies(action, "refused 1") == [{"role": "tool", "name": "route", "content": "refused 1"}]
+
     def test_a_template_without_tools(self):
         with pytest.raises(ValueError, match="`action_format='tool_call'` needs a chat template that shows tools"):
             ActionFormat(ChatEncoder(make_tokenizer("gemma")), "tool_call")
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "tools", "expected"),
+    [
+        (None, "qwen2_5", [TOOL], "tool_call"),
+        (None, "gemma", [TOOL], "react"),
+        (None, "qwen2_5", [], "react"),
+        ("text", "qwen2_5", [TOOL], "text"),
+        ("react", "qwen2_5", [TOOL], "react"),
+    ],
+)
+def test_choose_format(name, template, tools, expected, caplog):
+    with caplog.at_level("INFO", logger="trl_nlac"):
+        assert choose_format(name, ChatEncoder(make_tokenizer(template)), tools) == expected
+    assert [f"`action_format` is '{expected}'" in message for message in caplog.messages] == [True] * (name is None)
 
 
 def test_react():

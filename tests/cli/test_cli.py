@@ -24,6 +24,7 @@ from helpers.testing_utils import make_trainer
 
 from trl_nlac import PrioritizedReplay
 from trl_nlac.cli.main import COMMANDS, main
+from trl_nlac.cli.options import Parser, add_agent_arguments, load_player
 from trl_nlac.environments.embedded import TINY_MODEL
 
 
@@ -44,6 +45,18 @@ class GuessTheNumber:
         if not action.isdecimal():
             return StepResult("[bold]That is no number.[/bold]")
         return StepResult("Right!", reward=1.0, terminated=True)
+
+
+class Counter:
+    def reset(self, **row):
+        return "zero"
+
+    def add(self):
+        "Add one."
+        return "one"
+
+    def get_reward(self):
+        return 1.0
 
 
 def pay(completions, log_extra, **kwargs):
@@ -233,6 +246,16 @@ class TestHelp:
 
 
 class TestPlay:
+    @pytest.mark.parametrize(("environment", "expected"), [("GuessTheNumber", "react"), ("Counter", "tool_call")])
+    def test_tools_choose_the_format_of_actions(self, folder, environment, expected):
+        parser = Parser()
+        add_agent_arguments(parser)
+        agent, pool, _ = load_player(
+            parser.parse_args([TINY_MODEL, "--environment_factory", f"guess.py:{environment}"])
+        )
+        pool.close()
+        assert agent.options.action_format == agent.roles.actions.name == expected
+
     def test_a_plain_model_with_its_own_prompts(self, folder, capsys):
         words = ["play", TINY_MODEL, "--environment_factory", "guess.py:GuessTheNumber", "--task", '{"number": 4}']
         words += ["--option", "action_format=text", "max_turns=1", "max_completion_length=32"]

@@ -113,6 +113,16 @@ class TestConversations:
         text = roles.chat.decode(recorded.token_ids[first.prompt_end : first.prompt_end + first.action_length])
         assert text == f"Thought: First look.\nAction: {json.dumps(calls)}"
 
+    def test_calls_in_words_are_read_where_there_are_tools(self):
+        function = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+        messages = [USER, said('Thought: Hm.\nAction: look(at="door").'), ANSWER, said("Thought: So.\nAction: go")]
+        roles = make_roles([], action_format="react")
+        for tools, action in (([{"type": "function", "function": function}], "{"), ([], "look(")):
+            recorded = record_conversation(messages, roles.actions, roles.prompts, tools)
+            assert recorded.turns[0].action.startswith(action) and recorded.turns[1].action == "go"
+            episode = recorded.episode()
+            assert conversation(episode, roles.actions)["messages"][1] == messages[1]
+
     @pytest.mark.parametrize(
         ("messages", "problem"),
         [

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from helpers.method_utils import CRITIQUE, make_transitions
+from helpers.method_utils import make_transitions
 from helpers.testing_utils import make_roles
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -43,28 +43,39 @@ class TestCriticPrompt:
 
 class TestVerdictScores:
     @pytest.mark.parametrize(
-        "text",
+        ("before", "rest"),
         [
-            CRITIQUE,
-            "Future: refused needs amber lose\nOptimality: No use amber",
-            "**Future:** a\n**Optimality:**\nyes.",
+            ("Future: closed win\nOptimality:", "Yes"),
+            ("Future: refused needs amber lose\nOptimality:", "No use amber"),
+            ("Future: closed reports correctness: nothing passes.\nOptimality:", "Yes"),
+            ("Future: reports optimality nothing\nOptimality:", "No use amber"),
+            ("Sure. Future: refused yes no\nOptimality:", "No use amber"),
+            ("Future: refused\nOptimality:", "Not optimal, use amber"),
+            ("Future: refused\nOptimality:", "The action was not the best choice."),
         ],
     )
-    def test_log_odds_of_the_verdict(self, text):
+    def test_log_odds_of_the_verdict(self, before, rest):
+        """The score is that of "Yes" and "No" right after the tag of the verdict, whatever stands before it."""
         model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+        critique, score = self.score(f"{before} {rest}", model)
+        ids = critique.prompt.ids + make_roles([]).chat.completion(before)[:-1]
+        assert (critique.prompt.ids + list(critique.token_ids))[: len(ids)] == ids
+        logps = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        yes, no = (tokenizer(f" {word}", add_special_tokens=False)["input_ids"][-1] for word in ("Yes", "No"))
+        assert score == pytest.approx((logps[yes] - logps[no]).item(), abs=1e-4)
+
+    @pytest.mark.parametrize(
+        "text", ["**Future:** a\n**Optimality:**\nyes.", "1. Future: a\n2. Optimality: **NO**, b"]
+    )
+    def test_marks_around_the_verdict(self, text):
+        assert np.isfinite(self.score(text, AutoModelForCausalLM.from_pretrained(TINY_MODEL))[1])
+
+    @staticmethod
+    def score(text, model):
         roles = make_roles([text])
-        generator = TransformersGenerator(Accelerator(cpu=True), tokenizer, [1], batch_size=3)
-        critique = critiques(roles, [make_transitions(roles)[0].state_action])[0]
+        generator = TransformersGenerator(Accelerator(cpu=True), roles.chat.tokenizer, [1], batch_size=3)
+        (critique,) = critiques(roles, [make_transitions(roles)[0].state_action])
         roles.generator = generator
         with generator.session(model):
             (score,) = verdict_scores(roles, [critique])
-        ids = critique.prompt.ids + list(critique.token_ids)
-        said = "Yes" if critique.parsed.optimal else "No"
-        position = next(
-            i for i in reversed(range(len(ids))) if tokenizer.decode(ids[: i + 1]).lower().endswith(said.lower())
-        )
-        if "**" not in text:  # one token each
-            logps = model(torch.tensor([ids[:position]])).logits[0, -1].log_softmax(-1)
-            yes, no = (tokenizer(f" {word}", add_special_tokens=False)["input_ids"][-1] for word in ("Yes", "No"))
-            assert score == pytest.approx((logps[yes] - logps[no]).item(), abs=1e-4)
-        assert np.isfinite(score)
+        return critique, score

@@ -12,12 +12,16 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-from helpers.method_utils import CRITIQUE, WRONG, asked, make_transitions
+import pytest
+from helpers.method_utils import CRITIQUE, DESK, WRONG, asked, make_transitions
 from helpers.testing_utils import make_roles
 
+from trl_nlac.chat.tool_calls import format_tool_call
+from trl_nlac.environments.embedded import make_environment
+from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.refinement import Attempt, refine_actions, refinement_rounds
 from trl_nlac.prompts import parse_critique
-from trl_nlac.types import Answer, Critique
+from trl_nlac.types import Answer, Critique, Transition
 
 
 class TestRefineActions:
@@ -49,6 +53,16 @@ class TestRefineActions:
     def test_broken_refinement_is_dropped(self):
         roles = make_roles(["a", CRITIQUE, ""], max_format_retries=0)
         assert refine_actions(roles, make_transitions(roles)[:1]) == [None]
+
+    @pytest.mark.parametrize(("before", "after"), [("```json\n", "\n```"), ("", "."), ("Better: ", "")])
+    def test_refined_calls_are_read_as_those_of_the_policy(self, before, after):
+        call = format_tool_call("route", {"team": "billing"})
+        answers = [["a", "Future: bad\nOptimality: No", before + written + after] for written in (call, call[:-1])]
+        roles = make_roles([*answers[0], *answers[1]], max_format_retries=0)
+        desk = make_environment(DESK, "tool_call")
+        episode = replay_actions(desk, {"request": "baku"}, WRONG, roles.actions, roles.prompts)
+        (read,), (unread,) = [refine_actions(roles, [Transition(episode, 0)]) for _ in answers]
+        assert read.refined_action.parsed == call and unread is None
 
     def test_stored_actions_are_refined_by_their_targets(self):
         """No fresh action and no critique: the stored action and its Bellman target take their places."""

@@ -25,6 +25,7 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
+from ..chat.actions import choose_format
 from ..chat.encoder import ChatEncoder
 from ..environments.pool import EnvironmentPool
 from ..episodes.conversations import problem_of, read_action, record_conversation
@@ -65,7 +66,8 @@ class NLACAgent:
         chat ([`~chat.encoder.ChatEncoder`]):
             Encodes messages.
         options ([`~options.roles.RoleOptions`], *optional*):
-            How the roles act and generate. If `None`, the defaults.
+            How the roles act and generate. If `None`, the defaults. Without an `action_format`, `tools` and the chat
+            template decide.
         prompts ([`NLACPrompts`], *optional*):
             Prompts of the roles. If `None`, the defaults.
         tools (`list[dict[str, Any]]`, *optional*):
@@ -85,8 +87,9 @@ class NLACAgent:
         model: PreTrainedModel | None = None,
     ):
         self.model = model
-        self.options = options or RoleOptions()
         self.tools = tools or []
+        options = options or RoleOptions()
+        self.options = replace(options, action_format=choose_format(options.action_format, chat, self.tools))
         self.roles = Roles(generator, chat, prompts or NLACPrompts(), self.options)
 
     @classmethod
@@ -427,7 +430,7 @@ class NLACAgent:
         problem = problem_of([*messages, message])
         if problem is not None:
             raise ValueError(f"The `messages` with the action are not a conversation: {problem}.")
-        message, parsed = read_action(message, self.roles.actions)
+        message, parsed = read_action(message, self.roles.actions, [*self.tools, *(tools or [])])
         token_ids = self.roles.chat.completion(message)
         return Answer(self._encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
 

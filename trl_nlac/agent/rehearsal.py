@@ -42,7 +42,8 @@ def chat_roles(model: ChatModel, prompts: NLACPrompts, options: RoleOptions) -> 
         prompts ([`NLACPrompts`]):
             Prompts of the roles.
         options ([`~options.roles.RoleOptions`]):
-            How the roles act and generate. Their `max_prompt_length` is the model's own matter.
+            How the roles act and generate. Without an `action_format` it is "react". The length of prompts is the
+            model's own matter.
 
     Raises:
         ValueError: If actions are tool calls in a chat template's own format, which messages in text do not show.
@@ -53,7 +54,8 @@ def chat_roles(model: ChatModel, prompts: NLACPrompts, options: RoleOptions) -> 
             "JSON, for the dataset and for training."
         )
     tokenizer = transcript_tokenizer()
-    options = replace(options, max_prompt_length=None, reasoning=False)
+    action_format = options.action_format or "react"
+    options = replace(options, action_format=action_format, max_prompt_length=None, reasoning=False)
     return Roles(TranscriptGenerator(model, tokenizer), ChatEncoder(tokenizer), prompts, options, shows_progress=True)
 
 

@@ -14,19 +14,24 @@
 
 """Actions: how they are written, parsed, kept in a conversation and answered."""
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from ..types import Answer, Message, Prompt
+from .call_reader import read_calls, without_observation
 from .encoder import ChatEncoder
-from .tool_calls import call_message, parse_results, parse_tool_calls
+from .tool_calls import call_message, format_tool_calls, parse_results, parse_tool_calls
 
 
-_REACT = re.compile(
-    r"\s*\W{0,3}Thought\W{0,3}:\s*(?P<thought>.*?)\s*[*_#>`-]{0,3}[ \t]*Action\W{0,3}:\s*(?P<action>.*?\S)\s*",
-    re.DOTALL | re.IGNORECASE,
-)
+logger = logging.getLogger(__name__)
+
+# A tag of ReAct with its marks: bold, a heading, a list, a number.
+_TAG = r"(?:[^\w\n]|_)*(?:\d+[.)](?:[^\w\n]|_)*)?{name}(?:[ \t]*\d+)?[*_`]*(?:[ \t]*:[*_`]*|(?=[^\w\n]*$))"
+_THOUGHT = re.compile(rf"^{_TAG.format(name='Thought')}", re.IGNORECASE | re.MULTILINE)
+_ACTION = re.compile(rf"^{_TAG.format(name='Action')}", re.IGNORECASE | re.MULTILINE)
+_ACTION_IN_LINE = re.compile(r"[*_#>`-]{0,3}[ \t]?\bAction[*_`]*[ \t]*:[*_`]*", re.IGNORECASE)
 
 
 def parse_text(text: str) -> str | None:
@@ -35,24 +40,52 @@ def parse_text(text: str) -> str | None:
 
 
 def parse_react(text: str) -> str | None:
-    """Parse the action of `Thought: ... Action: ...`; `None` if it breaks the format."""
-    match = _REACT.fullmatch(text)
-    if match is None or len(re.findall(r"^\W{0,3}Action\W{0,3}:", text, re.IGNORECASE | re.MULTILINE)) != 1:
+    """
+    Parse the action of `Thought: ... Action: ...`, without an observation that the model invented after it; `None` if
+    it breaks the format.
+    """
+    thought = _THOUGHT.search(text)
+    if thought is None:
         return None
-    return match["action"]
+    tag = _ACTION.search(text, thought.end()) or _ACTION_IN_LINE.search(text, thought.end())
+    if tag is None:
+        return None
+    action = without_observation(text[tag.end() :]).strip()
+    if _ACTION.search(action) or (tag.re is _ACTION_IN_LINE and _ACTION_IN_LINE.search(action)):
+        return None
+    is_bold = tag[0].count("**") == 1 and action.endswith("**")  # with its tag
+    return (action[:-2].rstrip() if is_bold else action) or None
 
 
 def react_thought(text: str) -> str:
-    """Parse the thought of an answer that [`parse_react`] can parse."""
-    return _REACT.fullmatch(text)["thought"]
+    """Parse the thought of a ReAct answer; empty if it has none."""
+    thought = _THOUGHT.search(text)
+    if thought is None:
+        return ""
+    tag = _ACTION.search(text, thought.end()) or _ACTION_IN_LINE.search(text, thought.end())
+    return text[thought.end() : tag.start()].strip() if tag else ""
 
 
-# The parser of an action's text; the text of a tool call is its JSON.
-PARSERS: dict[str, Callable[[str], str | None]] = {
-    "react": parse_react,
-    "text": parse_text,
-    "tool_call": parse_text,
-}
+def choose_format(name: str | None, chat: ChatEncoder, tools: list[dict[str, Any]]) -> str:
+    """
+    Choose the format of actions, and log it if the options leave it open.
+
+    Args:
+        name (`str`, *optional*):
+            The format that the options ask for. If `None`, `"tool_call"` where there are tools and the chat template
+            supports them, otherwise `"react"`.
+        chat ([`~chat.encoder.ChatEncoder`]):
+            Encodes messages.
+        tools (`list[dict[str, Any]]`):
+            JSON schemas of the tools that actions can call.
+    """
+    if name is not None:
+        return name
+    name = "tool_call" if tools and chat.calls_tools else "react"
+    template = "shows" if chat.calls_tools else "does not show"
+    reason = f"there are tools, and the chat template {template} them" if tools else "there are no tools"
+    logger.info("`action_format` is %r: %s.", name, reason)
+    return name
 
 
 class ActionFormat:
@@ -70,8 +103,6 @@ class ActionFormat:
             Whether actions are tool calls in the chat template's own format.
         shows_thoughts (`bool`):
             Whether an action follows a thought in words.
-        parse (`Callable[[str], str | None]`):
-            Parses the text of an answer into an action; `None` if it breaks the format.
 
     Raises:
         ValueError: If the chat template does not support the format.
@@ -87,13 +118,46 @@ class ActionFormat:
         self.name = name
         self.calls_tools = name == "tool_call"
         self.shows_thoughts = name == "react"
-        self.parse = PARSERS[name]
 
-    def decode(self, prompt: Prompt, token_ids: list[int]) -> str:
-        """Decode an answer to the text that [`parse`] takes."""
-        if self.calls_tools:
-            return self.chat.decode_calls(prompt.ids, token_ids, list(prompt.tools) or None)
-        return self.chat.decode(token_ids)
+    def read(self, prompt: Prompt, token_ids: list[int]) -> tuple[str, str | None]:
+        """
+        Decode an answer to `prompt`, and parse the action in it.
+
+        Returns:
+            `tuple[str, str | None]`: the text, where calls in the chat template's own format are JSON, and the action;
+            `None` if it cannot be read.
+        """
+        if not self.calls_tools:
+            text = self.chat.decode(token_ids)
+            return text, self.parse(text, prompt.tools)
+        text = self.chat.decode_calls(prompt.ids, token_ids, list(prompt.tools) or None)
+        if text:
+            return text, self.parse(text, prompt.tools)
+        text = self.chat.decode(token_ids)  # of a call that the template's parser cannot read
+        action = self.parse(text, prompt.tools)
+        return text, action if self._calls(action) else None
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> str | None:
+        """
+        Parse the text of an answer into an action.
+
+        Args:
+            text (`str`):
+                The text.
+            tools (`Sequence[dict[str, Any]]`, *optional*):
+                JSON schemas of the tools that actions can call. Without any, nothing is taken for a call.
+
+        Returns:
+            `str` or `None`: a call as JSON, however it was written, see [`~chat.call_reader.read_calls`], or the text
+            of any other action. `None` if the answer breaks the format, or is meant as a call that cannot be read.
+        """
+        action = parse_react(text) if self.shows_thoughts else parse_text(text)
+        if not tools:
+            return action
+        calls = read_calls(text if action is None else action, list(tools))
+        if calls is None or (len(calls) > 1 and self.calls_tools and not self.chat.template.takes_several_calls()):
+            return None
+        return format_tool_calls(calls) if calls else action
 
     def text(self, action: str, thought: str) -> str:
         """Write an action in words, as the policy does."""
@@ -128,7 +192,8 @@ class ActionFormat:
 
     def remembered(self, token_ids: list[int], action: Any, keeps_reasoning: bool | None = None) -> list[int]:
         """Reduce sampled tokens that were parsed as `action` to the part that stays in the conversation."""
-        return self.chat.remembered(token_ids, self._tools(action), keeps_reasoning)
+        tools = self._tools(action) if self.chat.has_call(token_ids) else ()  # or it was called in other words
+        return self.chat.remembered(token_ids, tools, keeps_reasoning)
 
     def thought(self, answer: Answer) -> str:
         """Decode the thought before an action: the chain of thought, or the thought of a ReAct answer."""

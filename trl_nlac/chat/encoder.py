@@ -16,6 +16,7 @@
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from itertools import groupby
 from typing import Any
 
@@ -167,6 +168,20 @@ class ChatEncoder:
         content_ids = token_ids[self.content_start(token_ids) :]
         return self.tokenizer.decode(content_ids, skip_special_tokens=True).strip()
 
+    def token_span(self, token_ids: list[int], start: int, end: int) -> tuple[int, int]:
+        """Find the tokens of an answer with the characters from `start` to `end` of its text, see [`decode`]."""
+        first = self.content_start(token_ids)
+        lengths = range(len(token_ids) - first + 1)
+
+        def text_of(length: int) -> str:
+            return self.tokenizer.decode(token_ids[first : first + length], skip_special_tokens=True)
+
+        text = text_of(lengths[-1])
+        space = len(text) - len(text.lstrip())
+        before = bisect_right(lengths, space + start, key=lambda length: len(text_of(length))) - 1
+        until = bisect_left(lengths, space + end, key=lambda length: len(text_of(length)))
+        return first + before, first + until
+
     def decode_calls(
         self, prompt_ids: list[int], token_ids: list[int], tools: list[dict[str, Any]] | None = None
     ) -> str:
@@ -182,12 +197,15 @@ class ChatEncoder:
             return ""
         calls = [call.get("function", call) for call in message.get("tool_calls") or []]
         if not calls:
-            is_broken = self.template.call_opener in without_space(self.tokenizer.decode(token_ids))
-            return "" if is_broken else self.decode(token_ids)
+            return "" if self.has_call(token_ids) else self.decode(token_ids)
         parsed = [(call.get("name"), call.get("arguments") or {}) for call in calls]
         if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in parsed):
             return ""
         return format_tool_calls(parsed) if len(parsed) == 1 or self.template.takes_several_calls() else ""
+
+    def has_call(self, token_ids: list[int]) -> bool:
+        """Whether an answer calls a tool in the template's own format, in a way that can be parsed or not."""
+        return self.template.call_opener in without_space(self.tokenizer.decode(token_ids))
 
     def text_before_calls(self, token_ids: list[int]) -> str:
         """Decode the text of an answer before it calls tools."""

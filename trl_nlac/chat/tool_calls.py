@@ -39,7 +39,7 @@ def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     """Parse names and arguments of tool calls in JSON; empty if `action` is not a call."""
     try:
         written = json.loads(action)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a number of too many digits, too many brackets
         return []
     calls = []
     for call in written if isinstance(written, list) else [written]:

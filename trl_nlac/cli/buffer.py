@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from ..chat.actions import ActionFormat
+from ..chat.actions import ActionFormat, choose_format
 from ..chat.encoder import ChatEncoder
 from ..episodes.conversations import to_dataset
 from ..episodes.logs import episodes_from_logs
@@ -111,7 +111,7 @@ def _load_actions(model: str) -> tuple[ActionFormat, RoleOptions]:
     """Load the format of a model's actions, and its options."""
     options = RoleOptions.from_pretrained(model)
     chat = ChatEncoder(AutoTokenizer.from_pretrained(model), options.chat_template_kwargs)
-    return ActionFormat(chat, options.action_format), options
+    return ActionFormat(chat, choose_format(options.action_format, chat, tools=[])), options
 
 
 def _print_counts(name: str, episodes: list[Episode], success_threshold: float) -> None:

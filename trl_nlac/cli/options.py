@@ -228,8 +228,11 @@ def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, E
     """Load the agent, the environments and the reward functions of [`add_agent_arguments`]."""
     with one_line_errors(f"{args.model}: "):
         check_model(args.model)
-        agent = NLACAgent.from_pretrained(args.model, args.backend, prompts=args.prompts, **read_options(args.option))
-    return agent, *load_environments(args)
+    pool, rewards = load_environments(args)
+    with one_line_errors(f"{args.model}: "):
+        options = read_options(args.option)
+        agent = NLACAgent.from_pretrained(args.model, args.backend, args.prompts, pool.tool_schemas, **options)
+    return agent, pool, rewards
 
 
 def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, EpisodeRewards | None]:

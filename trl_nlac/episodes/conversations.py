@@ -15,7 +15,7 @@
 """Conversations as chat messages: from messages to episodes, and back."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -104,7 +104,7 @@ def record_conversation(
         while i < len(messages) and speakers[i] != "assistant":
             replies.append(_text(messages[i]))
             i += 1
-        message, action = read_action(answer, actions)
+        message, action = read_action(answer, actions, tools)
         observation = format_results(replies) if answer.get("tool_calls") and replies else "\n\n".join(replies)
         recorder.take(action, actions.chat.past_turn(message), observation)
         if replies and (is_open or i < len(messages)):
@@ -157,12 +157,14 @@ def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[M
     return [message, *actions.replies(turn.action, turn.next_observation)]
 
 
-def read_action(message: Message, actions: ActionFormat) -> tuple[Message, str]:
-    """Read an assistant's message: as the policy would have written it, and the action in it."""
+def read_action(
+    message: Message, actions: ActionFormat, tools: Sequence[dict[str, Any]] | None = None
+) -> tuple[Message, str]:
+    """Read an assistant's message, which can call `tools`: as the policy would have written it, and its action."""
     calls = [_read_call(call) for call in message.get("tool_calls") or []]
     if not calls:
         text = _text(message)
-        return {"role": "assistant", "content": text}, actions.parse(text) or text
+        return {"role": "assistant", "content": text}, actions.parse(text, tools or ()) or text
     action = format_tool_calls(calls)
     content = _text(message) or ""
     if actions.calls_tools:

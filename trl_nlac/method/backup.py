@@ -140,7 +140,7 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     successor, policy, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
     states = [roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in transitions]
     acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
-    actions = roles.ask("policy", states, roles.actions.parse, acting)
+    actions = roles.ask("policy", states, sampling=acting)
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
     judging = replace(successor, max_tokens=critic.max_tokens)
     judged = critiques(roles, [roles.continued(action.prompt, action) for action in acted.values()], judging)

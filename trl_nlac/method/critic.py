@@ -14,7 +14,6 @@
 
 """The language critic: critiques, futures, and a critique as a number."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,10 +21,6 @@ from ..generation.base import Sampling
 from ..prompts import numbered, parse_correctness, parse_critique, parse_future
 from ..types import Answer, Critique, Judgement, Prompt
 from .roles import Roles
-
-
-_TAG = re.compile(r"(Optimality|Correctness)\W{0,3}:", re.IGNORECASE)
-_OPPOSITE = {"yes": "No", "no": "Yes"}
 
 
 def critic_prompt(roles: Roles, state_action: Prompt) -> Prompt:
@@ -136,7 +131,8 @@ def judge_critiques(roles: Roles, answers: list[Answer]) -> list[Judgement | Non
 def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
     """
     Score verdicts: log P(Yes) - log P(No) at the place of the verdict, given the predicted future. This is Q(s, a) of
-    LAC (https://huggingface.co/papers/2506.06376).
+    LAC (https://huggingface.co/papers/2506.06376). A verdict in other words, such as "Not optimal", is scored by a
+    "Yes" and a "No" in its place, so that the length of a sentence does not matter.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -150,26 +146,21 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
     prompts, completions = [], []
     for answer in critiques:
         token_ids = list(answer.token_ids)
-        start, end, verdict = _find_verdict(roles, answer)
-        word = re.search("yes|no", verdict, re.IGNORECASE).group()
-        opposite = roles.chat.tokenizer(verdict.replace(word, _OPPOSITE[word.lower()]), add_special_tokens=False)
-        pair = [token_ids[start:end], opposite["input_ids"]]
+        start, end = roles.chat.token_span(token_ids, *answer.parsed.verdict_span)
         prompts += [roles.opened(answer.prompt).ids + token_ids[:start]] * 2
-        completions += pair if answer.parsed.optimal else pair[::-1]
+        completions += _verdict_pair(roles, answer, token_ids[start:end])
     logps = roles.generator.score(prompts, completions)
     return [yes - no for yes, no in zip(logps[::2], logps[1::2], strict=True)]
 
 
-def _find_verdict(roles: Roles, answer: Answer) -> tuple[int, int, str]:
-    """Find the tokens of a critique's verdict: start, end and text."""
-    token_ids, decode = list(answer.token_ids), roles.chat.tokenizer.decode
-    first = roles.chat.content_start(token_ids)
-    start = next(i for i in range(first, len(token_ids)) if _TAG.search(decode(token_ids[first:i])))
-    while not re.search(r"\w", decode([token_ids[start]])):
-        start += 1
-    end = next(
-        i
-        for i in range(start + 1, len(token_ids) + 1)
-        if re.search("yes|no", decode(token_ids[start:i]), re.IGNORECASE)
-    )
-    return start, end, decode(token_ids[start:end])
+def _verdict_pair(roles: Roles, answer: Answer, verdict_ids: list[int]) -> list[list[int]]:
+    """The tokens of "Yes" and of "No" in the place of a verdict and in its case; as sampled for the one it is."""
+    tokenizer, words = roles.chat.tokenizer, answer.text[slice(*answer.parsed.verdict_span)]
+    piece = tokenizer.decode(verdict_ids)  # with a space or marks in the same tokens
+    pair = []
+    for word in ("Yes", "No"):
+        word = word.lower() if words.islower() else word.upper() if words.isupper() else word
+        is_said = words.lower() == word.lower()
+        written = piece.replace(words, word)
+        pair.append(verdict_ids if is_said else tokenizer(written, add_special_tokens=False)["input_ids"])
+    return pair

@@ -106,7 +106,7 @@ def refine_actions(
     targets = targets or {}
     attempts = {i: Attempt.of_transition(transitions[i]) for i in targets}
     fresh = [i for i in range(len(transitions)) if i not in targets]
-    actions = roles.ask("policy", [transitions[i].state for i in fresh], roles.actions.parse)
+    actions = roles.ask("policy", [transitions[i].state for i in fresh])
     for i, action in zip(fresh, actions, strict=True):
         if action.parsed is not None:
             attempts[i] = Attempt.of(roles, action.prompt, action)
@@ -197,7 +197,7 @@ def ask_refined(
         roles.follow_up(roles.continued(judgement_prompt(roles, state_action), critique), question)
         for state_action, critique in zip(state_actions, critiques, strict=True)
     ]
-    return roles.ask("refine", conversations, roles.actions.parse, sampling)
+    return roles.ask("refine", conversations, sampling=sampling)
 
 
 def policy_examples(

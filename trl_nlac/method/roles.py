@@ -141,13 +141,13 @@ class Roles:
             sampling ([`~generation.base.Sampling`], *optional*):
                 In place of the policy's own.
         """
-        return self.ask("policy", prompts, self.actions.parse, sampling, max_format_retries=0, seeds=seeds)
+        return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds)
 
     def ask(
         self,
         role: str,
         prompts: list[Prompt],
-        parse: Callable[[str], Any | None],
+        parse: Callable[[str], Any | None] | None = None,
         sampling: Sampling | None = None,
         max_format_retries: int | None = None,
         seeds: list[int] | None = None,
@@ -160,8 +160,9 @@ class Roles:
                 `"policy"`, `"successor"`, `"backup"`, `"critique"`, `"refine"` or `"correction"`.
             prompts (`list[Prompt]`):
                 The prompts.
-            parse (`Callable[[str], Any | None]`):
-                Parses an answer; `None` where it breaks the format.
+            parse (`Callable[[str], Any | None]`, *optional*):
+                Parses an answer; `None` where it breaks the format. If `None`, the answers are actions, in which the
+                tools of their prompts can be called.
             sampling ([`~generation.base.Sampling`], *optional*):
                 In place of the role's own.
             max_format_retries (`int`, *optional*):
@@ -178,7 +179,6 @@ class Roles:
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
         seeds = torch.randint(2**62, (len(prompts),)).tolist() if seeds is None else seeds
-        decode = self.actions.decode if role in ("policy", "refine") else lambda _, ids: self.chat.decode(ids)
         answers: dict[int, Answer] = {}
         pending = list(range(len(prompts)))
         for attempt in range(1 + retries):
@@ -189,8 +189,12 @@ class Roles:
                 completions = self.generator.generate(opened, sampling, [seeds[i] + attempt for i in pending], bar)
             self.num_generated_tokens += sum(len(completion.token_ids) for completion in completions)
             for i, completion in zip(pending, completions, strict=True):
-                text = decode(prompts[i], completion.token_ids)
-                parsed = parse(text) if completion.finished else None
+                if parse is None:
+                    text, parsed = self.actions.read(prompts[i], completion.token_ids)
+                else:
+                    text = self.chat.decode(completion.token_ids)
+                    parsed = parse(text)
+                parsed = parsed if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
                 self.metrics[FORMAT_METRICS[role]].append(float(parsed is not None))
                 self.metrics["completions/clipped_ratio"].append(float(not completion.finished))

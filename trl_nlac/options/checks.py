@@ -63,14 +63,17 @@ def _kinds(options: Any) -> dict[str, set[Any]]:
 
 def check_choices(options: Any, *names: str) -> None:
     """
-    Check options that have a list of `choices`.
+    Check options that have a list of `choices`. Those that can be `None` can be that.
 
     Raises:
         ValueError: If one has another value.
     """
     choices = {option.name: option.metadata.get("choices") for option in fields(options)}
+    kinds = _kinds(options)
     for name in names:
-        check(options, name, vars(options)[name] in choices[name], f"one of {choices[name]}")
+        value, takes_none = vars(options)[name], NoneType in kinds[name]
+        valid = value in choices[name] or takes_none and value is None
+        check(options, name, valid, f"one of {choices[name]}{', or None' if takes_none else ''}")
 
 
 def check_at_least(options: Any, least: int, *names: str) -> None:

@@ -59,9 +59,11 @@ class RoleOptions:
     Parameters:
         > Parameters that control acting
 
-        action_format (`str`, *optional*, defaults to `"react"`):
+        action_format (`str`, *optional*):
             Format of an action: `"react"` (`Thought:` and `Action:`, the paper), `"tool_call"` (calls of the
-            environment's tools, as the chat template writes them) or `"text"` (the whole answer is the action).
+            environment's tools, as the chat template writes them) or `"text"` (the whole answer is the action). If
+            `None`, `"tool_call"` where the environment has tools and the chat template supports them, otherwise
+            `"react"`. The choice is logged, and saved with the model.
         single_step (`bool`, *optional*, defaults to `False`):
             Whether a task is one action, as in mathematics. The critic then judges its correctness and predicts no
             future. Needs `max_turns=1`.
@@ -113,7 +115,14 @@ class RoleOptions:
         ValueError: If a value is out of range; the message names the option.
     """
 
-    action_format: str = field(default="react", metadata={"help": "Format of an action.", "choices": ACTION_FORMATS})
+    action_format: str | None = field(
+        default=None,
+        metadata={
+            "help": "Format of an action. If None, tool_call where the environment has tools and the chat template "
+            "supports them, otherwise react.",
+            "choices": ACTION_FORMATS,
+        },
+    )
     single_step: bool = field(
         default=False, metadata={"help": "Whether a task is one action, whose correctness the critic judges."}
     )

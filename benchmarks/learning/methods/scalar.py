@@ -153,7 +153,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         states = [
             self.roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in going_on.values()
         ]
-        actions = self.roles.ask("policy", states, self.roles.actions.parse)
+        actions = self.roles.ask("policy", states)
         acted = {i: action for i, action in zip(going_on, actions, strict=True) if action.parsed is not None}
         values = self._values([self.roles.continued(action.prompt, action) for action in acted.values()])
         targets = dict(zip(acted, values, strict=True))
@@ -169,7 +169,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         """Return the distinct candidates in the state of each sample, weighted by softmax(Q / alpha)."""
         states = [sample.transition.state for sample in samples]
         repeated = [state for state in states for _ in range(self.num_candidates)]
-        answers = iter(self.roles.ask("policy", repeated, self.roles.actions.parse))
+        answers = iter(self.roles.ask("policy", repeated))
         candidates: list[list[tuple[Prompt, tuple[int, ...]]]] = []
         for sample in samples:
             stored = (sample.transition.state_action, sample.transition.action_ids)
