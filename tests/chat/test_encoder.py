@@ -16,24 +16,22 @@ import pytest
 from helpers.testing_utils import CHAT_TEMPLATES, make_tokenizer
 from transformers import AutoTokenizer
 
+from trl_nlac.chat.actions import ActionFormat
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.chat.tool_calls import format_tool_call, format_tool_calls
+from trl_nlac.chat.tool_calls import call_message, format_tool_call, format_tool_calls
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import TOOL
+from trl_nlac.types import Prompt
 
 
 USER = {"role": "user", "content": "baku 2"}
 ASSISTANT = {"role": "assistant", "content": "route legal amber photo noon"}
-TEMPLATES = [
-    name
-    for name in (
-        "qwen2_5 qwen3 qwen3_instruct_2507 qwen3_5_think qwen3_5_nothink llama3 llama3_1 llama3_2 gemma gemma3 "
-        "deepseek_r1_distill deepseekv3 gptoss phi3 glm4moe nemotron_3_nano cohere"
-    ).split()
-    if (CHAT_TEMPLATES / f"{name}.jinja").exists()
-]
-TOOL_TEMPLATES = [name for name in ("qwen2_5", "qwen3", "llama3_1", "gptoss") if name in TEMPLATES]
-ARGUMENTS = {"team": "legal", "form": "amber", "proof": "photo", "time": "noon"}
+VISION = ("idefics3", "llava_next", "smolvlm")  # their templates take no text as content
+TEMPLATES = [path.stem for path in sorted(CHAT_TEMPLATES.glob("*.jinja")) if not path.stem.startswith(VISION)]
+TOOL_TEMPLATES = [name for name in TEMPLATES if ChatEncoder(make_tokenizer(name)).calls_tools]
+# Templates that show the text beside a call: after its results, or not at all, is elsewhere.
+SAYING = [name for name in TOOL_TEMPLATES if not name.startswith(("gemma4", "gptoss", "llama3"))]
+ARGUMENTS = {"form": "amber", "proof": "photo", "team": "legal", "time": "noon"}
 
 
 @pytest.fixture
@@ -53,11 +51,35 @@ def sampled(chat: ChatEncoder, content: str, thought: str = "That may help.") ->
     return [*chat.template.encode(text), chat.stop_ids[0]]
 
 
+def sampled_by_template(chat: ChatEncoder, messages: list[dict], said: dict) -> list[int]:
+    """Encode an answer as the template ends a conversation with it, after the generation prompt."""
+    prompt, whole = (
+        chat.tokenizer.apply_chat_template(shown, tools=[TOOL], tokenize=False, add_generation_prompt=is_open)
+        for shown, is_open in ((messages, True), ([*messages, said], False))
+    )
+    assert whole.startswith(prompt)
+    token_ids = chat.template.encode(whole.removeprefix(prompt))
+    end_id = chat.template.call_end_id if "tool_calls" in said else chat.template.stop_id
+    return token_ids[: token_ids.index(end_id) + 1] if end_id in token_ids else [*token_ids, end_id]
+
+
+def with_thought(chat: ChatEncoder, message: dict, thought: str) -> dict:
+    """Add a thought to a message, where the template reads it."""
+    field = chat.template.reasoning_field
+    if field in chat.tokenizer.chat_template:
+        return message | {field: thought}
+    return message | {"content": f"<think>\n{thought}\n</think>\n\n{message['content']}"}
+
+
 class TestConversations:
     @pytest.mark.parametrize("template", TEMPLATES)
     def test_states_are_those_of_the_template(self, template):
         chat = ChatEncoder(make_tokenizer(template))
-        messages = [USER, ASSISTANT, {"role": "user", "content": "refused 1"}, ASSISTANT]
+        prompt = chat.tokenizer.decode([*chat.template.opening_ids, *chat.prefill])
+        is_closed = chat.template.keeps_reasoning and prompt.strip().endswith(chat.reasoning_tags[1])
+        keeps = chat.template.keeps_reasoning and not is_closed
+        said = with_thought(chat, ASSISTANT, "That may help.") if keeps else ASSISTANT
+        messages = [USER, said, {"role": "user", "content": "refused 1"}, said]
         messages.append({"role": "user", "content": "closed win"})
         token_ids = chat.start(messages[:1])
         for i in (1, 3):
@@ -65,16 +87,23 @@ class TestConversations:
             # The prompt in acting and in training is the template's own.
             seen = chat.tokenizer.apply_chat_template(messages[:i], add_generation_prompt=True, return_dict=False)
             assert token_ids + chat.prefill == seen
-            token_ids += chat.remembered(sampled(chat, ASSISTANT["content"]))
+            if keeps or is_closed:
+                answer = sampled_by_template(chat, messages[:i], said)
+            else:
+                answer = sampled(chat, said["content"])
+            token_ids += chat.remembered(answer)
             token_ids += chat.reply(token_ids[-1], messages[i + 1]["content"])
             assert token_ids[: len(before)] == before
         whole = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert token_ids + chat.prefill == whole
-        assert chat.start(messages) == token_ids
+        kept = {chat.template.reasoning_field: "That may help."} if keeps else {}
+        assert chat.start([ASSISTANT | kept if m is said else m for m in messages]) == token_ids
 
     @pytest.mark.parametrize("content", ["", "Let me see."])
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)
     def test_tool_calls_are_those_of_the_template(self, template, content):
+        if content and template.startswith("gemma4"):
+            pytest.skip("the template shows this text after the result, as if it were the next answer")
         chat = ChatEncoder(make_tokenizer(template))
         call = {"type": "function", "function": {"name": "route", "arguments": ARGUMENTS}}
         messages = [
@@ -86,7 +115,7 @@ class TestConversations:
         action = chat.past_turn(messages[1])
         assert chat.decode_calls(opening, action) == format_tool_call("route", ARGUMENTS)
         assert chat.decode_calls(opening, sampled(chat, "I am done.")) == "I am done."
-        assert chat.text_before_calls(action) == (content if template in ("qwen2_5", "qwen3") else "")
+        assert chat.text_beside_calls(action) == (content if template in SAYING else "")
         token_ids = opening + chat.remembered(action, ("route",))
         token_ids += chat.results(token_ids[-1], [messages[2]["content"]], ("route",))
         whole = chat.tokenizer.apply_chat_template(
@@ -117,32 +146,88 @@ class TestConversations:
         broken = chat.template.encode(chat.tokenizer.decode(call)[:cut]) + call[-1:]
         assert chat.decode_calls([], broken) == ""
 
-    def test_several_calls_are_those_of_the_template(self):
-        able = []
-        for template in TOOL_TEMPLATES:
-            chat = ChatEncoder(make_tokenizer(template))
-            if not chat.template.takes_several_calls():
-                continue
-            able.append(template)
-            calls = [("route", ARGUMENTS), ("close", {"when": "now"})]
-            functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
-            said = {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"type": "function", "function": f} for f in functions],
-            }
-            results = [{"role": "tool", "name": name, "content": f'{name} "1"'} for name, _ in calls]
-            opening, action = chat.start([USER], [TOOL]), chat.past_turn(said)
-            assert chat.decode_calls(opening, action) == format_tool_calls(calls)
-            token_ids = opening + chat.remembered(action, ("route", "close"))
-            token_ids += chat.results(token_ids[-1], [message["content"] for message in results], ("route", "close"))
-            messages = [USER, said, *results]
-            whole = chat.tokenizer.apply_chat_template(
-                messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
-            )
-            assert token_ids + chat.prefill == whole, template
+    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
+    def test_several_calls_are_those_of_the_template(self, template):
+        chat = ChatEncoder(make_tokenizer(template))
+        calls = [("route", ARGUMENTS), ("close", {"when": "now"})]
+        said = call_message(calls)
+        if template.startswith(("gptoss", "llama3")):
+            assert not chat.template.takes_several_calls()
+            with pytest.raises(
+                ValueError, match="shows one tool call in a turn, and a turn calls 2 tools: route, close"
+            ):
+                chat.start([USER, said])
+            return
+        results = [{"role": "tool", "name": name, "content": f'{name} "1"'} for name, _ in calls]
+        opening, action = chat.start([USER], [TOOL]), chat.past_turn(said)
+        assert chat.decode_calls(opening, action) == format_tool_calls(calls)
+        token_ids = opening + chat.remembered(action, ("route", "close"))
+        token_ids += chat.results(token_ids[-1], [message["content"] for message in results], ("route", "close"))
+        messages = [USER, said, *results]
+        whole = chat.tokenizer.apply_chat_template(
+            messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
+        )
+        assert token_ids + chat.prefill == whole
+        assert chat.start(messages, [TOOL]) == token_ids
+
+    @pytest.mark.parametrize("content", ["", "Let me see."])
+    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
+    def test_a_call_as_it_is_sampled(self, template, content):
+        """After the prefill, a call that nobody sampled reads as the template writes it."""
+        chat = ChatEncoder(make_tokenizer(template))
+        said = call_message([("route", ARGUMENTS)], content if template in SAYING else "")
+        sampled_ids = chat.completion(said)
+        assert sampled_ids[-1] in chat.stop_ids
+        assert chat.remembered(sampled_ids, ("route",)) == chat.past_turn(said)
+        text = chat.tokenizer.decode([*chat.prefill, *sampled_ids])
+        opening, closing = chat.reasoning_tags or ("<think>", "</think>")
+        assert text.count(closing) <= 1 and text.count(opening) <= 1
+
+    @pytest.mark.parametrize("thought", ["It is late.", ""])
+    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
+    def test_the_agent_sees_what_the_policy_saw(self, template, thought):
+        """Messages of played turns, encoded again, are the recorded tokens, and those of the template."""
+        tokenizer = make_tokenizer(template)
+        chat = ChatEncoder(tokenizer)
+        actions = ActionFormat(chat, "tool_call")
+        keeps = chat.template.keeps_reasoning_of(("route",))
+        if thought and (not keeps or chat.prefill and not chat.template.starts_reasoning):
+            pytest.skip("the template drops the thoughts of calls, or its prompt ends them")
+        said = call_message([("route", ARGUMENTS)], "Let me see." if template in SAYING else "")
+        said = said | {chat.template.reasoning_field: thought} if thought else said
+        messages, shown, token_ids = [USER], [USER], chat.start([USER], [TOOL])
+        for observation in ("refused.", "closed"):
+            prompt = Prompt.of(token_ids, tools=(TOOL,))
+            if thought or not chat.template.starts_reasoning:  # otherwise the template opens a thought that it drops
+                sampled_ids = sampled_by_template(chat, shown, said)
+            else:
+                sampled_ids = chat.completion(said)
+            text, _ = actions.read(prompt, sampled_ids)
+            assert text == format_tool_call("route", ARGUMENTS)
+            token_ids = token_ids + actions.remembered(sampled_ids, text)
+            token_ids += actions.observation_ids(token_ids[-1], text, observation)
+            replies = actions.replies(text, observation)
+            messages = [*messages, actions.message(text, text, sampled_ids), *replies]
+            shown = [*shown, said, *replies]
+            assert messages == shown
             assert chat.start(messages, [TOOL]) == token_ids
-        assert {"qwen2_5", "qwen3"} <= set(able)
+            whole = tokenizer.apply_chat_template(shown, tools=[TOOL], add_generation_prompt=True, return_dict=False)
+            assert token_ids + chat.prefill == whole
+        # An answer in words, whose thought most templates drop, and the user's next message.
+        said = {"role": "assistant", "content": "done."}
+        if chat.template.keeps_reasoning:
+            answer = sampled_by_template(chat, shown, said | {chat.template.reasoning_field: "I am."})
+        else:
+            answer = sampled(chat, "done.")
+        token_ids += [*actions.remembered(answer, "done."), *actions.observation_ids(answer[-1], "done.", "thanks")]
+        messages += [actions.message("done.", "done.", answer), {"role": "user", "content": "thanks"}]
+        assert chat.start(messages, [TOOL]) == token_ids
+
+    def test_text_after_a_call_is_not_lost(self):
+        chat = ChatEncoder(make_tokenizer("qwen3"))
+        call = chat.tokenizer.decode(chat.past_turn(self.call())[:-1])
+        token_ids = chat.template.encode(f"<think>\nHm.\n</think>\n\nFirst.\n{call} Then.<|im_end|>")
+        assert chat.text_beside_calls(token_ids) == "First.\nThen."
 
     def test_several_calls_are_no_action_where_the_template_shows_one(self, tokenizer):
         chat = ChatEncoder(tokenizer)
@@ -196,6 +281,17 @@ class TestConversations:
         thought = chat.tokenizer(hostile, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         assert count(thought) == 0
 
+    @pytest.mark.xfail(strict=True, reason="text is only kept from becoming tokens that are flagged as special")
+    @pytest.mark.parametrize("template", ["qwen3", "deepseek_r1_distill", "glm4moe", "cohere"])
+    def test_text_never_becomes_an_ordinary_tag(self, template):
+        tokenizer = make_tokenizer(template)
+        chat = ChatEncoder(tokenizer)
+        tags = [token.content for token in tokenizer.added_tokens_decoder.values() if not token.special]
+        reply = chat.reply(chat.end_of_turn_id, "".join(tags))
+        plain = chat.reply(chat.end_of_turn_id, "hello")
+        ids = set(tokenizer.convert_tokens_to_ids(tags))
+        assert sum(i in ids for i in reply) == sum(i in ids for i in plain)
+
 
 class TestReasoning:
     THINKING = [name for name in TEMPLATES if name in ("qwen3", "qwen3_5_think", "deepseek_r1_distill", "gptoss")]
@@ -208,6 +304,7 @@ class TestReasoning:
         assert chat.reasoning(answer) == "Hm."
         changed = chat.with_reasoning(answer, "I expect it.")
         assert chat.reasoning(changed) == "I expect it." and chat.decode(changed) == "Optimality: Yes"
+        assert chat.with_reasoning(answer, "Hm.") == answer
         # The content stays token by token, and no thoughts stay in the conversation.
         content = answer[chat.content_start(answer) :]
         assert changed[-len(content) :] == content

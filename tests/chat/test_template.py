@@ -13,6 +13,7 @@
 # limitations under the License.
 
 import pytest
+from helpers.testing_utils import make_tokenizer_of
 from transformers import AutoTokenizer
 
 from trl_nlac.chat.encoder import ChatEncoder
@@ -25,13 +26,14 @@ class TestRefusals:
         [
             ("{{ '<|user|>' + messages[-1]['content'] + '<|end|><|assistant|>' }}", "drops, repeats or reorders"),
             ("{% for m in messages %}{{ m['content'] + ' / ' }}{% endfor %}", "does not end an assistant's turn"),
-            ("{{ raise_exception('no') }}", "cannot render a conversation in text: no"),
+            ("{{ raise_exception('no') }}", "cannot render a conversation in text and without tools: no"),
             (
                 "{% for m in messages %}{{ messages | length ~ '<|user|>' + m['content'] + '<|end|>' }}{% endfor %}"
                 "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
                 "earlier turns change as it grows",
             ),
             (None, "`processing_class`.* no chat template"),
+            ("{{ tools | length }}", "cannot render a conversation in text and without tools"),
         ],
     )
     def test_templates(self, template, message):
@@ -39,3 +41,38 @@ class TestRefusals:
         tokenizer.chat_template = template
         with pytest.raises(ValueError, match=message):
             ChatEncoder(tokenizer)
+
+
+TURNS = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>' + m.content }}"
+    "{% else %}{{ '<|assistant|>@PAST' + m.content + '@END' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>@OPEN' }}{% endif %}"
+)
+
+
+class TestOpenings:
+    @pytest.mark.parametrize(
+        ("past", "prompt", "end"),
+        [
+            ("</think>", "<think>", ""),
+            ("</think>", "<think>", "<|end|>"),
+            ("<think></think>", "<think>\\n", "<|end|>"),
+            ("<|START_RESPONSE|>", "<|START_THINKING|>", "<|END_RESPONSE|><|END_OF_TURN|>"),
+            ("<|START_TEXT|>", "<|START_THINKING|><|END_THINKING|>", "<|END_TEXT|><|END_OF_TURN|>"),
+            ("\\n\\n", "\\n", "<|end|>"),
+        ],
+    )
+    @pytest.mark.parametrize("is_special", [True, False])
+    def test_tags_with_a_common_start_are_not_split(self, past, prompt, end, is_special):
+        template = TURNS.replace("@PAST", past).replace("@OPEN", prompt).replace("@END", end)
+        tags = ["<think>", "</think>", *(f"<|{name}|>" for name in ("user", "assistant", "end"))]
+        tokenizer = make_tokenizer_of(template, ordinary=[] if is_special else tags)
+        chat = ChatEncoder(tokenizer)
+        messages = [
+            {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))
+        ]
+        whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert chat.start(messages) + chat.prefill == whole
+        past, prompt = past.replace("\\n", "\n"), prompt.replace("\\n", "\n")
+        assert tokenizer.decode([*chat.template.opening_ids, *chat.template.header]) == f"<|assistant|>{past}"
+        assert tokenizer.decode([*chat.template.opening_ids, *chat.prefill]) == f"<|assistant|>{prompt}"

@@ -310,6 +310,8 @@ class TestBuffer:
         model = ["--model", str(path / "checkpoint-2")]
         assert main(["buffer", "import", str(logs), *model, "--check"]) == 0
         assert "transitions" in capsys.readouterr().out and list(tmp_path.iterdir()) == [logs]
+        assert main(["buffer", "import", str(logs), *model, "--check", "--max_prompt_length", "2"]) == 2
+        assert "`max_prompt_length` is 2" in capsys.readouterr().err
         assert main(["buffer", "import", str(logs), *model, "--output", str(tmp_path / "buffer")]) == 0
         again = PrioritizedReplay(100)
         again.load(tmp_path / "buffer")

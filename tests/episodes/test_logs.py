@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from helpers.method_utils import DESK
-from helpers.testing_utils import make_roles, read_logs
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer, read_logs
 
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import call_message
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.conversations import to_dataset
 from trl_nlac.episodes.logs import episodes_from_logs, offline_tasks
 from trl_nlac.episodes.rollout import play_episodes
 
@@ -67,6 +70,31 @@ class TestLogs:
             read_logs(Dataset.from_list(rows), make_roles([]))
         with pytest.raises(ValueError, match="`replay_dataset` has no column `reward`"):
             read_logs(Dataset.from_list([{"messages": [user]}]), make_roles([]))
+
+
+class TestToolCalls:
+    @staticmethod
+    def make_log(*calls: str) -> Dataset:
+        said = call_message([(name, {"x": "1"}) for name in calls]) | {"reasoning_content": "Hm."}
+        results = [{"role": "tool", "name": name, "content": "ok"} for name in calls]
+        messages = [{"role": "user", "content": "go"}, said, *results, {"role": "assistant", "content": "done"}]
+        return Dataset.from_list([{"messages": messages, "reward": 1.0}])
+
+    def test_turns_that_the_template_cannot_show_are_named(self):
+        roles = make_roles_of(ChatEncoder(make_tokenizer("llama3_1")), [], action_format="tool_call")
+        with pytest.raises(
+            ValueError, match="row 0: The chat template shows one tool call in a turn, and a turn calls 2"
+        ):
+            read_logs(self.make_log("look", "take"), roles)
+        assert len(read_logs(self.make_log("look"), roles)) == 1
+
+    def test_thoughts_stay_where_the_template_keeps_them(self):
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), [], action_format="tool_call")
+        (episode,) = read_logs(self.make_log("look", "take"), roles)
+        assert "<think>\nHm.\n</think>\n\n<tool_call>" in roles.chat.tokenizer.decode(episode.token_ids)
+        # The row that it is written to is read as the same tokens.
+        (again,) = read_logs(to_dataset([episode], roles.actions), roles)
+        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
 
 
 def make_rows(number: int) -> list[dict]:

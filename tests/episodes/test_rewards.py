@@ -14,8 +14,10 @@
 
 import pytest
 from helpers.method_utils import DESK
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import call_message
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
@@ -44,6 +46,24 @@ class TestEpisodeRewards:
         assert seen["request"] == ["baku"]
         assert seen["completions"][0][0] == {"role": "assistant", "content": "route legal ruby photo noon"}
         assert roles.chat.decode(seen["completion_ids"][0]).count("route") == 2
+
+    def test_reward_functions_see_the_raw_text(self):
+        """Of a call that cannot be read, and after a call."""
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        call = chat.tokenizer.decode(chat.past_turn(call_message([("route", {"team": "legal"})]))[:-1])
+        answers = [chat.template.encode(text) for text in (f"{call[:40]}<|im_end|>", f"{call} There.<|im_end|>")]
+        roles = make_roles_of(chat, answers, action_format="tool_call", max_turns=2, max_format_retries=0)
+        seen = []
+
+        def note(completions, **kwargs):
+            seen.extend(completions[0])
+            return [0.0]
+
+        pool = EnvironmentPool(lambda: make_environment(DESK))
+        play_episodes(pool, [{"request": "baku"}], roles, rewards=EpisodeRewards([note]))
+        unreadable, called = (message for message in seen if message["role"] == "assistant")
+        assert unreadable == {"role": "assistant", "content": call[:40].strip()}
+        assert called["content"] == "There." and called["tool_calls"]
 
     def test_reward_function_errors(self):
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):

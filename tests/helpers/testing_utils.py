@@ -16,15 +16,16 @@
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 import trl
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -235,29 +236,82 @@ def read_logs(dataset: Dataset, roles: Roles, *args, **kwargs) -> list[Episode]:
     return episodes_from_logs(dataset, roles.actions, roles.prompts, *args, **kwargs)
 
 
+# What the tokenizers of models have as tokens of their own, and which of these their configurations flag as ordinary.
+_TAGS = re.compile(
+    r"""<\|[^|<>\s']+\|>|<\|\w+>|<\w+\|>|<\|"\|>|<｜[^｜]+｜>|<atem:\w+>|\[gMASK\]|<sop>|<end_of_utterance>"""
+    r"""|</?(?:start_of_turn|end_of_turn|think|tool_call|tool_response|arg_key|arg_value)>"""
+)
+_THINK, _CALL, _RESPONSE = (
+    ("<think>", "</think>"),
+    ("<tool_call>", "</tool_call>"),
+    ("<tool_response>", "</tool_response>"),
+)
+_DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", *_THINK)
+_ORDINARY = {
+    "cohere": ("<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>"),
+    "deepseek": (
+        *_DEEPSEEK,
+        *(f"<｜tool▁{part}｜>" for part in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")),
+    ),
+    "glm4moe": (*_THINK, *_CALL, *_RESPONSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "nemotron": (*_THINK, *_CALL, *_RESPONSE),
+    "qwen2_5": _CALL,
+    "qwen3": (*_THINK, *_CALL, *_RESPONSE),
+}
+# What is no token at all, though the template contains it.
+_NO_TOKENS = {"qwen2_5": _RESPONSE}
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """Make a byte-level tokenizer with a chat template that TRL ships, and the template's special tokens."""
+    """
+    Make a byte-level tokenizer with a chat template that TRL ships, and the tokens that models with this template
+    have, flagged as special or ordinary as theirs are. Like theirs, it joins punctuation with line breaks after it.
+    """
     text = (CHAT_TEMPLATES / f"{template}.jinja").read_text()
-    special = re.findall(
-        r"<\|[^|<>\s']+\|>|<｜[^｜]+｜>|</?(?:start_of_turn|end_of_turn|think|tool_call|tool_response)>", text
+    family = next((name for name in _ORDINARY if template.startswith(name)), "")
+    return make_tokenizer_of(
+        text,
+        ordinary=_ORDINARY.get(family, ()),
+        plain=_NO_TOKENS.get(family, ()),
+        eos_token="<｜end▁of▁sentence｜>" if "deepseek" in template else "<|im_end|>",
     )
-    special = sorted({*special, "<bos>", "<pad>", "<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"})
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=800,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([text], trainer)
-    eos_token = "<｜end▁of▁sentence｜>" if "deepseek" in template else "<|im_end|>"
+
+
+def make_tokenizer_of(
+    template: str, ordinary: Iterable[str] = (), plain: Iterable[str] = (), eos_token: str = "<|im_end|>"
+) -> PreTrainedTokenizerFast:
+    """Make a byte-level tokenizer with a chat template; tags in it are tokens, but for those that are `plain` text."""
+    tags = {*_TAGS.findall(template), "<bos>", "<pad>", "<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"} - {*plain}
+    special = sorted(tags - {*ordinary})
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=_train_tokenizer(template, tuple(special), tuple(sorted(tags - {*special}))),
         bos_token="<bos>",
         eos_token=eos_token,
         pad_token="<pad>",
         additional_special_tokens=special,
-        chat_template=text,
+        chat_template=template,
     )
+
+
+@cache
+def _train_tokenizer(text: str, special: tuple[str, ...], ordinary: tuple[str, ...]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, in_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=800,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    marks = ("", ".", '"', "}", ")", "}}", '"}', ":")
+    endings = [f"a{mark}{space}" for mark in marks for space in ("\n", "\n\n")]
+    tokenizer.train_from_iterator([*endings * 200, _TAGS.sub(" ", text)], trainer)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ordinary])
+    return tokenizer

@@ -25,7 +25,7 @@ from ..episodes.logs import episodes_from_logs
 from ..episodes.recorder import Recorder
 from ..method.backup import bellman_targets
 from ..method.refinement import refine_actions
-from ..types import Transition
+from ..types import Message, Transition
 from .agent import NLACAgent
 
 
@@ -93,6 +93,11 @@ def preference_dataset(refined: Dataset) -> Dataset:
     Pair refined actions with the logged ones, where they differ, for [`~trl.DPOTrainer`]: `prompt`, `chosen`,
     `rejected` and `tools`.
     """
-    differing = [i for i, row in enumerate(refined) if row["action"] != row["refined_action"]]
+    differing = [i for i, row in enumerate(refined) if _said(row["action"]) != _said(row["refined_action"])]
     pairs = refined.select(differing).select_columns(["prompt", "refined_action", "action", "tools"])
     return pairs.rename_columns({"refined_action": "chosen", "action": "rejected"})
+
+
+def _said(messages: list[Message]) -> list[tuple[str, list | None]]:
+    """Content and tool calls of messages, without their chains of thought."""
+    return [(message["content"], message.get("tool_calls")) for message in messages]

@@ -169,11 +169,19 @@ class ActionFormat:
         return self.chat.completion(call_message(calls) if calls else self.text(action, thought))
 
     def message(self, action: str | None, text: str, token_ids: list[int]) -> Message:
-        """Write an answer of the policy as a message: with its tool calls, or as `text`."""
+        """
+        Write an answer of the policy as a message: with its tool calls, or as text, and with its chain of thought
+        where the template keeps it. An answer that is no action keeps its raw text.
+        """
         calls = self._calls(action)
         if calls:
-            return call_message(calls, self.chat.text_before_calls(token_ids))
-        return {"role": "assistant", "content": text}
+            beside = self.chat.text_beside_calls(token_ids) if self.chat.has_call(token_ids) else ""
+            message = call_message(calls, beside)
+        else:
+            message = {"role": "assistant", "content": self.chat.decode(token_ids) if action is None else text}
+        template = self.chat.template
+        thought = self.chat.reasoning(token_ids) if template.keeps_reasoning_of(self._tools(action)) else ""
+        return message | {template.reasoning_field: thought} if thought else message
 
     def replies(self, action: str | None, observation: str) -> list[Message]:
         """Write the environment's answer as messages: results of tools, or the user's message."""

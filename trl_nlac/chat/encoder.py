@@ -23,7 +23,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..types import Message
-from .template import ChatTemplate, without_space
+from .template import ChatTemplate, Scaffold
 from .tool_calls import format_tool_calls
 
 
@@ -82,7 +82,8 @@ class ChatEncoder:
 
         Args:
             messages (`list[dict[str, Any]]`):
-                Messages. An assistant's message can have `tool_calls`; a tool's message has its `name`.
+                Messages. An assistant's message can have `tool_calls`, and its chain of thought in the field that the
+                template reads, which is shown where the template keeps it; a tool's message has its `name`.
             tools (`list[dict[str, Any]]`, *optional*):
                 JSON schemas of the tools that the template shows.
         """
@@ -112,35 +113,61 @@ class ChatEncoder:
             content (`str`):
                 The message.
         """
-        return self._end(last_id) + self._join([self.template.user_header, self.template.opening_ids], [content])
+        scaffold = Scaffold(self.template.user_header, [self.template.opening])
+        return self._end(last_id) + self._join(scaffold, [content])
 
     def results(self, last_id: int, contents: list[str], tools: tuple[str, ...]) -> list[int]:
         """Encode the results of the `tools` that an assistant's turn called, in place of a user's message."""
-        scaffold = self.template.tool_scaffold(tools)
-        if scaffold.as_json:
-            contents = [json.dumps(content, ensure_ascii=False)[1:-1] for content in contents]
-        return self._end(last_id) + self._join(scaffold.pieces, contents)
+        around = self.template.tool_scaffold(tools)
+        if around.as_json:
+            contents = [json.dumps(content, ensure_ascii=False) for content in contents]
+        return self._end(last_id) + self._join(around.scaffold, contents)
 
     def past_turn(self, message: str | Message) -> list[int]:
-        """Encode an assistant's turn as it stands within a conversation."""
+        """
+        Encode an assistant's turn as it stands within a conversation.
+
+        Raises:
+            ValueError: If the template cannot show it: several tool calls where it shows one, for example.
+        """
         message = _from_assistant(message)
         if message.get("tool_calls"):
-            return self._encode_tool_call(message)
+            self._check_arguments(message)
+            return self._encode_turn(message, self.template.call_end_id)
+        if self._has_kept_reasoning(message):
+            return self._encode_turn(message, self.end_of_turn_id)
         return [*self.template.header, *self._encode(message["content"]), self.end_of_turn_id]
 
     def completion(self, message: str | Message) -> list[int]:
-        """Encode an assistant's turn, without a chain of thought, as if the model had sampled it."""
+        """
+        Encode an assistant's turn as if the model had sampled it after the prefill: with a chain of thought if the
+        message has one and the template keeps it.
+
+        Raises:
+            ValueError: If the template cannot show it.
+        """
         message, template = _from_assistant(message), self.template
-        if message.get("tool_calls"):
-            return self._encode_tool_call(message)
-        header = template.encode(f"\n{self.reasoning_tags[1]}\n\n") if template.starts_reasoning else template.header
-        return [*header, *self._encode(message["content"]), template.stop_id]
+        turn, number = self.past_turn(message), len(self.prefill)
+        if not message.get("tool_calls"):
+            turn[-1] = template.stop_id
+        if self._has_kept_reasoning(message):
+            if turn[:number] == self.prefill:
+                return turn[number:]
+            turn = self.past_turn({**message, template.reasoning_field: ""})  # the prefill has ended the thought
+        header = template.call_headers[bool(message["content"])] if message.get("tool_calls") else template.header
+        body = turn[len(header) :]
+        if template.starts_reasoning:
+            header = template.encode(f"\n{self.reasoning_tags[1]}\n\n")
+        elif header[:number] == self.prefill:
+            header = header[number:]
+        return [*header, *body]
 
     def remembered(
         self, token_ids: list[int], tools: tuple[str, ...] = (), keeps_reasoning: bool | None = None
     ) -> list[int]:
         """
-        Reduce a sampled turn to the part that stays in the conversation.
+        Reduce a sampled turn to the part that stays in the conversation. A turn without a chain of thought stays as
+        the template shows it, whatever the prefill was.
 
         Args:
             token_ids (`list[int]`):
@@ -152,11 +179,14 @@ class ChatEncoder:
         """
         template = self.template
         if keeps_reasoning is None:
-            keeps_reasoning = template.tool_scaffold(tools).keeps_reasoning if tools else template.keeps_reasoning
-        if self.reasoning_tags is None or keeps_reasoning:
+            keeps_reasoning = template.keeps_reasoning_of(tools)
+        if keeps_reasoning and self.reasoning(token_ids):
             kept = [*self.prefill, *token_ids]
+        elif tools:
+            body = token_ids[self._reasoning_end(token_ids) :]
+            kept = [*template.call_headers[bool(self._text_before_calls(body))], *body]
         else:
-            kept = [*([] if tools else template.header), *token_ids[self.content_start(token_ids) :]]
+            kept = [*template.header, *token_ids[self.content_start(token_ids) :]]
         if kept and kept[-1] == template.stop_id and not tools:
             kept[-1] = self.end_of_turn_id
         return kept
@@ -165,7 +195,7 @@ class ChatEncoder:
 
     def decode(self, token_ids: list[int]) -> str:
         """Decode an answer, without its chain of thought and without special tokens."""
-        content_ids = token_ids[self.content_start(token_ids) :]
+        content_ids = [i for i in token_ids[self.content_start(token_ids) :] if i not in self._turn_end_ids]
         return self.tokenizer.decode(content_ids, skip_special_tokens=True).strip()
 
     def token_span(self, token_ids: list[int], start: int, end: int) -> tuple[int, int]:
@@ -190,14 +220,17 @@ class ChatEncoder:
         text of an answer without one. Empty if a call cannot be parsed, or if there are several and the template shows
         one.
         """
-        prefix = [*prompt_ids, *self.prefill]
-        try:
-            message = self.tokenizer.parse_response(token_ids, prefix=prefix, tools=tools)
-        except (ValueError, TypeError):  # a call in broken JSON
+        message = self._parse([*prompt_ids, *self.prefill], token_ids, tools)
+        if message is None:
             return ""
         calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+        close_id, unclosed = self.template.call_close_id, token_ids
+        if close_id in token_ids:
+            unclosed = token_ids[len(token_ids) - token_ids[::-1].index(close_id) :]
+        if (not calls or close_id is not None) and self._text_before_calls(unclosed) is not None:
+            return ""
         if not calls:
-            return "" if self.has_call(token_ids) else self.decode(token_ids)
+            return self.decode(token_ids)
         parsed = [(call.get("name"), call.get("arguments") or {}) for call in calls]
         if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in parsed):
             return ""
@@ -205,29 +238,52 @@ class ChatEncoder:
 
     def has_call(self, token_ids: list[int]) -> bool:
         """Whether an answer calls a tool in the template's own format, in a way that can be parsed or not."""
-        return self.template.call_opener in without_space(self.tokenizer.decode(token_ids))
+        return self._text_before_calls(token_ids) is not None
 
-    def text_before_calls(self, token_ids: list[int]) -> str:
-        """Decode the text of an answer before it calls tools."""
-        text = self.tokenizer.decode(token_ids[self.content_start(token_ids) :])
+    def text_beside_calls(self, token_ids: list[int]) -> str:
+        """Decode the text of an answer before its first tool call and after its last."""
+        token_ids = token_ids[self._reasoning_end(token_ids) :]
+        message = self._parse([*self.template.opening_ids, *self.prefill], token_ids) or {}
+        # Of several texts the parser returns the last.
+        texts = [self._text_before_calls(token_ids) or "", self._without_tags(message.get("content") or "")]
+        return "\n".join(dict.fromkeys(text for text in texts if text))
+
+    def _text_before_calls(self, token_ids: list[int]) -> str | None:
+        """Decode the text before the first tool call; `None` if no call begins."""
+        text = self.tokenizer.decode(token_ids)
         opener = re.search(r"\s*".join(map(re.escape, self.template.call_opener)), text)
-        before = text[: opener.start()] if opener else ""
+        return self._without_tags(text[: opener.start()]) if opener else None
+
+    def _without_tags(self, text: str) -> str:
         for token in self.tokenizer.all_special_tokens:
-            before = before.replace(token, "")
-        return before.strip()
+            text = text.replace(token, "")
+        return text.strip()
+
+    def _parse(
+        self, prompt_ids: list[int], token_ids: list[int], tools: list[dict[str, Any]] | None = None
+    ) -> Message | None:
+        """Parse an answer into a message; `None` if it has a call in broken JSON."""
+        try:
+            return self.tokenizer.parse_response(token_ids, prefix=prompt_ids, tools=tools)
+        except (ValueError, TypeError):
+            return None
 
     def content_start(self, token_ids: list[int]) -> int:
         """Find where the content of an answer begins, after its chain of thought."""
-        start = 0
-        if self.reasoning_tags is not None:
-            opening, closing = self.reasoning_tags
-            start = self._index_after(token_ids, closing) or 0
-            if not start and (self.template.starts_reasoning or opening in self.tokenizer.decode(token_ids)):
-                return len(token_ids)  # the thought never ended
-            while 0 < start < len(token_ids) and not self.tokenizer.decode([token_ids[start]]).strip():
-                start += 1
-        header = self.template.header
+        start, header = self._reasoning_end(token_ids), self.template.header
         return start + len(header) if token_ids[start : start + len(header)] == header else start
+
+    def _reasoning_end(self, token_ids: list[int]) -> int:
+        """Find where the chain of thought of an answer ends, with the white space after it."""
+        if self.reasoning_tags is None:
+            return 0
+        opening, closing = self.reasoning_tags
+        start = self._index_after(token_ids, closing) or 0
+        if not start and (self.template.starts_reasoning or opening in self.tokenizer.decode(token_ids)):
+            return len(token_ids)  # the thought never ended
+        while 0 < start < len(token_ids) and not self.tokenizer.decode([token_ids[start]]).strip():
+            start += 1
+        return start
 
     def reasoning(self, token_ids: list[int]) -> str:
         """Decode the chain of thought of an answer; empty if it has none."""
@@ -239,11 +295,19 @@ class ChatEncoder:
         return before.rpartition(opening)[2].strip() if found else ""
 
     def with_reasoning(self, token_ids: list[int], reasoning: str) -> list[int]:
-        """Replace the chain of thought of an answer; its content stays as it was sampled."""
+        """Replace the chain of thought of an answer; its content, and the space around, stay as they were sampled."""
         opening, closing = self.reasoning_tags
         start, end = self._index_after(token_ids, opening) or 0, self._index_after(token_ids, closing)
-        thought = self.tokenizer(f"\n{reasoning.strip()}\n", add_special_tokens=False, split_special_tokens=True)
-        return [*token_ids[:start], *thought["input_ids"], *self.template.encode(closing), *token_ids[end:]]
+        replaced = self.tokenizer.decode(token_ids[start:end]).partition(closing)[0]
+        space = replaced[: len(replaced) - len(replaced.lstrip())], replaced[len(replaced.rstrip()) :]
+        thought = self._encode(reasoning, space[1])
+        return [
+            *token_ids[:start],
+            *self.template.encode(space[0]),
+            *thought,
+            *self.template.encode(closing),
+            *token_ids[end:],
+        ]
 
     def _index_after(self, token_ids: list[int], text: str) -> int | None:
         """Length of the shortest beginning of `token_ids` that contains `text`."""
@@ -255,16 +319,23 @@ class ChatEncoder:
             low, high = (low, middle) if text in self.tokenizer.decode(token_ids[:middle]) else (middle + 1, high)
         return low
 
-    def _encode_tool_call(self, message: Message) -> list[int]:
+    def _check_arguments(self, message: Message) -> None:
         for call in message["tool_calls"]:
             arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
             if any(token in arguments for token in self.tokenizer.all_special_tokens):
                 raise ValueError(
                     f"The arguments of a tool call contain a special token of the chat template: {arguments}."
                 )
-        pieces = self.template.call_scaffold(message)
-        token_ids = self._join(pieces, [message["content"]] * (len(pieces) - 1))
-        return token_ids[: token_ids.index(self.template.call_end_id) + 1]
+
+    def _encode_turn(self, message: Message, end_id: int) -> list[int]:
+        """Encode a turn as the template shows it, up to the token that ends it."""
+        token_ids = self._join(*self.template.turn_scaffold(message))
+        return token_ids[: token_ids.index(end_id) + 1]
+
+    def _has_kept_reasoning(self, message: Message) -> bool:
+        """Whether an assistant's message has a chain of thought, and the template keeps it."""
+        tools = tuple(call["function"]["name"] for call in message.get("tool_calls") or [])
+        return bool(message.get(self.template.reasoning_field)) and self.template.keeps_reasoning_of(tools)
 
     def _check_against_template(self) -> None:
         messages = [
@@ -285,14 +356,16 @@ class ChatEncoder:
         """Tokens that are missing at the end of a turn whose last token is `last_id`."""
         return [] if last_id in self._turn_end_ids else [self.end_of_turn_id]
 
-    def _join(self, scaffold: list[list[int]], contents: list[str]) -> list[int]:
-        token_ids = list(scaffold[0])
-        for content, piece in zip(contents, scaffold[1:], strict=True):
-            token_ids += [*self._encode(content), *piece]
+    def _join(self, scaffold: Scaffold, contents: list[str]) -> list[int]:
+        token_ids = list(scaffold.before)
+        for content, piece in zip(contents, scaffold.pieces, strict=True):
+            token_ids += [*self._encode(content, piece.space), *piece.token_ids]
         return token_ids
 
-    def _encode(self, content: str) -> list[int]:
-        return self.tokenizer(content.strip(), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    def _encode(self, content: str, space: str = "") -> list[int]:
+        """Encode a message, with the white space of the template that follows it."""
+        text = content.strip() + space
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
 
 def _from_assistant(message: str | Message) -> Message:

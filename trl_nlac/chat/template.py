@@ -15,10 +15,10 @@
 """A chat template, taken apart once: the tokens that it puts around messages."""
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError
@@ -32,25 +32,60 @@ from .tool_calls import call_message
 # How templates mark a chain of thought: its start, and its end where the content begins.
 _REASONING_TAGS = (
     ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    ("<|channel>thought\n", "<channel|>"),
     ("<think>", "</think>"),
 )
+# Fields of messages from which templates read a chain of thought.
+_REASONING_FIELDS = ("reasoning_content", "thinking")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """
+    What a template puts after a text.
+
+    Args:
+        space (`str`):
+            White space with which it begins. It is encoded together with the text, as in the whole conversation.
+        token_ids (`list[int]`):
+            The tokens after it.
+    """
+
+    space: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """
+    What a template puts around texts.
+
+    Args:
+        before (`list[int]`):
+            Tokens before the first text.
+        pieces (`list[Piece]`):
+            One after each text.
+    """
+
+    before: list[int]
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True)
 class ToolScaffold:
     """
-    The tokens around the results of tools.
+    What a template puts around the results of tools.
 
     Args:
-        pieces (`list[list[int]]`):
-            Before, between and after the results.
+        scaffold ([`Scaffold`]):
+            What stands around the results.
         as_json (`bool`):
             Whether the template writes results as JSON strings.
         keeps_reasoning (`bool`):
             Whether the call keeps its chain of thought.
     """
 
-    pieces: list[list[int]]
+    scaffold: Scaffold
     as_json: bool
     keeps_reasoning: bool
 
@@ -68,10 +103,14 @@ class ChatTemplate:
     Attributes:
         opening_ids (`list[int]`):
             Tokens that open every assistant's turn.
+        opening ([`Piece`]):
+            What stands between a user's message and the turn of the assistant.
         prefill (`list[int]`):
             Tokens between a conversation and the sampled tokens, which do not stay in the conversation.
         header (`list[int]`):
             Tokens that only past assistant's turns have after their opening.
+        call_headers (`dict[bool, list[int]]`):
+            The same for turns that call tools without a chain of thought: with text before the call, and without.
         user_header (`list[int]`):
             Tokens between an assistant's turn and the user's message that follows.
         end_of_turn_id (`int`):
@@ -82,6 +121,8 @@ class ChatTemplate:
             Tokens that the model samples at the end of its turn: of an answer, and of a tool call.
         reasoning_tags (`tuple[str, str]` or `None`):
             Start and end of a chain of thought, if the template has one.
+        reasoning_field (`str`):
+            Field of a message from which the template reads a chain of thought.
         starts_reasoning (`bool`):
             Whether the sampled tokens begin within a chain of thought.
         keeps_reasoning (`bool`):
@@ -90,6 +131,8 @@ class ChatTemplate:
             Whether the template shows tools and their calls, in a form that can be parsed.
         call_opener (`str`):
             Text before the name of a called tool, without white space; empty without `calls_tools`.
+        call_close_id (`int` or `None`):
+            Token that closes a call within its turn, if the template has one.
         call_end_id (`int` or `None`):
             Token that ends a turn with tool calls.
 
@@ -108,29 +151,33 @@ class ChatTemplate:
         self.kwargs = kwargs
         self.scaffold = lru_cache(maxsize=None)(self._cut_scaffold)
         self.tool_scaffold = lru_cache(maxsize=None)(self._cut_tool_scaffold)
+        added = tokenizer.added_tokens_decoder.items()
+        self._tag_ids = {*tokenizer.all_special_ids, *(i for i, token in added if token.content.strip())}
         try:
             _, to_past, past_to_user, to_answer = _cut(self.render([_user(0), _assistant(1), _user(2)]), [0, 1, 2])
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ValueError(
-                "The chat template of the tokenizer (`processing_class`) cannot render a conversation in text: "
-                f"{error}"
+                "The chat template of the tokenizer (`processing_class`) cannot render a conversation in text and "
+                f"without tools: {error}"
             ) from error
-        self._opening = os.path.commonprefix([to_past, to_answer])
-        self._prefill = to_answer.removeprefix(self._opening)
-        self.opening_ids = self.encode(self._opening)
-        self.prefill = self.encode(self._prefill)
-        self.header = self.encode(to_past.removeprefix(self._opening))
+        # In tokens, not in characters: the first ones of `<think>` and `</think>` are the same.
+        past, answer = self.piece(to_past).token_ids, self.piece(to_answer).token_ids
+        self.opening_ids = _common_start(past, answer)
+        self.opening = Piece(self.piece(to_answer).space, self.opening_ids)
+        self.prefill = answer[len(self.opening_ids) :]
+        self.header = past[len(self.opening_ids) :]
         after = self.encode(past_to_user)
-        if not after or after[0] not in tokenizer.all_special_ids:
+        if not after or after[0] not in self._tag_ids:
             raise ValueError(
                 "The chat template of the tokenizer (`processing_class`) does not end an assistant's turn with a "
-                "special token, so the end of an action cannot be learned. Use a template that does."
+                "token of its own, so the end of an action cannot be learned. Use a template that does, with a "
+                "tokenizer that has this token."
             )
         self.end_of_turn_id, self.user_header = after[0], after[1:]
-        self.stop_id = self._special_ids_after(_user(0), _assistant(1))[0]
+        self.stop_id = [*self._tags_after(1, _user(0), _assistant(1)), self.end_of_turn_id][0]
         self._takes_system = self._shows(_user(0) | {"role": "system"}, _user(1))
         self._takes_repeats = self._shows(_user(0), _user(1))
-        self._learn_reasoning()
+        self._learn_reasoning(to_answer)
         self._learn_tool_calls()
         self.stop_ids = list(dict.fromkeys([self.stop_id, *([self.call_end_id] if self.calls_tools else [])]))
 
@@ -159,49 +206,95 @@ class ChatTemplate:
                 fitted.append(message)
         return fitted
 
+    def piece(self, text: str) -> Piece:
+        """Encode text of the template that stands after a message."""
+        rest = text.lstrip()
+        return Piece(text[: len(text) - len(rest)], self.encode(rest))
+
     def takes_several_calls(self) -> bool:
         """Whether the template shows several calls in one turn."""
         try:
             self.tool_scaffold(("NLACTOOL", "NLACTOOL"))
-        except (TemplateError, ValueError):
+        except ValueError:
             return False
         return True
 
-    def call_scaffold(self, message: Message) -> list[list[int]]:
-        """
-        Cut a turn that calls tools where its content is: tokens before and after the content, or the whole turn if the
-        template leaves out what accompanies calls. The last piece extends beyond the end of the turn.
-        """
-        results = [
-            {"role": "tool", "name": call["function"]["name"], "content": _mark(2)} for call in message["tool_calls"]
-        ]
-        marked = {**message, "content": _mark(1)} if message["content"] else message
-        text = self.render([_user(0), marked, *results]).partition(_mark(0))[2]
-        before, found, after = text.removeprefix(self._opening).partition(_mark(1))
-        return [self.encode(piece) for piece in ([before, after] if found else [before])]
+    def keeps_reasoning_of(self, tools: tuple[str, ...]) -> bool:
+        """Whether past turns that call these tools, if any, keep their chain of thought."""
+        return self.tool_scaffold(tools).keeps_reasoning if tools else self.keeps_reasoning
 
-    def _cut_scaffold(self, roles: tuple[str, ...], tools: str | None) -> list[list[int]]:
+    def turn_scaffold(self, message: Message) -> tuple[Scaffold, list[str]]:
+        """
+        Cut an assistant's turn where its chain of thought and its content are.
+
+        Returns:
+            `tuple[Scaffold, list[str]]`: what stands around them, after the opening of the turn, and those of them
+            that the template shows in the turn. The last piece extends beyond its end.
+
+        Raises:
+            ValueError: If the template cannot show the turn.
+        """
+        names = tuple(call["function"]["name"] for call in message.get("tool_calls") or [])
+        if len(names) > 1 and not self.takes_several_calls():
+            raise ValueError(
+                f"The chat template shows one tool call in a turn, and a turn calls {len(names)} tools: "
+                f"{', '.join(names)}. Let a turn call one tool, or use a model whose template shows several."
+            )
+        texts = ["content"] if self.reasoning_tags is None else [self.reasoning_field, "content"]
+        fields = [name for name in texts if message.get(name)]
+        shown_message = {name: message[name] for name in ("role", "content", "tool_calls") if name in message}
+        marked = self._thoughtful(shown_message | {name: _mark(1 + i) for i, name in enumerate(fields)})
+        replies = [{"role": "tool", "name": name, "content": _mark(3)} for name in names] or [_user(3)]
+        try:
+            text = self.render([_user(0), marked, *replies])
+        except TemplateError as error:
+            if len(fields) > 1:  # the template shows one of them
+                return self.turn_scaffold({**message, self.reasoning_field: ""})
+            raise ValueError(f"The chat template cannot show a turn of the assistant: {error}.") from error
+        text = text.partition(_mark(0))[2].partition(_mark(3))[0]
+        shown = [i for i in range(len(fields)) if _mark(1 + i) in text]
+        before, *pieces = _cut(text, [1 + i for i in shown])
+        before_ids = self.piece(before).token_ids[len(self.opening_ids) :]
+        return Scaffold(before_ids, [self.piece(piece) for piece in pieces]), [message[fields[i]] for i in shown]
+
+    def _cut_scaffold(self, roles: tuple[str, ...], tools: str | None) -> Scaffold:
         """Encode the text before, between and after messages of these roles."""
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
         try:
             text = self.render(messages, tools=json.loads(tools) if tools else None)
         except TemplateError as error:
             raise ValueError(f"The chat template cannot render the roles {list(roles)}: {error}") from error
-        pieces = _cut(text, range(len(roles)))
-        pieces[-1] = pieces[-1].removesuffix(self._prefill)
-        return [self.encode(piece) for piece in pieces]
+        before, *pieces = _cut(text, range(len(roles)))
+        return Scaffold(self.encode(before), self._up_to_answer(pieces))
+
+    def _up_to_answer(self, pieces: list[str]) -> list[Piece]:
+        """Encode the text after messages, the last of which stands before an answer, without the prefill."""
+        *between, last = [self.piece(piece) for piece in pieces]
+        end = len(last.token_ids) - len(self.prefill)
+        kept = last.token_ids[:end] if last.token_ids[end:] == self.prefill else last.token_ids
+        return [*between, Piece(last.space, kept)]
 
     def _cut_tool_scaffold(self, tools: tuple[str, ...]) -> ToolScaffold:
         number = len(tools)
         results = [{"role": "tool", "name": tool, "content": _mark(1 + number + i)} for i, tool in enumerate(tools)]
-        text = self.render([_user(0), _calls(*tools), *results])
-        pieces = _cut(text, range(1 + 2 * number))[1 + number :]
-        before, *between, after = [*pieces[:-1], pieces[-1].removesuffix(self._prefill)]
+        called = [_user(0), _calls(*tools), *results]
+        try:
+            text, answered = self.render(called), self.render([*called, _assistant(1 + 2 * number)])
+        except TemplateError as error:
+            raise ValueError(f"The chat template cannot show calls of {', '.join(tools)}: {error}.") from error
+        before, *texts = _cut(text, range(1 + 2 * number))[1 + number :]
+        as_json = before.endswith('"') and texts[-1].startswith('"')
+        if as_json:  # the quotes are encoded with the results
+            before, texts = before.removesuffix('"'), [piece.removeprefix('"') for piece in texts]
+            texts = [*(piece.removesuffix('"') for piece in texts[:-1]), texts[-1]]
         before_ids = self.encode(before)
-        before_ids = before_ids[before_ids.index(self.call_end_id) + 1 :]
+        *between, last = self._up_to_answer(texts)
+        # Some templates begin a thought after a result only while they wait for an answer.
+        to_past = self.piece(_cut(answered, range(2 + 2 * number))[-2].removeprefix('"' if as_json else "")).token_ids
+        last = Piece(last.space, _common_start(last.token_ids, to_past))
         return ToolScaffold(
-            pieces=[before_ids, *[self.encode(piece) for piece in [*between, after]]],
-            as_json=before.endswith('"') and after.startswith('"'),
+            scaffold=Scaffold(before_ids[before_ids.index(self.call_end_id) + 1 :], [*between, last]),
+            as_json=as_json,
             keeps_reasoning=self._is_reasoning_kept(_calls(tools[0]), {**results[0], "content": _mark(2)}),
         )
 
@@ -213,16 +306,19 @@ class ChatTemplate:
             return False
         return all(message["content"] in text for message in messages)
 
-    def _learn_reasoning(self) -> None:
+    def _learn_reasoning(self, to_answer: str) -> None:
         text = self.tokenizer.chat_template
         self.reasoning_tags = next((t for t in _REASONING_TAGS if t[0] in text or t[1] in text), None)
-        opened, closed = (f"{self._opening}{self._prefill}".rfind(tag) for tag in self.reasoning_tags or ("", ""))
+        opened, closed = (to_answer.rfind(tag) for tag in self.reasoning_tags or ("", ""))
         self.starts_reasoning = opened > closed
+        fields = [name for name in _REASONING_FIELDS if name in text]
+        self.reasoning_field, self._reads_reasoning = [*fields, *_REASONING_FIELDS][0], bool(fields)
         self.keeps_reasoning = self._is_reasoning_kept(_assistant(1), _user(2))
 
     def _learn_tool_calls(self) -> None:
         """Learn how a tool call begins and ends, if the template supports tools and its answers can be parsed."""
-        self.calls_tools, self.call_opener, self.call_end_id = False, "", None
+        self.calls_tools, self.call_opener, self.call_headers = False, "", {True: [], False: []}
+        self.call_close_id = self.call_end_id = None
         if not supports_tool_calling(self.tokenizer):
             return
         if self.tokenizer.response_template is None:
@@ -231,28 +327,59 @@ class ChatTemplate:
             except ValueError:
                 return
         result = {"role": "tool", "name": "NLACTOOL", "content": _mark(2)}
-        text = _cut(self.render([_user(0), _calls("NLACTOOL"), result]), [0, 1, 2])[1]
-        text = text.removeprefix(self._opening).partition("NLACTOOL")[0]
-        if self.reasoning_tags is not None:
-            text = text.rpartition(self.reasoning_tags[1])[2]
-        self.call_opener = without_space(text.partition("{")[0]) or without_space(text)
-        self.call_end_id = self._special_ids_after(_user(0), _calls("NLACTOOL"))[-1]
+        to_call, to_result = _cut(self.render([_user(0), _calls("NLACTOOL"), result]), [0, 1, 2])[1:3]
+        header, opener = self._split_header(to_call.partition("NLACTOOL")[0])
+        self.call_opener = without_space(opener.partition("{")[0]) or without_space(opener)
+        said = self.render([_user(0), _calls("NLACTOOL") | {"content": _mark(3)}, result]).partition(_mark(0))[2]
+        said_header, _ = self._split_header(said.partition("NLACTOOL")[0].partition(_mark(3))[0])
+        self.call_headers = {True: said_header or header, False: header}
+        self._learn_call_end(self.encode(to_result))
         self.calls_tools = True
+
+    def _split_header(self, text: str) -> tuple[list[int], str]:
+        """Split the text before a call into the tokens of an empty chain of thought, if there is one, and the rest."""
+        text = self.tokenizer.decode(self.piece(text).token_ids[len(self.opening_ids) :])
+        if self.reasoning_tags is None or self.reasoning_tags[1] not in text:
+            return [], text
+        header, closing, rest = text.rpartition(self.reasoning_tags[1])
+        space = rest[: len(rest) - len(rest.lstrip())]
+        return self.encode(header + closing + space), rest
+
+    def _learn_call_end(self, to_result: list[int]) -> None:
+        """Learn the tokens that close a call and end its turn, given the tokens between a call and its result."""
+        try:
+            between = _cut(self.render([_user(0), _calls("NLACTOOL", "NLACTOOL")]), [0, 1, 2])[2]
+        except (TemplateError, ValueError):  # the template shows one call
+            between = ""
+        end_of_call = len(_common_start(to_result, self.encode(between)))
+        tags = self._tags_after(1, _user(0), _calls("NLACTOOL"), start=end_of_call)
+        self.call_end_id = tags[-1] if tags else next(i for i in to_result[end_of_call:] if i in self._tag_ids)
+        closing = [i for i in to_result[: to_result.index(self.call_end_id)] if i in self._tag_ids]
+        self.call_close_id = closing[-1] if closing else None
 
     def _is_reasoning_kept(self, turn: Message, answer: Message) -> bool:
         """Whether the template still shows the chain of thought of `turn` when `answer` has followed."""
         if self.reasoning_tags is None:
             return False
-        thoughts = [{"reasoning_content": "NLACTHOUGHT", "thinking": "NLACTHOUGHT"}]
-        if turn["content"] and self.reasoning_tags[0] == "<think>":
-            thoughts.append({"content": f"<think>\nNLACTHOUGHT\n</think>\n\n{turn['content']}"})
-        return any("NLACTHOUGHT" in self.render([_user(0), turn | thought, answer]) for thought in thoughts)
+        thoughtful = self._thoughtful(turn | {self.reasoning_field: "NLACTHOUGHT"})
+        return "NLACTHOUGHT" in self.render([_user(0), thoughtful, answer])
 
-    def _special_ids_after(self, *messages: Message) -> list[int]:
-        """The special tokens at the end of the last message; if there are none, the one that ends past turns."""
-        text = self.render(list(messages), is_open=False).rpartition(_mark(1))[2]
-        special = [i for i in self.encode(text) if i in self.tokenizer.all_special_ids]
-        return special or [self.end_of_turn_id]
+    def _thoughtful(self, message: Message) -> Message:
+        """Put the chain of thought of a message where the template reads it: in its field, or else in the content."""
+        if self._reads_reasoning or not message.get(self.reasoning_field):
+            return message
+        opening, closing = self.reasoning_tags
+        content = f"{opening}\n{message[self.reasoning_field]}\n{closing}\n\n{message['content']}"
+        return {**message, "content": content}
+
+    def _tags_after(self, mark: int, *messages: Message, start: int = 0) -> list[int]:
+        """The tokens of the template's own after a mark in the last message, from `start` on."""
+        text = self.render(list(messages), is_open=False).rpartition(_mark(mark))[2]
+        return [i for i in self.encode(text)[start:] if i in self._tag_ids]
+
+
+def _common_start(first: list[int], second: list[int]) -> list[int]:
+    return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
 
 
 def without_space(text: str) -> str:

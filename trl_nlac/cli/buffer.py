@@ -48,6 +48,11 @@ def run(words: list[str]) -> None:
     imports.add_argument("conversations", help="dataset of the Hub, or file, with the columns messages and reward")
     imports.add_argument("--split", default="train", help="split of a dataset of the Hub (default: train)")
     imports.add_argument("--model", required=True, help="model of the tokenizer")
+    imports.add_argument(
+        "--max_prompt_length",
+        type=int,
+        help="maximum number of tokens of a state, to which a longer history is cut (default: the model's option)",
+    )
     imports.add_argument("--output", help="folder of the buffer to write")
     imports.add_argument("--check", action="store_true", help="only count the content")
     args = parser.parse_args(words)
@@ -85,7 +90,8 @@ def _import(args: argparse.Namespace) -> None:
         raise CommandError("add --output FOLDER, or --check to count only.")
     rows = load_rows(args.conversations, split=args.split)
     with one_line_errors():
-        actions, options = _load_actions(args.model)
+        given = {} if args.max_prompt_length is None else {"max_prompt_length": args.max_prompt_length}
+        actions, options = _load_actions(args.model, **given)
         prompts = NLACPrompts.from_pretrained(args.model)
         episodes = episodes_from_logs(rows, actions, prompts, max_prompt_length=options.max_prompt_length)
     _print_counts(args.conversations, episodes, success_threshold=1.0)
@@ -107,9 +113,9 @@ def _files(folder: str) -> list[Path]:
     return paths
 
 
-def _load_actions(model: str) -> tuple[ActionFormat, RoleOptions]:
-    """Load the format of a model's actions, and its options."""
-    options = RoleOptions.from_pretrained(model)
+def _load_actions(model: str, **options) -> tuple[ActionFormat, RoleOptions]:
+    """Load the format of a model's actions, and its options, with `options` in place of those that were saved."""
+    options = RoleOptions.from_pretrained(model, **options)
     chat = ChatEncoder(AutoTokenizer.from_pretrained(model), options.chat_template_kwargs)
     return ActionFormat(chat, choose_format(options.action_format, chat, tools=[])), options
 

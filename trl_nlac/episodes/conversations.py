@@ -160,17 +160,21 @@ def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[M
 def read_action(
     message: Message, actions: ActionFormat, tools: Sequence[dict[str, Any]] | None = None
 ) -> tuple[Message, str]:
-    """Read an assistant's message, which can call `tools`: as the policy would have written it, and its action."""
+    """
+    Read an assistant's message, which can call `tools`: as the policy would have written it, with its thought, and the
+    action in it.
+    """
+    field = actions.chat.template.reasoning_field
+    thought = {field: message[field]} if message.get(field) else {}
     calls = [_read_call(call) for call in message.get("tool_calls") or []]
     if not calls:
         text = _text(message)
-        return {"role": "assistant", "content": text}, actions.parse(text, tools or ()) or text
+        return {"role": "assistant", "content": text} | thought, actions.parse(text, tools or ()) or text
     action = format_tool_calls(calls)
     content = _text(message) or ""
     if actions.calls_tools:
-        return call_message(calls, content), action
-    thought = " ".join(content.split())
-    return {"role": "assistant", "content": actions.text(action, thought)}, action
+        return call_message(calls, content) | thought, action
+    return {"role": "assistant", "content": actions.text(action, " ".join(content.split()))} | thought, action
 
 
 def _text(message: Message) -> str | None:
