@@ -38,7 +38,7 @@ TABLE = {
     "agent": "evaluation episodes method environments chat generation options prompts",
     "report": "records evaluation",
     "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
-    "nlac_config",
+    "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
     "nlac_config generation replay chat prompts options",
 }
