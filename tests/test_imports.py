@@ -32,7 +32,7 @@ TABLE = {
     "method": "chat generation options prompts shards",
     "environments": "chat prompts event_loop",
     "episodes": "method environments chat generation prompts event_loop",
-    "training": "method replay chat nlac_config",
+    "training": "method replay chat nlac_config shards",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config",
     "agent": "evaluation episodes method environments chat generation options prompts",

@@ -67,12 +67,14 @@ from .training.guards import (
     LossGuard,
     TrainingStopped,
     nothing_played,
+    short_thoughts,
 )
 from .training.model import load_model
 from .training.reference import Reference
 from .training.rehearsal import Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer
+from .training.unchanged import UnchangedWeightsCallback
 from .types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, Transition
 
 
@@ -255,11 +257,14 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
         self.add_callback(TrainingLogCallback())
+        self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate)
         self.idle = IdleMonitor(args.max_idle_iterations)
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
+        if warning := short_thoughts(chat.template, args.max_completion_length):
+            logger.warning(warning)
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
         set_seed(args.seed, device_specific=True)  # processes sample differently

@@ -19,14 +19,23 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_trainer, weights
+from helpers.testing_utils import (
+    Countdown,
+    RecordingTrainer,
+    assert_same,
+    make_config,
+    make_tokenizer,
+    make_trainer,
+    weights,
+)
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACTrainer
+from trl_nlac.chat.template import ChatTemplate
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
-from trl_nlac.training.guards import ForgettingGuard
+from trl_nlac.training.guards import ForgettingGuard, short_thoughts
 
 
 CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1)
@@ -263,3 +272,22 @@ class TestForgetting:
         assert guard.choose([40]) is None
         assert "stops after 3 returns" in guard.report(Path("checkpoint-41"), [40], ["Forgotten."])
         assert ForgettingGuard("stop").choose([10]) is None
+
+
+class TestThoughts:
+    def test_a_template_that_thinks_needs_room(self, tmp_path, caplog):
+        config = {"max_completion_length": 512, "max_prompt_length": 512}
+        model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+        for name, off in (("qwen3", True), ("deepseek_r1_distill", False)):
+            caplog.clear()
+            make_trainer(tmp_path, config, model=model, processing_class=make_tokenizer(name))
+            assert "`max_completion_length` (512 tokens)" in caplog.text
+            assert ("`chat_template_kwargs={'enable_thinking': False}`" in caplog.text) == off
+        caplog.clear()
+        make_trainer(tmp_path, config, model=model, processing_class=make_tokenizer("qwen2_5"))
+        assert "max_completion_length" not in caplog.text
+
+    def test_enough_room_or_no_thoughts(self):
+        thinking = ChatTemplate(make_tokenizer("qwen3"), {})
+        assert short_thoughts(thinking, 2047) and short_thoughts(thinking, 2048) is None
+        assert short_thoughts(ChatTemplate(make_tokenizer("qwen3"), {"enable_thinking": False}), 512) is None

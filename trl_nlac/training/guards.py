@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""When to stop or go back: failed environments, nothing to train on, forgotten roles, losses that are not finite."""
+"""When to warn, stop or go back: failures, nothing to train on, forgotten roles, losses that are not finite."""
 
 import logging
 from collections import deque
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import gather
 
+from ..chat.template import ChatTemplate
 from ..types import LOSSES, Episode
 
 
@@ -100,6 +101,21 @@ class IdleMonitor:
             f"is {self.max_iterations}. Training stops, {checkpoint} is saved. "
             + (" ".join(causes) or "See the format rates in the log.")
         )
+
+
+_TOKENS_OF_A_THOUGHT = 2048
+
+
+def short_thoughts(template: ChatTemplate, max_completion_length: int) -> str | None:
+    """Explain, for a warning, that the model thinks by default and is likely to be cut off; `None` if it is not."""
+    if not template.thinks_by_default or max_completion_length >= _TOKENS_OF_A_THOUGHT:
+        return None
+    off = ", or turn thinking off with `chat_template_kwargs={'enable_thinking': False}`"
+    return (
+        "With this chat template the model thinks before every answer, and an answer that is cut off at "
+        f"`max_completion_length` ({max_completion_length} tokens) is never trained on. Raise it to "
+        f"{_TOKENS_OF_A_THOUGHT} or more{off if template.can_stop_thinking else ''}."
+    )
 
 
 LEARNING_RATE_FACTOR = 0.5  # of each return to a checkpoint
