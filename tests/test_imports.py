@@ -32,13 +32,13 @@ TABLE = {
     "method": "chat generation options prompts shards",
     "environments": "chat prompts event_loop",
     "episodes": "method environments chat generation prompts event_loop",
-    "training": "method replay chat nlac_config",
+    "training": "method replay chat nlac_config shards",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config",
     "agent": "evaluation episodes method environments chat generation options prompts",
     "report": "records evaluation",
     "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
-    "nlac_config",
+    "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
     "nlac_config generation replay chat prompts options",
 }

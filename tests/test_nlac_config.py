@@ -32,6 +32,13 @@ class TestNLACConfig:
             ({"single_step": True, "max_turns": 3}, "`single_step=True` means tasks of one action: set `max_turns=1`"),
             ({"single_step": True, "max_turns": 1, "num_futures": 2}, "`single_step=True` predicts no future"),
             ({"num_futures": 2, "replay_refinement_fraction": 0.5}, "`replay_refinement_fraction=0.5` refines by the"),
+            ({"on_forgetting": "restore"}, "`on_forgetting='restore'` goes back.*`save_strategy='no'`"),
+            (
+                {"on_forgetting": "restore", "save_strategy": "steps", "save_only_model": True},
+                "`save_only_model=True`",
+            ),
+            ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
+            ({"beta": -0.1}, "`beta` must be not negative"),
         ],
     )
     def test_options_that_exclude_each_other(self, tmp_path, options, message):

@@ -110,6 +110,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             target weights. Either is averaged over the tokens of a target.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1.
+        beta (`float`, *optional*, defaults to `0.0`):
+            KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
+            training speed. The divergence of the policy's tokens from the initial weights, estimated as in
+            [`~trl.GRPOTrainer`], is multiplied by it and added to the policy loss. With an adapter no second model is
+            loaded: the reference is the model without it, or with a copy of it if `model` is a [`~peft.PeftModel`].
         bootstrap (`str`, *optional*, defaults to `"implicit"`):
             Source of the bootstrapped future of a Bellman target: `"implicit"` asks the successor model for the next
             action and its future in one answer (the paper's implementation), `"explicit"` samples the next action from
@@ -131,6 +136,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
             A warning names a role once its health metric falls below this share of its best value. Another warning
             reports the same of success.
+        on_forgetting (`str`, *optional*, defaults to `"warn"`):
+            What follows when that warning names a role. `"warn"`: nothing. `"stop"`: training stops, with a
+            checkpoint. `"restore"`: weights, optimizer and target weights go back to the newest checkpoint without
+            such a warning, and the learning rate is halved for the rest of the run; steps, data and replay buffer go
+            on. After three returns training stops. Needs checkpoints from which a run can resume.
         max_idle_iterations (`int`, *optional*, defaults to `10`):
             Training stops, with a checkpoint, after this number of iterations in a row without a single example to
             train on: no Bellman target and no refined action could be read. The error names the cause. If `None`,
@@ -246,6 +256,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
+    beta: float = field(
+        default=0.0,
+        metadata={
+            "help": "KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and "
+            "improving training speed."
+        },
+    )
     bootstrap: str = field(
         default="implicit",
         metadata={
@@ -275,6 +292,14 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=0.7,
         metadata={"help": "A warning names a role once its health metric falls below this share of its best value."},
     )
+    on_forgetting: str = field(
+        default="warn",
+        metadata={
+            "help": "What follows when a role is forgotten: a warning only, the end of training, or a return to the "
+            "newest healthy checkpoint with half the learning rate.",
+            "choices": ["warn", "stop", "restore"],
+        },
+    )
     max_idle_iterations: int | None = field(
         default=10,
         metadata={
@@ -300,7 +325,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_numbers(self)
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
-        check_choices(self, "bootstrap", "critic_loss_type", "rehearsal_source")
+        check_choices(self, "bootstrap", "critic_loss_type", "rehearsal_source", "on_forgetting")
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
@@ -308,7 +333,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
-            *("rehearsal_ratio", "num_eval_critiques", "num_oracle_probes"),
+            *("beta", "rehearsal_ratio", "num_eval_critiques", "num_oracle_probes"),
         )
         check_positive(self, "environment_timeout", "replay_buffer_memory")
         check_share(
@@ -321,6 +346,18 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             raise ValueError(
                 "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
             )
+        if self.on_forgetting == "restore" and (self.save_strategy == "no" or self.save_only_model):
+            raise ValueError(
+                "`on_forgetting='restore'` goes back to a checkpoint, and there is none to go back to with "
+                f"`save_strategy={str(self.save_strategy.value)!r}` and `save_only_model={self.save_only_model}`. Set "
+                '`save_strategy="steps"` and `save_only_model=False`.'
+            )
+        if self.on_forgetting == "restore" and self.deepspeed_plugin is not None:
+            if "scheduler" in self.deepspeed_plugin.deepspeed_config:
+                raise ValueError(
+                    "`on_forgetting='restore'` lowers the learning rate, which a scheduler in the configuration of "
+                    "DeepSpeed would undo. Remove it there, and set `lr_scheduler_type`."
+                )
         if self.num_futures > 1 and self.replay_refinement_fraction:
             raise ValueError(
                 f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "

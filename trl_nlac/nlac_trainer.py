@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object, set_seed
+from accelerate.logging import get_logger
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
@@ -58,18 +59,32 @@ from .records.folder import TrainingLogCallback
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
-from .training.checkpoint import load_state, save_state
-from .training.guards import FailureMonitor, IdleMonitor, LossGuard, TrainingStopped, nothing_played
+from .shards import forget_gathered
+from .training.checkpoint import load_learned, load_state, save_state
+from .training.guards import (
+    LEARNING_RATE_FACTOR,
+    FailureMonitor,
+    ForgettingGuard,
+    IdleMonitor,
+    LossGuard,
+    TrainingStopped,
+    nothing_played,
+    short_thoughts,
+)
 from .training.model import fit_to_context, load_model
+from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer
+from .training.unchanged import UnchangedWeightsCallback
 from .types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, Transition
 
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
+
+logger = get_logger(__name__)
 
 
 class NLACTrainer(AtomicSavingTrainer):
@@ -219,6 +234,7 @@ class NLACTrainer(AtomicSavingTrainer):
             optimizers=optimizers,
         )
         self.model.add_model_tags(self._tag_names)
+        self.reference = Reference(self.model, args, self.accelerator, quantization_config) if args.beta else None
         generator = load_generator(
             *(self.model, args, self.accelerator, tokenizer),
             ending_token_ids(tokenizer, chat.stop_ids, model.generation_config),
@@ -248,10 +264,14 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
         self.add_callback(TrainingLogCallback())
+        self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate)
         self.idle = IdleMonitor(args.max_idle_iterations)
+        self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
+        if warning := short_thoughts(chat.template, args.max_completion_length):
+            logger.warning(warning)
         self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
         set_seed(args.seed, device_specific=True)  # processes sample differently
@@ -301,7 +321,12 @@ class NLACTrainer(AtomicSavingTrainer):
                 refinements = self._refine(transitions, dict(enumerate(targets)))
         batches = self._make_batches(samples, targets, refinements)
         metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
-        self.records.add_samples(samples, judgements, targets, refinements, metrics, self.state.global_step)
+        forgotten = self.records.add_samples(
+            samples, judgements, targets, refinements, metrics, self.state.global_step
+        )
+        if forgotten and self.args.on_forgetting != "warn":
+            self._restore(forgotten)
+            return self._iteration(tasks)
         self._stop_if_idle(metrics)
         return batches
 
@@ -310,17 +335,20 @@ class NLACTrainer(AtomicSavingTrainer):
             raise ValueError("The NLACTrainer does not support returning outputs")
         distills = self.args.critic_loss_type == "distill"
         teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
-        inputs, losses = self.loss_guard.finite_losses(partial(batch_losses, model, teacher=teacher), inputs)
+        if self.reference is not None:
+            inputs = {**inputs, "reference_logps": self.reference.logps(model, inputs)}
+        compute = partial(batch_losses, model, teacher=teacher)
+        inputs, losses, divergences = self.loss_guard.finite_losses(compute, inputs)
         has_priority = (inputs["loss_ids"] == LOSSES.index("critic")) & (inputs["transition_ids"] >= 0)
         self.replay.update_priorities(
             inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
-        self.records.add_losses(inputs, losses.detach(), self.accelerator.reduce)
+        self.records.add_losses(inputs, losses.detach(), divergences.detach(), self.accelerator.reduce)
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
         weights = coefficients[inputs["loss_ids"]] * inputs["weights"]  # (B,)
-        return (weights * losses).sum() / self.args.per_device_train_batch_size
+        return (weights * (losses + self.args.beta * divergences)).sum() / self.args.per_device_train_batch_size
 
     # Parts of an iteration
 
@@ -405,6 +433,29 @@ class NLACTrainer(AtomicSavingTrainer):
             causes = self.records.formats.causes().values()
             raise TrainingStopped(self.idle.report(self._next_checkpoint, list(causes)))
 
+    def _restore(self, forgotten: list[str]) -> None:
+        """Stop, or go back to a healthy checkpoint with a lower learning rate. The replay buffer stays."""
+        run_dir, guard = Path(self._get_output_dir(None)), self.forgetting
+        existing = [step for step in guard.healthy if (run_dir / f"{PREFIX_CHECKPOINT_DIR}-{step}").exists()]
+        (steps,) = broadcast_object_list([existing])
+        step = guard.choose(steps)
+        if step is None:
+            causes = [self.records.health.describe(name) for name in forgotten]
+            others = [step for step in steps if step != self.state.global_step]  # this one is saved again
+            raise TrainingStopped(guard.report(self._next_checkpoint, others, causes))
+        checkpoint = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        self._load_learned(checkpoint, LEARNING_RATE_FACTOR)
+        forget_gathered(self.model)
+        state = load_learned(checkpoint, self.args.process_index, self.target_weights)
+        self.records.health.load_state_dict(state["health"])
+        self.records.end_iteration()
+        guard.restores.append((step, self.state.global_step + 1))
+        logger.warning(
+            f"Back to the weights of step {step}, with the learning rate times {LEARNING_RATE_FACTOR}: return "
+            f"{len(guard.restores)} of at most {guard.max_restores}."
+        )
+        self.control.should_save = True  # after the next step, so that a resumed run has gone back, too
+
     def _make_batches(
         self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
     ) -> list[list[TrainingExample]]:
@@ -435,6 +486,8 @@ class NLACTrainer(AtomicSavingTrainer):
         if "loss" in logs:  # the log of training steps; those of evaluation and of the end have their own metrics
             logs.update(self.records.take(self.state.global_step))
             logs["nonfinite_losses"] = self.loss_guard.num_dropped
+            if self.args.on_forgetting == "restore":
+                logs["health/num_restores"] = len(self.forgetting.restores)
         super().log(logs, start_time)
 
     def train(self, *args, **kwargs):
@@ -577,11 +630,14 @@ class NLACTrainer(AtomicSavingTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        self.forgetting.note_checkpoint(self.state.global_step, not self.records.health.is_forgetting)
         state = {
             "world_size": self.args.world_size,
             **self.records.state_dict(),
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "nonfinite_losses": self.loss_guard.num_dropped,
+            "restores": self.forgetting.restores,
+            "healthy_checkpoints": self.forgetting.healthy,
         }
         rank = self.args.process_index
         if self.args.should_save:
@@ -598,5 +654,8 @@ class NLACTrainer(AtomicSavingTrainer):
             self.records.load_state_dict(state)
             self.loss_guard.num_dropped = state["nonfinite_losses"]
             self.rehearsal.load(Path(checkpoint))
+            self.forgetting.restores = state.get("restores", [])  # earlier versions had none
+            if state["world_size"] == world_size:  # others have no state of some process
+                self.forgetting.healthy = state.get("healthy_checkpoints", [])
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]

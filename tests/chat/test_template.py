@@ -13,10 +13,11 @@
 # limitations under the License.
 
 import pytest
-from helpers.testing_utils import make_tokenizer_of
+from helpers.testing_utils import CHAT_TEMPLATES, make_tokenizer, make_tokenizer_of
 from transformers import AutoTokenizer
 
 from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.template import ChatTemplate
 from trl_nlac.environments.embedded import TINY_MODEL
 
 
@@ -76,3 +77,33 @@ class TestOpenings:
         past, prompt = past.replace("\\n", "\n"), prompt.replace("\\n", "\n")
         assert tokenizer.decode([*chat.template.opening_ids, *chat.template.header]) == f"<|assistant|>{past}"
         assert tokenizer.decode([*chat.template.opening_ids, *chat.prefill]) == f"<|assistant|>{prompt}"
+
+
+class TestThinking:
+    THINKING = {
+        **dict.fromkeys(["deepseek_r1_distill", "deepseekv3", "gptoss"], False),  # whether `enable_thinking` is read
+        **dict.fromkeys(["glm4moe", "qwen3", "qwen3_5_think", "qwen3_6", "qwen3_8"], True),
+        **dict.fromkeys([f"nemotron_3_{name}" for name in ("5_lightning", "nano", "super", "ultra")], True),
+    }
+
+    def test_which_templates_think_by_default(self):
+        found = {}
+        for path in CHAT_TEMPLATES.glob("*.jinja"):
+            if path.stem.endswith("_training"):
+                continue
+            try:
+                template = ChatTemplate(make_tokenizer(path.stem), {})
+            except ValueError:  # refused: earlier turns would change
+                continue
+            if template.thinks_by_default:
+                found[path.stem] = template.can_stop_thinking
+        assert found == self.THINKING
+
+    @pytest.mark.parametrize("name", [name for name, can_stop in THINKING.items() if can_stop])
+    def test_thinking_can_be_turned_off(self, name):
+        template = ChatTemplate(make_tokenizer(name), {"enable_thinking": False})
+        assert not template.thinks_by_default and not template.can_stop_thinking
+
+    def test_thinking_can_be_turned_on(self):
+        assert not ChatTemplate(make_tokenizer("qwen3_5_nothink"), {}).thinks_by_default
+        assert ChatTemplate(make_tokenizer("qwen3_5_nothink"), {"enable_thinking": True}).thinks_by_default

@@ -146,6 +146,13 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, **optio
 
 train("sampled", save_strategy="steps", save_steps=2)
 train("resumed", resume_from=str(output_dir / "sampled" / "checkpoint-2"))
-# Each layer is gathered for each token, and nothing is kept gathered; swaps within the loss.
-train("distill", critic_loss_type="distill", ds3_gather_for_generation=False, persistence_threshold=0, max_steps=2)
-train("lora", lora=True, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)
+# Each layer is gathered for each token, and nothing is kept gathered; swaps and a second model within the loss.
+train(
+    "distill",
+    critic_loss_type="distill",
+    beta=0.1,
+    ds3_gather_for_generation=False,
+    persistence_threshold=0,
+    max_steps=2,
+)
+train("lora", lora=True, beta=0.1, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)

@@ -127,6 +127,10 @@ class ChatTemplate:
             Whether the sampled tokens begin within a chain of thought.
         keeps_reasoning (`bool`):
             Whether past turns keep their chain of thought.
+        thinks_by_default (`bool`):
+            Whether the template, with these arguments, lets the model think before it answers.
+        can_stop_thinking (`bool`):
+            Whether its argument `enable_thinking=False` would change that.
         calls_tools (`bool`):
             Whether the template shows tools and their calls, in a form that can be parsed.
         call_opener (`str`):
@@ -314,6 +318,11 @@ class ChatTemplate:
         fields = [name for name in _REASONING_FIELDS if name in text]
         self.reasoning_field, self._reads_reasoning = [*fields, *_REASONING_FIELDS][0], bool(fields)
         self.keeps_reasoning = self._is_reasoning_kept(_assistant(1), _user(2))
+        off = {**self.kwargs, "enable_thinking": False}
+        text = self.tokenizer.apply_chat_template([_user(0)], tokenize=False, add_generation_prompt=True, **off)
+        self.can_stop_thinking = text != self.render([_user(0)])
+        has_analysis = self.reasoning_tags == _REASONING_TAGS[0]  # the models of this template always think
+        self.thinks_by_default = self.starts_reasoning or self.can_stop_thinking or has_analysis
 
     def _learn_tool_calls(self) -> None:
         """Learn how a tool call begins and ends, if the template supports tools and its answers can be parsed."""

@@ -107,7 +107,7 @@ class HealthMonitor:
             `list[str]`: the metrics that were reported now. Each is reported again only after it recovered.
         """
         reported = []
-        for name, role in _WATCHED.items():
+        for name in _WATCHED:
             if name not in metrics:
                 continue
             level = _smooth(self._level, name, metrics[name], self.smoothing)
@@ -120,16 +120,22 @@ class HealthMonitor:
             elif name not in self._warned:
                 self._warned.add(name)
                 reported.append(name)
-                logger.warning(
-                    "The model is forgetting the role of the %s: `%s` fell from %.2f to %.2f. One set of weights "
-                    "plays all roles. Lower `learning_rate`, or pass a `rehearsal_dataset` of this role and set "
-                    "`rehearsal_ratio`.",
-                    role,
-                    name,
-                    self._best[name],
-                    level,
-                )
+                logger.warning(self.describe(name))
         return reported
+
+    @property
+    def is_forgetting(self) -> bool:
+        """Whether a role was reported and has not recovered."""
+        return bool(self._warned)
+
+    def describe(self, name: str) -> str:
+        """Explain how far a metric has fallen, and what to do."""
+        return (
+            f"The model is forgetting the role of the {_WATCHED[name]}: `{name}` fell from {self._best[name]:.2f} to "
+            f"{self._level[name]:.2f}. One set of weights plays all roles. Lower `learning_rate`, pass a "
+            "`rehearsal_dataset` of this role and set `rehearsal_ratio`, or keep the policy near the initial weights "
+            "with `beta`."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as JSON can hold it."""

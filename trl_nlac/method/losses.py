@@ -49,11 +49,14 @@ def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask:
     Returns:
         `torch.Tensor` of shape `(B,)` and dtype `float32`.
     """
+    return _means(-token_logps(logits, input_ids, completion_mask), completion_mask[:, 1:].bool())
+
+
+def token_logps(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+    """Compute the log-probability of each token of all completions, one row after the other: `(N,)`, in float32."""
     mask = completion_mask[:, 1:].bool()
     # Prompts are most of the tokens: in float32, their logits would be most of the memory.
-    token_ids = input_ids[:, 1:][mask]  # (N,), N tokens of all completions
-    logps = selective_log_softmax(logits[:, :-1][mask].float(), token_ids)  # (N,)
-    return _means(-logps, mask)
+    return selective_log_softmax(logits[:, :-1][mask].float(), input_ids[:, 1:][mask])
 
 
 def sequence_kl(
@@ -94,12 +97,22 @@ def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return values.new_zeros(len(mask)).index_add(0, rows, values) / mask.sum(1)
 
 
+def anchored_rows(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Find the examples of a batch that are kept near the initial weights, the policy's: `(B,)`, boolean."""
+    return (inputs["loss_ids"] == LOSSES.index("policy")) & (inputs["weights"] > 0)
+
+
 def batch_losses(
     model: nn.Module, inputs: dict[str, torch.Tensor], teacher: Callable[[], AbstractContextManager] | None = None
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Compute the loss of each example of a batch, `(B,)`: the negative log-likelihood of its completion, or, for critic
-    examples with a `teacher`, the divergence from the model with the weights that it has within `teacher()`.
+    Compute the loss of each example of a batch: the negative log-likelihood of its completion, or, for critic examples
+    with a `teacher`, the divergence from the model with the weights that it has within `teacher()`.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and for the policy's examples, if `inputs` has the
+        `reference_logps` of the initial weights, an estimate of the divergence from these, averaged over the tokens of
+        a completion, `(B,)`, otherwise 0.
     """
     is_taught = "teacher_input_ids" in inputs
     if teacher is not None:
@@ -109,10 +122,18 @@ def batch_losses(
             teacher_logits = batch_logits(model, inputs, "teacher_" if is_taught else "")  # (C, S, V)
         model.train()
     logits = batch_logits(model, inputs)  # (B, T, V)
-    losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])
+    mask = inputs["completion_mask"][:, 1:].bool()
+    logps = token_logps(logits, inputs["input_ids"], inputs["completion_mask"])  # (N,), N tokens of all completions
+    losses = _means(-logps, mask)
+    divergences = torch.zeros_like(losses)
+    if "reference_logps" in inputs:
+        is_anchored = anchored_rows(inputs)[mask.nonzero()[:, 0]]  # (N,)
+        reference = torch.where(is_anchored, inputs["reference_logps"][mask], logps.detach())
+        # As in GRPO: never negative, and right on average over tokens that the model samples.
+        divergences = _means((reference - logps).exp() - (reference - logps) - 1, mask)
     if is_taught:
         rows = inputs["loss_ids"] == LOSSES.index("critic")
         masks = inputs["completion_mask"][rows], inputs["teacher_completion_mask"]
-        divergences = sequence_kl(logits[rows], masks[0], teacher_logits, masks[1])  # (C,)
-        losses = losses.masked_scatter(rows, divergences.clamp(min=0))
-    return losses
+        taught = sequence_kl(logits[rows], masks[0], teacher_logits, masks[1])  # (C,)
+        losses = losses.masked_scatter(rows, taught.clamp(min=0))
+    return losses, divergences

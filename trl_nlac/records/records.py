@@ -108,7 +108,7 @@ class Records:
         refinements: list[Refinement | None],
         metrics: dict[str, float],
         step: int,
-    ) -> None:
+    ) -> list[str]:
         """
         Add the samples that an iteration will train on.
 
@@ -125,20 +125,25 @@ class Records:
                 Metrics of the iteration, over all processes.
             step (`int`):
                 Number of optimizer steps before.
+
+        Returns:
+            `list[str]`: the metrics by which a role was reported as forgotten now, the same on all processes.
         """
         if self.audit is not None:
             self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
-        self.health.update(metrics)
+        forgotten = self.health.update(metrics)
         self.formats.update(metrics)
         seconds = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
         self.seconds.clear()
         for name, value in {**metrics, **seconds}.items():
             self.metrics[name].append(value)
+        return forgotten
 
     def add_losses(
         self,
         inputs: dict[str, torch.Tensor],
         losses: torch.Tensor,
+        divergences: torch.Tensor,
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """
@@ -149,6 +154,8 @@ class Records:
                 The micro-batch.
             losses (`torch.Tensor` of shape `(B,)`):
                 Loss of each example.
+            divergences (`torch.Tensor` of shape `(B,)`):
+                Divergence of each of the policy's examples from the initial weights; logged with `beta`.
             reduce (`Callable`):
                 Sums a tensor over all processes.
         """
@@ -156,12 +163,14 @@ class Records:
             self.audit.add_losses(inputs, losses)
         kinds = torch.arange(len(LOSSES), device=losses.device)[:, None]
         chosen = (inputs["loss_ids"] == kinds) & (inputs["weights"] > 0)  # (3, B)
-        sums = reduce(torch.stack([(chosen * losses).sum(1), chosen.sum(1)], dim=1))
-        for name, (total, number) in zip(LOSSES, sums.tolist(), strict=True):
-            self.metrics[f"{name}/loss"] += round(number) * [total / max(1, number)]
+        sums = reduce(torch.stack([(chosen * values).sum(1) for values in (losses, divergences, 1)], dim=1))
+        for name, (loss, divergence, number) in zip(LOSSES, sums.tolist(), strict=True):
+            self.metrics[f"{name}/loss"] += round(number) * [loss / max(1, number)]
+            if name == "policy" and self.args.beta:
+                self.metrics["policy/kl"] += round(number) * [divergence / max(1, number)]
 
     def end_iteration(self) -> None:
-        """Complete the audited samples of an iteration after its last gradient step."""
+        """Complete the audited samples of an iteration after its last gradient step, or where it is given up."""
         if self.audit is not None:
             self.audit.close()
 

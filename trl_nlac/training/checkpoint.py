@@ -131,6 +131,12 @@ def load_state(
     return [], state
 
 
+def load_learned(directory: Path, rank: int, target_weights: TargetWeights) -> dict[str, Any]:
+    """Read the target weights and the state of [`save_state`], without replay buffer and pending micro-batches."""
+    _load_target_weights(directory, target_weights)
+    return _state(_folder(directory, rank))
+
+
 def _load_batches(folder: Path) -> list[list[TrainingExample]]:
     batches: list[list[TrainingExample]] = []
     for row in pq.read_table(folder / "batches.parquet").to_pylist():

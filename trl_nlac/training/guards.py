@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""When to stop: environments that fail, nothing to train on, and losses that are not finite."""
+"""When to warn, stop or go back: failures, nothing to train on, forgotten roles, losses that are not finite."""
 
 import logging
 from collections import deque
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import gather
 
+from ..chat.template import ChatTemplate
 from ..types import LOSSES, Episode
 
 
@@ -102,6 +103,78 @@ class IdleMonitor:
         )
 
 
+_TOKENS_OF_A_THOUGHT = 2048
+
+
+def short_thoughts(template: ChatTemplate, max_completion_length: int) -> str | None:
+    """Explain, for a warning, that the model thinks by default and is likely to be cut off; `None` if it is not."""
+    if not template.thinks_by_default or max_completion_length >= _TOKENS_OF_A_THOUGHT:
+        return None
+    off = ", or turn thinking off with `chat_template_kwargs={'enable_thinking': False}`"
+    return (
+        "With this chat template the model thinks before every answer, and an answer that is cut off at "
+        f"`max_completion_length` ({max_completion_length} tokens) is never trained on. Raise it to "
+        f"{_TOKENS_OF_A_THOUGHT} or more{off if template.can_stop_thinking else ''}."
+    )
+
+
+LEARNING_RATE_FACTOR = 0.5  # of each return to a checkpoint
+
+
+class ForgettingGuard:
+    """
+    Decide what follows when a role was forgotten: nothing, the end of training, or a return to a checkpoint.
+
+    Args:
+        reaction (`str`):
+            `"warn"`, `"stop"` or `"restore"`.
+        max_restores (`int`, *optional*, defaults to `3`):
+            Number of returns after which training stops.
+
+    Attributes:
+        restores (`list[tuple[int, int]]`):
+            The returns so far: the step of the checkpoint, and the step after which the run was saved again.
+        healthy (`list[int]`):
+            Steps at which the run was saved while no role was reported.
+    """
+
+    def __init__(self, reaction: str, max_restores: int = 3):
+        self.reaction = reaction
+        self.max_restores = max_restores
+        self.restores: list[tuple[int, int]] = []
+        self.healthy: list[int] = []
+
+    def note_checkpoint(self, step: int, is_healthy: bool) -> None:
+        """Note that the run is saved, in place of any checkpoint of the same step."""
+        self.healthy = [other for other in self.healthy if other != step] + [step] * is_healthy
+
+    def choose(self, steps: list[int]) -> int | None:
+        """
+        Choose the checkpoint to go back to.
+
+        Args:
+            steps (`list[int]`):
+                Those of the `healthy` checkpoints that still exist.
+
+        Returns:
+            `int` or `None`: step of the newest checkpoint from which the run did not start again yet, because those
+            were perhaps ill already, or, if there is none, of the newest; `None` if training must stop.
+        """
+        if self.reaction == "stop" or not steps or len(self.restores) >= self.max_restores:
+            return None
+        used = {step for restore in self.restores for step in restore}
+        return max(set(steps) - used or steps)
+
+    def report(self, checkpoint: Path, steps: list[int], causes: list[str]) -> str:
+        """Explain, for an error, why training stops."""
+        reasons = {
+            "stop": "Training stops (`on_forgetting='stop'`)",
+            "restore": f"Training stops after {len(self.restores)} returns (`on_forgetting='restore'`)",
+        }
+        healthy = f"the newest without a forgotten role is that of step {max(steps)}" if steps else "none is healthy"
+        return f"{' '.join(causes)} {reasons[self.reaction]}, {checkpoint} is saved; of the checkpoints, {healthy}."
+
+
 def nothing_played(episodes: list[Episode]) -> str:
     """Explain, for an error, why there is nothing to train on."""
     return (
@@ -129,33 +202,37 @@ class LossGuard:
         self.num_batches = 0  # in a row
 
     def finite_losses(
-        self, compute: Callable[[dict[str, torch.Tensor]], torch.Tensor], inputs: dict[str, torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        self,
+        compute: Callable[[dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]],
+        inputs: dict[str, torch.Tensor],
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         """
         Compute finite losses of a batch. If some are not finite on any process, the model runs again on all processes
         without those examples.
 
         Args:
             compute (`Callable`):
-                Computes the loss of each example of a batch, `(B,)`.
+                Computes the loss of each example of a batch, and its divergence from the initial weights, each `(B,)`.
             inputs (`dict[str, torch.Tensor]`):
                 The batch.
 
         Returns:
-            `tuple[dict[str, torch.Tensor], torch.Tensor]`: the batch without dropped examples, and its losses.
+            `tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]`: the batch without dropped examples, its
+            losses and its divergences.
 
         Raises:
             TrainingStopped: If examples were dropped from too many micro-batches in a row.
             RuntimeError: If losses are not finite even without them.
         """
-        losses = compute(inputs)
-        dropped = ~losses.detach().isfinite()
+        losses, divergences = compute(inputs)
+        totals = (losses + divergences).detach()
+        dropped = ~totals.isfinite()
         number = _count(dropped)
         self.num_batches = self.num_batches + 1 if number else 0
         if not number:
-            return inputs, losses
+            return inputs, losses, divergences
         self.num_dropped += number
-        self._report(losses, inputs, dropped)
+        self._report(totals, inputs, dropped)
         if self.num_batches >= self.max_batches:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
@@ -163,13 +240,13 @@ class LossGuard:
                 "or `max_grad_norm`, or train in float32 or bfloat16 instead of float16."
             )
         inputs = _without(inputs, dropped)
-        losses = compute(inputs)
-        if _count(~losses.detach().isfinite()):
+        losses, divergences = compute(inputs)
+        if _count(~(losses + divergences).detach().isfinite()):
             raise RuntimeError(
                 "All losses of the model are not finite: its weights are corrupted. Resume from an earlier "
                 "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
             )
-        return inputs, losses
+        return inputs, losses, divergences
 
     @staticmethod
     def _report(losses: torch.Tensor, inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> None:

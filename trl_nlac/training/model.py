@@ -15,7 +15,7 @@
 """Load the model to train."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
@@ -27,10 +27,12 @@ from ..nlac_config import NLACConfig
 
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
+    from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
 
 logger = get_logger(__name__)
+
+REFERENCE_ADAPTER = "ref"  # as TRL names it
 
 
 def load_model(
@@ -56,16 +58,7 @@ def load_model(
         ValueError: If there are two quantization configurations.
     """
     if isinstance(model, str):
-        model_init_kwargs = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
-        if quantization_config is not None:
-            if "quantization_config" in model_init_kwargs:
-                raise ValueError(
-                    "`quantization_config` is given both to the trainer and in `model_init_kwargs`. Give it only once."
-                )
-            model_init_kwargs["quantization_config"] = quantization_config
-        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-            model_init_kwargs["device_map"] = None  # "auto" does not work with distributed training
-        model = create_model_from_path(model, **model_init_kwargs)
+        model = load_by_name(model, args, quantization_config)
     elif args.model_init_kwargs is not None or quantization_config is not None:
         logger.warning(
             "`model_init_kwargs` and `quantization_config` are ignored, because `model` is already instantiated."
@@ -74,6 +67,8 @@ def load_model(
         from trl.experimental.utils import prepare_peft_model
 
         model = prepare_peft_model(model, peft_config, args)
+    elif is_peft_model(model) and args.beta:
+        _add_reference_adapter(model)
     if is_peft_model(model) and args.gradient_checkpointing:
         plugin = args.deepspeed_plugin
         if plugin is not None and plugin.zero_stage == 3:
@@ -124,3 +119,30 @@ def fit_to_context(args: NLACConfig, config: PreTrainedConfig) -> None:
         "context."
     )
     args.max_prompt_length = room
+
+
+def load_by_name(
+    name: str, args: NLACConfig, quantization_config: "BitsAndBytesConfig | None" = None, **defaults: Any
+) -> PreTrainedModel:
+    """Load a model by its id or path, with `model_init_kwargs` and, where these are silent, `defaults`."""
+    kwargs = {"trust_remote_code": args.trust_remote_code, **defaults, **(args.model_init_kwargs or {})}
+    if quantization_config is not None:
+        if "quantization_config" in kwargs:
+            raise ValueError(
+                "`quantization_config` is given both to the trainer and in `model_init_kwargs`. Give it only once."
+            )
+        kwargs["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        kwargs["device_map"] = None  # "auto" does not work with distributed training
+    return create_model_from_path(name, **kwargs)
+
+
+def _add_reference_adapter(model: "PeftModel") -> None:
+    """Keep a frozen copy of the adapter to train, which may have been trained before."""
+    if REFERENCE_ADAPTER in model.peft_config:
+        return
+    trained = model.active_adapter
+    model.add_adapter(REFERENCE_ADAPTER, model.peft_config[trained])
+    for name, parameter in list(model.named_parameters()):
+        if f".{trained}." in name:
+            model.get_parameter(name.replace(f".{trained}.", f".{REFERENCE_ADAPTER}.")).data.copy_(parameter.data)

@@ -18,6 +18,8 @@ import shutil
 from pathlib import Path
 
 from accelerate.logging import get_logger
+from accelerate.utils import is_peft_model
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from trl.trainer.base_trainer import _BaseTrainer
@@ -86,6 +88,26 @@ class AtomicSavingTrainer(_BaseTrainer):
         self.accelerator.wait_for_everyone()
         if pushes:
             self._push_from_checkpoint(str(checkpoint))
+
+    def _load_learned(self, checkpoint: Path, learning_rate_factor: float) -> None:
+        """
+        Load weights and optimizer of a checkpoint during training. Steps, data and the schedule of the learning rate
+        go on from where they are, but the rate is multiplied by a factor for the rest of training.
+        """
+        schedule = self.lr_scheduler.state_dict()
+        rates = [group["lr"] * learning_rate_factor for group in self.optimizer.param_groups]
+        if self.is_deepspeed_enabled:
+            strict = not is_peft_model(self.model)
+            deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=strict)
+        else:
+            self._load_from_checkpoint(str(checkpoint), self.model_wrapped if self.is_fsdp_enabled else None)
+        super()._load_optimizer_and_scheduler(str(checkpoint))
+        self._load_scaler(str(checkpoint))
+        for name in {"base_lrs", "_last_lr"} & schedule.keys():
+            schedule[name] = [rate * learning_rate_factor for rate in schedule[name]]
+        self.lr_scheduler.load_state_dict(schedule)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def recover(run_dir: Path) -> None:

@@ -155,7 +155,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         if not examples or not inputs["advantages"].any():  # rehearsal alone would only narrow exploration
             return loss
         batch = {name: tensor.to(loss.device) for name, tensor in self.collate_rehearsal(examples).items()}
-        return loss + self.rehearsal_coef * batch_losses(model, batch).mean()
+        return loss + self.rehearsal_coef * batch_losses(model, batch)[0].mean()
 
 
 def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, Any]:

@@ -211,7 +211,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         size = self.args.per_device_train_batch_size
         rehearsed = self.rehearsal.draw(size)
         if rehearsed:  # a separate pass: the other examples would be padded to its length
-            losses["rehearsal"] = batch_losses(model, self._batch(rehearsed)).sum()
+            losses["rehearsal"] = batch_losses(model, self._batch(rehearsed))[0].sum()
         for name, loss in losses.items():
             self.records.metrics[f"{name}/loss"].append(loss.item() / size)
         coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef, "rehearsal": 1.0}

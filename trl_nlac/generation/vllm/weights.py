@@ -69,4 +69,4 @@ def save_adapter(engine: VLLMGeneration, directory: Path, writes: bool = True) -
     adapter = [parameter for parameter in engine.model.parameters() if parameter.requires_grad]
     with engine._dist.gather_params(adapter):
         if writes:
-            engine.model.save_pretrained(directory)
+            engine.model.save_pretrained(directory, selected_adapters=engine.model.active_adapters)

@@ -1,0 +1,136 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from copy import deepcopy
+
+import pytest
+import torch
+from helpers.testing_utils import RecordingTrainer, assert_same, make_trainer, weights
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+CONFIG = {"beta": 0.1, "logging_steps": 1, "max_steps": 2, "learning_rate": 1e-2}
+
+
+def make_pretrained_adapter() -> PeftModel:
+    """An adapter whose function is not that of its base model."""
+    torch.manual_seed(0)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LORA)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+def kl_by_hand(initial, model, inputs) -> torch.Tensor:
+    """Estimate the divergence of each of the policy's examples, without padding and masks."""
+    values = []
+    for i in (inputs["loss_ids"] == 1).nonzero()[:, 0]:
+        length, number = inputs["attention_mask"][i].sum(), inputs["completion_mask"][i].sum()
+        ids = inputs["input_ids"][i : i + 1, :length]
+        logps = [
+            part(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[-number:, 0]
+            for part in (initial, model)
+        ]
+        ratio = logps[0] - logps[1]
+        values.append((ratio.exp() - 1 - ratio).mean())
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize("kind", ["full", "lora", "pretrained_adapter"])
+def test_the_loss_is_that_of_the_hand(tmp_path, kind):
+    kwargs = {"full": {}, "lora": {"peft_config": LORA}, "pretrained_adapter": {"model": make_pretrained_adapter()}}
+    trainer = make_trainer(tmp_path, CONFIG, RecordingTrainer, **kwargs[kind])
+    initial = deepcopy(trainer.model).eval()
+    before = weights(trainer.model)
+    trainer.train()
+    logs = [log["policy/kl"] for log in trainer.state.log_history if "policy/kl" in log]
+    assert abs(logs[0]) < 1e-6 < 1e-4 < logs[1]  # the weights of the first step are the initial ones
+    after = weights(trainer.model)
+    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert {name for name in before if not before[name].equal(after[name])} == trained
+
+    inputs = trainer.micro_batches[-1]
+    with torch.no_grad():
+        loss = trainer.compute_loss(trainer.model, inputs)
+        trainer.args.beta = 0.0
+        plain = trainer.compute_loss(trainer.model, inputs)
+        expected = 0.1 * kl_by_hand(initial, trainer.model.eval(), inputs).sum() / 4
+    assert expected > 1e-5
+    assert (loss - plain).item() == pytest.approx(expected.item(), rel=1e-3)
+
+
+def test_the_gradient_pulls_to_the_initial_weights(tmp_path):
+    """Only the policy's tokens: those of the critic have no divergence."""
+    trainer = make_trainer(tmp_path, CONFIG, RecordingTrainer)
+    trainer.train()
+    inputs = {name: values.clone() for name, values in trainer.micro_batches[-1].items()}
+    for loss_id, is_pulled in ((0, False), (1, True)):
+        inputs["loss_ids"].fill_(loss_id)
+        gradients = []
+        for beta in (0.0, 0.1):
+            trainer.args.beta = beta
+            trainer.model.zero_grad()
+            trainer.compute_loss(trainer.model, inputs).backward()
+            gradients.append(torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()]))
+        assert gradients[0].equal(gradients[1]) != is_pulled
+
+
+@pytest.mark.parametrize(("peft_config", "learning_rate"), [(None, 3e-4), (LORA, 1e-2)], ids=["full", "lora"])
+def test_a_large_beta_holds_the_policy(tmp_path, peft_config, learning_rate):
+    """Trained on the same batch, the policy learns less of it and stays nearer to the initial weights."""
+    config = {**CONFIG, "max_steps": 1, "learning_rate": 0.0, "critic_loss_coef": 0.0, "gradient_checkpointing": True}
+    trainer = make_trainer(tmp_path, config, RecordingTrainer, peft_config=peft_config)
+    trainer.train()
+    (inputs,) = trainer.micro_batches
+    initial, last = weights(trainer.model), []
+    for beta in (0.01, 10.0):
+        trainer.args.beta = beta
+        trainer.model.load_state_dict(initial, strict=False)
+        optimizer = torch.optim.AdamW((p for p in trainer.model.parameters() if p.requires_grad), lr=learning_rate)
+        trainer.records.metrics.clear()
+        for _ in range(15):
+            optimizer.zero_grad()
+            trainer.compute_loss(trainer.model, inputs).backward()
+            optimizer.step()
+        last.append([trainer.records.metrics[name][-1] for name in ("policy/loss", "policy/kl")])
+    (weak_loss, weak_kl), (strong_loss, strong_kl) = last
+    assert weak_loss < strong_loss and 0 < strong_kl < 0.2 * weak_kl
+
+
+@pytest.mark.parametrize("kind", ["full", "pretrained_adapter"])
+def test_resumed_run_has_the_same_reference(tmp_path, kind):
+    config = {**CONFIG, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    trainers = []
+    for folder in ("whole", "resumed"):
+        kwargs = {"model": make_pretrained_adapter()} if kind == "pretrained_adapter" else {}
+        trainers.append(make_trainer(tmp_path / folder, config, **kwargs))
+    whole, resumed = trainers
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert_same(weights(whole.model), weights(resumed.model))
+    logs = [trainer.state.log_history for trainer in trainers]
+    assert [log.get("policy/kl") for log in logs[0]] == [log.get("policy/kl") for log in logs[1]]
+
+
+def test_without_a_name_there_are_no_initial_weights(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    model.config._name_or_path = ""
+    with pytest.raises(ValueError, match=r"`beta=0.1` loads the initial weights again"):
+        make_trainer(tmp_path, CONFIG, model=model, processing_class=make_trainer(tmp_path).processing_class)
+    assert make_trainer(tmp_path).reference is None

@@ -1,0 +1,118 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The weights before training, near which `beta` keeps the policy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, extract_model_from_parallel, is_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.trainer.utils import disable_dropout_in_model, get_config_model_id, use_adapter
+
+from ..method.losses import anchored_rows, batch_logits, token_logps
+from ..nlac_config import NLACConfig
+from .model import REFERENCE_ADAPTER, load_by_name
+
+
+if TYPE_CHECKING:
+    from transformers import BitsAndBytesConfig
+
+
+class Reference:
+    """
+    The weights before training. With an adapter this is the trained model without it, or with the copy of an adapter
+    that was there before; otherwise a second, frozen model.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            The model to train.
+        args ([`NLACConfig`]):
+            Options of the run.
+        accelerator ([`~accelerate.Accelerator`]):
+            How the models are distributed.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            How to quantize the second model.
+
+    Raises:
+        ValueError: If a second model is needed, and the first has no name or path to load it from.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: NLACConfig,
+        accelerator: Accelerator,
+        quantization_config: "BitsAndBytesConfig | None" = None,
+    ):
+        self.model: nn.Module | None = None
+        if is_peft_model(model):
+            return
+        name = get_config_model_id(model.config)
+        if not name:
+            raise ValueError(
+                f"`beta={args.beta}` loads the initial weights again, and `model` has no name or path in its "
+                "configuration. Pass `model` by name or path, train an adapter (`peft_config`), or set `beta=0`."
+            )
+        like_model = {"dtype": model.dtype, "attn_implementation": model.config._attn_implementation}
+        reference = load_by_name(name, args, quantization_config, **like_model)
+        if args.disable_dropout:
+            disable_dropout_in_model(reference)
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            self.model = prepare_deepspeed(reference, accelerator)
+        elif accelerator.distributed_type == DistributedType.FSDP:
+            self.model = prepare_fsdp(reference, accelerator)
+        else:
+            self.model = accelerator.prepare_model(reference, evaluation_mode=True)
+
+    @torch.no_grad()
+    def logps(self, model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """
+        Compute the log-probabilities that the initial weights give to the tokens of the policy's completions.
+
+        Args:
+            model (`nn.Module`):
+                The model in training, wrapped or not.
+            inputs (`dict[str, torch.Tensor]`):
+                A batch.
+
+        Returns:
+            `torch.Tensor` of shape `(B, T - 1)` and dtype `float32`: 0 for all other tokens.
+        """
+        rows = anchored_rows(inputs)
+        if not rows.any():
+            rows[0] = True  # where weights are sharded, processes run the model together
+        chosen = {name: inputs[name][rows] for name in ("input_ids", "attention_mask", "completion_mask")}
+        with self._initial(model) as initial:
+            logits = batch_logits(initial, chosen)
+        mask = inputs["completion_mask"][:, 1:].bool() & rows[:, None]
+        values = token_logps(logits, chosen["input_ids"], chosen["completion_mask"])
+        return torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values)
+
+    @contextmanager
+    def _initial(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Yield a model with the initial weights: the second one, or the one in training with another adapter."""
+        if self.model is not None:
+            yield self.model
+            return
+        with_adapters = extract_model_from_parallel(model, keep_torch_compile=False)
+        model.eval()
+        with use_adapter(with_adapters, REFERENCE_ADAPTER if REFERENCE_ADAPTER in with_adapters.peft_config else None):
+            yield model
+        model.train()
