@@ -19,12 +19,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac import NLACPrompts
+from trl_nlac.cli.main import main
+from trl_nlac.cli.options import CommandError
+from trl_nlac.cli.train_options import TrainParser
 
 
 ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
+CPU = ["--use_cpu", "--bf16", "False"]
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -63,3 +69,38 @@ def test_build_tiny_model(tmp_path):
         for action_format in ("text", "react", "tool_call")
     }
     assert scores["rooms text"].keys() >= {"backup_exact", "backup_future_exact", "weighs_futures"}
+
+
+class TestRecipes:
+    @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+    def test_every_key_is_read(self, recipe):
+        options = yaml.safe_load(recipe.read_text())
+        read = {}
+        for part in TrainParser().read(["--config", str(recipe), *CPU]):
+            read.update(vars(part))
+        for name, value in options.items():
+            if name not in ("use_cpu", "bf16"):
+                expected = [value] if isinstance(read[name], list) and not isinstance(value, list) else value
+                assert read[name] == expected, name
+
+    @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+    def test_an_unknown_key_is_refused(self, recipe, tmp_path):
+        (tmp_path / "run.yaml").write_text(recipe.read_text() + "max_turn: 3\n")
+        with pytest.raises(CommandError, match="there is no option '--max_turn', did you mean '--max_turns'?"):
+            TrainParser().read(["--config", str(tmp_path / "run.yaml"), *CPU])
+
+    def test_the_small_one_trains(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(ROOT)
+        words = ["--output_dir", str(tmp_path), "--max_steps", "5", "--logging_steps", "1"]
+        assert main(["train", "--config", "examples/recipes/cpu.yaml", *words]) == 0
+        assert "What was learned" in capsys.readouterr().out
+        logs = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+        steps = [log for log in logs if "loss" in log]
+        assert len(steps) == 5 and steps[0]["environment/steps"] < steps[-1]["environment/steps"]  # two iterations
+        assert all(log["critic/loss"] > 0 for log in steps)
+
+    def test_the_paper_s_settings_depart_from_the_defaults(self):
+        """What the defaults changed for a reason is as in the paper."""
+        _, _, args = TrainParser().read(["--config", str(ROOT / "examples" / "recipes" / "paper.yaml"), *CPU])
+        assert (args.bootstrap, args.min_p, args.role_sampling) == ("implicit", 0, {"backup": {"temperature": 1.0}})
+        assert (args.learning_rate, args.target_update_rate, args.priority_exponent) == (5e-6, 0.005, 0.1)

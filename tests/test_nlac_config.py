@@ -54,14 +54,27 @@ class TestNLACConfig:
                 assert f"args.{field.name}" in code or f"options.{field.name}" in code, field.name
 
     def test_samples_per_iteration_must_be_divisible(self, tmp_path):
-        with pytest.raises(ValueError, match=r"`samples_per_iteration` \(10\) must be positive and divisible .*\(8 ="):
+        with pytest.raises(ValueError, match=r"`samples_per_iteration` \(10\) must be divisible .*\(8 ="):
             make_config(tmp_path, samples_per_iteration=10, gradient_accumulation_steps=2)
         assert make_config(tmp_path, samples_per_iteration=16, gradient_accumulation_steps=2).steps_per_iteration == 4
 
-    def test_defaults(self, tmp_path):
-        config = make_config(tmp_path, gradient_accumulation_steps=2)
-        assert config.samples_per_iteration == 8
-        assert config.episodes_per_iteration == 4
+    @pytest.mark.parametrize(
+        ("options", "samples", "episodes"),
+        [
+            ({}, 80, 1),  # four for each of 20 turns
+            ({"max_turns": 3}, 16, 1),
+            ({"max_turns": 1}, 8, 2),
+            ({"episodes_per_iteration": 5, "max_turns": 3}, 64, 5),
+            ({"samples_per_iteration": 1024}, 1024, 12),
+            ({"samples_per_iteration": 8}, 8, 1),
+        ],
+    )
+    @pytest.mark.parametrize("split", [(8, 1), (4, 2), (1, 8)])
+    def test_iterations_train_on_each_step_several_times(self, tmp_path, split, options, samples, episodes):
+        """However the batch of 8 is split into micro-batches."""
+        sizes = dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), split, strict=True))
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **sizes, **options)
+        assert (config.samples_per_iteration, config.episodes_per_iteration) == (samples, episodes)
 
     def test_from_command_line_and_yaml(self, tmp_path):
         (tmp_path / "run.yaml").write_text("max_turns: 7\ngeneration_kwargs: {no_repeat_ngram_size: 3}\n")

@@ -56,18 +56,36 @@ class TestTraining:
         assert not set(expected) - set(log)
         assert trainer.num_environment_steps == len(trainer.replay) == 16  # 2 iterations, 4 episodes of 2 steps
 
-    def test_target_weights_follow_after_each_step(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"target_update_rate": 0.25, "max_steps": 3})
+    @pytest.mark.parametrize(("unit", "updates"), [("step", 1), ("sample", 8)])
+    def test_target_weights_follow_after_each_step(self, tmp_path, unit, updates):
+        """Algorithm 1 updates them after each sample, of which a step has 8."""
+        config = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3}
+        trainer = make_trainer(tmp_path, {**config, "target_update_rate": 0.1, "target_update_unit": unit})
         expected = weights(trainer.model)
 
         class Average(TrainerCallback):
             def on_step_end(self, args, state, control, model=None, **kwargs):
                 for name, parameter in model.named_parameters():
-                    expected[name] = 0.25 * parameter.detach() + 0.75 * expected[name]
+                    for _ in range(updates):
+                        expected[name] = 0.1 * parameter.detach() + 0.9 * expected[name]
 
         trainer.add_callback(Average())
         trainer.train()
         torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
+
+    def test_samples_per_step(self, tmp_path):
+        """Transitions trained on for each environment step so far, also in a run that was resumed."""
+        config = {"samples_per_iteration": 8, "episodes_per_iteration": 1, "max_steps": 5, "logging_steps": 1}
+        config.update(save_strategy="steps", save_steps=3)
+        whole = make_trainer(tmp_path / "whole", config)
+        whole.train()
+        resumed = make_trainer(tmp_path / "resumed", config)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+        for trainer, first in ((whole, 1), (resumed, 1)):
+            logs = [log for log in trainer.state.log_history if "loss" in log]
+            assert [log["step"] for log in logs] == list(range(first, 6))
+            for log in logs:
+                assert log["replay/samples_per_step"] == 4 * log["step"] / log["environment/steps"]
 
     def test_which_role_uses_which_weights(self, tmp_path):
         trainer = make_trainer(tmp_path, {"max_steps": 6, "target_update_rate": 0.1, "learning_rate": 1e-2})

@@ -14,6 +14,7 @@
 
 """The options of a run."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,9 @@ from .options.checks import check, check_at_least, check_choices, check_numbers,
 from .options.generation import GenerationOptions
 from .options.records import RecordOptions
 from .options.roles import RoleOptions
+
+
+SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
 @dataclass
@@ -57,8 +61,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         > Parameters that control playing
 
         episodes_per_iteration (`int`, *optional*):
-            Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, one for each
-            sequence of a micro-batch: `per_device_train_batch_size * num_processes`.
+            Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, as many as
+            `samples_per_iteration` allows when four transitions are trained on for each step of an episode of
+            `max_turns`, at least one for each process.
         learning_starts (`int`, *optional*, defaults to `0`):
             Number of transitions that each process collects before the first update.
         reward_weights (`list[float]`, *optional*):
@@ -83,7 +88,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             all stay in memory.
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
-            batch size. If `None`, the global batch size: one optimizer step per iteration.
+            batch size. If `None`, the smallest such number that is at least four for each step of
+            `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too).
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha of prioritized replay. `0` samples uniformly.
         importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
@@ -95,6 +101,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Initial learning rate for the [`~torch.optim.AdamW`] optimizer (paper, appendix A.4).
         target_update_rate (`float`, *optional*, defaults to `0.005`):
             Tau: weight of the trained weights in each update of the target weights.
+        target_update_unit (`str`, *optional*, defaults to `"step"`):
+            What the rate counts for: `"step"` is an update of the target weights, `"sample"` a transition trained on
+            since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and each is a
+            gradient step; with batches of B it is either. `"sample"` updates with the rate `1 - (1 - tau) ** B`.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
         target_weights_offload (`bool`, *optional*, defaults to `False`):
@@ -107,7 +117,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             `"sampled"` is the negative log-likelihood of the sampled target, the cross-entropy part of equation 5 (the
             paper). `"distill"` is the Kullback-Leibler divergence from the backup's whole distribution at each token
             of the target: an estimate of the same objective with less variance, for one more forward pass with the
-            target weights. Either is averaged over the tokens of a target.
+            target weights. Thoughts that were corrected keep the likelihood. Either is averaged over the tokens of a
+            target.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1.
         beta (`float`, *optional*, defaults to `0.0`):
@@ -115,11 +126,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             training speed. The divergence of the policy's tokens from the initial weights, estimated as in
             [`~trl.GRPOTrainer`], is multiplied by it and added to the policy loss. With an adapter no second model is
             loaded: the reference is the model without it, or with a copy of it if `model` is a [`~peft.PeftModel`].
-        bootstrap (`str`, *optional*, defaults to `"implicit"`):
-            Source of the bootstrapped future of a Bellman target: `"implicit"` asks the successor model for the next
-            action and its future in one answer (the paper's implementation), `"explicit"` samples the next action from
-            the policy and its future from the critic, which are both trained (the paper's equation 1), for one more
-            generation, `"monte_carlo"` takes what followed in the episode, under the policy of that time, and
+        bootstrap (`str`, *optional*, defaults to `"explicit"`):
+            Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
+            and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
+            successor model, whose prompt is not trained, for both in one answer (the paper's implementation, one
+            generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time, and
             bootstraps only where the episode was cut.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
@@ -189,8 +200,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     episodes_per_iteration: int | None = field(
         default=None,
         metadata={
-            "help": "Number of episodes played in each iteration, over all processes. If None, "
-            "`per_device_train_batch_size * num_processes`."
+            "help": "Number of episodes played in each iteration, over all processes. If None, as many as leave four "
+            "of `samples_per_iteration` for each step of an episode of `max_turns`."
         },
     )
     learning_starts: int = field(
@@ -226,7 +237,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=None,
         metadata={
             "help": "Number of transitions trained on in each iteration, over all processes. Must be divisible by the "
-            "global batch size. If None, the global batch size."
+            "global batch size. If None, at least four for each step of the iteration's episodes of `max_turns`."
         },
     )
     priority_exponent: float = field(
@@ -240,6 +251,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     target_update_rate: float = field(
         default=0.005,
         metadata={"help": "Tau: weight of the trained weights in each update of the target weights."},
+    )
+    target_update_unit: str = field(
+        default="step",
+        metadata={
+            "help": "Whether tau counts for an update of the target weights or for each transition trained on since.",
+            "choices": ["step", "sample"],
+        },
     )
     target_sync_steps: int = field(
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
@@ -264,7 +282,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     bootstrap: str = field(
-        default="implicit",
+        default="explicit",
         metadata={
             "help": "Source of the bootstrapped future of a Bellman target.",
             "choices": ["implicit", "explicit", "monte_carlo"],
@@ -325,11 +343,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_numbers(self)
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
-        check_choices(self, "bootstrap", "critic_loss_type", "rehearsal_source", "on_forgetting")
+        check_choices(self, "bootstrap", "critic_loss_type", "target_update_unit", "rehearsal_source", "on_forgetting")
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
-            "max_idle_iterations",
+            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration"),
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
@@ -363,22 +381,33 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                 f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "
                 f"target, which has none with `num_futures={self.num_futures}`. Set one of them to its default."
             )
-        batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+        self._size_iterations()
+
+    def _size_iterations(self) -> None:
+        """Set the numbers of samples and episodes of an iteration that are `None`, and check those that are not."""
+        batch_size, samples_per_episode = self.global_batch_size, SAMPLES_PER_STEP * self.max_turns
         if self.samples_per_iteration is None:
-            self.samples_per_iteration = batch_size
-        if self.samples_per_iteration < 1 or self.samples_per_iteration % batch_size:
+            least = samples_per_episode * (self.episodes_per_iteration or self.world_size)
+            self.samples_per_iteration = math.ceil(least / batch_size) * batch_size
+        if self.samples_per_iteration % batch_size:
             raise ValueError(
-                f"`samples_per_iteration` ({self.samples_per_iteration}) must be positive and divisible by the global "
-                f"batch size ({batch_size} = `per_device_train_batch_size` {self.per_device_train_batch_size} * "
+                f"`samples_per_iteration` ({self.samples_per_iteration}) must be divisible by the global batch size "
+                f"({batch_size} = `per_device_train_batch_size` {self.per_device_train_batch_size} * "
                 f"`gradient_accumulation_steps` {self.gradient_accumulation_steps} * {self.world_size} processes)."
             )
         if self.episodes_per_iteration is None:
-            self.episodes_per_iteration = self.per_device_train_batch_size * self.world_size
-        if self.episodes_per_iteration < 1 or self.episodes_per_iteration % self.world_size:
+            of_process = self.samples_per_iteration // (samples_per_episode * self.world_size)
+            self.episodes_per_iteration = max(1, of_process) * self.world_size
+        if self.episodes_per_iteration % self.world_size:
             raise ValueError(
-                f"`episodes_per_iteration` ({self.episodes_per_iteration}) must be positive and divisible by the "
-                f"number of processes ({self.world_size})."
+                f"`episodes_per_iteration` ({self.episodes_per_iteration}) must be divisible by the number of "
+                f"processes ({self.world_size})."
             )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Number of transitions of an optimizer step, over all processes."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
     @property
     def steps_per_iteration(self) -> int:

@@ -316,6 +316,9 @@ class TrainingExample:
             Its transition. The critic's loss sets the priority of that transition.
         teacher_prompt ([`Prompt`], *optional*):
             Context in which the target weights generated the completion, where their whole distribution is the target.
+        teacher_start (`int`, *optional*, defaults to `0`):
+            First token of the completion of which that is so. Those before it, a rewritten chain of thought, are
+            trained on as they are.
     """
 
     loss: str
@@ -324,6 +327,7 @@ class TrainingExample:
     weight: float = 1.0
     transition_id: int | None = None
     teacher_prompt: Prompt | None = None
+    teacher_start: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -171,6 +171,8 @@ def run_cell(args) -> dict[str, float]:
                 max_generation_batch_size=args.batch_size,
                 max_completion_length=args.completion_tokens,
                 target_update_rate=0.5,
+                min_p=None,
+                role_sampling={"backup": {"temperature": 1.0}},
                 model_init_kwargs={"dtype": args.dtype},
                 generation_kwargs=(
                     {"ignore_eos": True, "stop_token_ids": []}

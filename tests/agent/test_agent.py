@@ -36,7 +36,8 @@ MESSAGES = [{"role": "user", "content": "situ 2"}]
 
 @pytest.fixture(scope="module")
 def agent():
-    return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_completion_length=48)
+    options = {"action_format": "text", "max_completion_length": 48, "min_p": 0.0}
+    return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
 
 
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])

@@ -13,6 +13,7 @@
 # limitations under the License.
 
 import asyncio
+import itertools
 import logging
 import random
 import threading
@@ -101,6 +102,67 @@ class TestPlayEpisodes:
         roles = make_roles(["route legal ruby photo noon"], max_turns=5, max_prompt_length=15)
         pool = EnvironmentPool(lambda: make_environment(DESK))
         (episode,) = play_episodes(pool, [{"request": "baku"}], roles)
+        assert episode.truncated and not episode.terminated and len(episode.turns) == 1
+
+    @pytest.mark.parametrize("turn_limit", ["truncate", "terminate"])
+    @pytest.mark.parametrize("action", ["route legal ruby photo noon", ""], ids=["loops", "unreadable"])
+    def test_running_out_of_turns(self, turn_limit, action):
+        """Either the episode was cut, and the backup predicts how it goes on, or it is told the score so far."""
+
+        class Corridor(TextEnvironment):
+            def reset(self):
+                return "begin"
+
+            def step(self, action):
+                return StepResult("nothing", reward=0.25)
+
+            def final_reward(self):
+                return 0.5
+
+        roles = make_roles(action, max_turns=2, turn_limit=turn_limit, max_format_retries=0)
+        (episode,) = play_episodes(EnvironmentPool(Corridor), [{}], roles)
+        assert len(episode.turns) == 2 and episode.score == (1.0 if action else 0.5)
+        assert (episode.terminated, episode.truncated) == (turn_limit == "terminate", turn_limit == "truncate")
+        assert decode_episode(encode_episode(episode)).terminated == episode.terminated
+        logs = Dataset.from_list([conversation(episode, roles.actions)])
+        (logged,) = episodes_from_logs(logs, roles.actions, roles.prompts)
+        assert (logged.terminated, logged.score) == (episode.terminated, episode.score)
+        first = len(roles.generator.prompts)
+        bellman_targets(roles, [Transition(episode, 1)])
+        question = roles.chat.tokenizer.decode(roles.generator.prompts[first])
+        score = f"Score {episode.score:g} Summary?<|end|><|assistant|>"
+        assert question.endswith(score if turn_limit == "terminate" else "Scenario?<|end|><|assistant|>")
+
+    def test_the_turn_limit_is_not_the_environment_s(self):
+        """Where an environment itself cuts an episode or ends its task, that counts."""
+        ends = {"cut": StepResult("late", truncated=True), "done": StepResult("won", reward=1.0, terminated=True)}
+
+        class Corridor:
+            def reset(self, end):
+                self.end = end
+                return "begin"
+
+            def step(self, action):
+                return ends[self.end]
+
+        for turn_limit, end in itertools.product(("truncate", "terminate"), ends):
+            roles = make_roles("take red", max_turns=1, turn_limit=turn_limit)
+            (episode,) = play_episodes(EnvironmentPool(Corridor), [{"end": end}], roles)
+            assert (episode.terminated, episode.truncated) == (end == "done", end == "cut")
+
+    def test_a_score_that_fails_at_the_turn_limit_drops_the_last_turn(self):
+        class Corridor(TextEnvironment):
+            def reset(self):
+                return "begin"
+
+            def step(self, action):
+                return StepResult("nothing")
+
+            def final_reward(self):
+                raise RuntimeError("broken")
+
+        roles = make_roles("take red", max_turns=2, turn_limit="terminate")
+        (episode,) = play_episodes(EnvironmentPool(Corridor), [{}], roles)
         assert episode.truncated and not episode.terminated and len(episode.turns) == 1
 
     def test_tasks_that_are_too_long_are_reported(self, caplog):

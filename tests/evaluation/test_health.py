@@ -90,7 +90,7 @@ class TestSuccessMonitor:
         with caplog.at_level(logging.WARNING):
             assert self.play(monitor, 0.1, 200, rng) + self.play(monitor, 0.9, 200, rng) == 0
             assert self.play(monitor, 0.1, 400, rng) == 1
-            assert "Success fell from 0.9" in caplog.text and "`min_p=0.05`" in caplog.text
+            assert "Success fell from 0.9" in caplog.text and "raise `min_p`" in caplog.text
         assert self.play(monitor, 0.9, 200, rng) == 0
         assert self.play(monitor, 0.1, 200, rng) == 1
 

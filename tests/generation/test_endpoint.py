@@ -74,7 +74,8 @@ def test_what_is_sent():
         tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
         engine = EndpointEngine(tokenizer, url, "tiny", max_concurrency=2)
         generator = FixedGenerator(engine, [tokenizer.eos_token_id])
-        NLACAgent(generator, ChatEncoder(tokenizer), RoleOptions(**OPTIONS)).act_all([*STATES, *STATES])
+        options = RoleOptions(**OPTIONS, min_p=0.0)
+        NLACAgent(generator, ChatEncoder(tokenizer), options).act_all([*STATES, *STATES])
         load(url, backend_kwargs={"served_model_name": "other"}, top_k=5, min_p=0.1).act(STATES[0])
     assert server.most_at_once <= 2 and len(server.requests) == 9
     usual, special = server.requests[0], server.requests[-1]

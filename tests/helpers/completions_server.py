@@ -90,7 +90,8 @@ class CompletionsServer:
 
     def _sample(self, request: dict) -> dict:
         generator = self._generator([*request["stop_token_ids"], self._tokenizer.eos_token_id])
-        sampling = Sampling(request["max_tokens"], request["temperature"], request["top_p"], request.get("top_k", 0))
+        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
+        sampling = Sampling(**{name: request[name] for name in names if name in request})
         with generator.session(self._model):
             (completion,) = generator.generate([request["prompt"]], sampling, [request["seed"]])
         said = completion.token_ids[: -1 if completion.finished else None]

@@ -14,6 +14,7 @@
 
 """Helpers that several tests share."""
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +51,11 @@ DESK, TASKS = make_tasks("service_desk", 0)
 
 
 def make_config(output_dir, **kwargs) -> NLACConfig:
-    """Make a configuration with which the embedded model runs quickly on a CPU."""
+    """
+    Make a configuration with which the embedded model runs quickly on a CPU. An iteration is one optimizer step, after
+    as many episodes as a micro-batch has samples.
+    """
+    batch_size = kwargs.get("per_device_train_batch_size", 4) * int(os.environ.get("WORLD_SIZE", 1))
     settings = dict(
         output_dir=str(output_dir),
         use_cpu=True,
@@ -61,6 +66,10 @@ def make_config(output_dir, **kwargs) -> NLACConfig:
         disable_tqdm=True,
         learning_rate=1e-3,
         per_device_train_batch_size=4,
+        episodes_per_iteration=batch_size,
+        samples_per_iteration=batch_size * kwargs.get("gradient_accumulation_steps", 1),
+        bootstrap="implicit",
+        min_p=0.0,
         max_steps=2,
         action_format="text",
         max_completion_length=32,

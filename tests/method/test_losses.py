@@ -12,11 +12,17 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from trl_nlac.method.losses import sequence_kl, sequence_nll
+from trl_nlac.method.batches import NLACCollator
+from trl_nlac.method.losses import batch_losses, sequence_kl, sequence_nll
+from trl_nlac.types import Prompt, TrainingExample
 
 
 class TestLosses:
@@ -53,3 +59,44 @@ class TestLosses:
         exact = (p[0, 4].exp() * (p[0, 4] - logits[0, 2].log_softmax(-1))).sum()
         gradients = [torch.autograd.grad(loss, logits)[0][0, 2] for loss in (likelihood, exact)]
         torch.testing.assert_close(*gradients, atol=5e-3, rtol=0)
+
+
+class Bigram(nn.Module):
+    """The logits of a token depend on the one before it, and on the first one of the sequence."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(9, 9, 9))
+
+    def forward(self, input_ids, attention_mask, use_cache):
+        return SimpleNamespace(logits=self.table[input_ids[:, :1], input_ids])
+
+
+class TestBatchLosses:
+    def test_a_completion_is_distilled_from_where_its_teacher_starts(self):
+        """Before that, in a rewritten chain of thought, it is likely tokens alone that are learned."""
+        completions = [(3, 4, 5, 6), (7, 8)]
+        examples = [
+            TrainingExample("critic", Prompt.of([1]), completions[0], 1.0, 0, Prompt.of([2, 2]), teacher_start=3),
+            TrainingExample("critic", Prompt.of([1]), completions[1], 1.0, 1, Prompt.of([2, 2])),
+            TrainingExample("policy", Prompt.of([1, 1]), (4, 4)),
+        ]
+        model = Bigram()
+        inputs = NLACCollator(0)(examples)
+        losses = batch_losses(model, inputs, teacher=nullcontext)
+        q, p = model.table[1].log_softmax(-1), model.table[2].log_softmax(-1)
+
+        def divergence(previous):
+            return (p[previous].exp() * (p[previous] - q[previous])).sum()
+
+        thought = -(q[1, 3] + q[3, 4] + q[4, 5])
+        own = (divergence(5) + thought) / 4
+        # The first token follows other prompts.
+        first = (p[2].exp() * (p[2] - q[1])).sum()
+        expected = torch.stack([own, (first + divergence(7)) / 2, -(q[1, 4] + q[4, 4]) / 2])
+        torch.testing.assert_close(losses, expected)
+        # No distribution of the teacher reaches a token of the thought.
+        with torch.no_grad():
+            model.table[2, :5] += torch.randn(5, 9)
+        assert batch_losses(model, inputs, teacher=nullcontext)[0] == losses[0]

@@ -18,21 +18,20 @@ from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.generation.base import Completion, Sampling
-from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.backup import bellman_targets, critic_examples
 from trl_nlac.method.critic import critiques
 from trl_nlac.method.refinement import refine_actions
 from trl_nlac.prompts import parse_critique
+from trl_nlac.types import Sample
 
 
 class TestAsk:
     def test_broken_formats_are_sampled_again_then_dropped(self):
-        roles = make_roles(["closed win", "no critique", CRITIQUE, "nor this", "nor that"], max_format_retries=2)
+        answers = ["closed win", "no critique", CRITIQUE, "nor this", "nor that"]
+        roles = make_roles(answers, max_format_retries=2, role_sampling={"backup": {"temperature": 1.0}})
         first, last = bellman_targets(roles, make_transitions(roles))
         assert (first.parsed is None) and last.parsed is not None
-        assert roles.num_generated_tokens == sum(
-            len(roles.chat.completion(text))
-            for text in ["closed win", "no critique", CRITIQUE, "nor this", "nor that"]
-        )
+        assert roles.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers)
         metrics = roles.take_metrics()
         assert metrics["backup/format_rate"] == pytest.approx(1 / 4)
         assert roles.take_metrics() == {}
@@ -73,6 +72,26 @@ class TestReasoning:
         assert roles.take_metrics()["correction/format_rate"] == 0.5
         # The correction is shown the thoughts, although the template drops them from past turns.
         assert "It answered refused." in asked(roles)[-2] and "The score is 0." in asked(roles)[-1]
+
+    def test_rewritten_thoughts_are_not_distilled(self):
+        """The backup has read what they leave out: only what follows them has its distribution as the target."""
+        roles = self.make_roles(["<corrected_think>I expect a refusal.</corrected_think>"] * 2)
+        transitions = make_transitions(roles)
+        samples = [Sample(transition, i, 1.0, 1.0) for i, transition in enumerate(transitions)]
+        targets = bellman_targets(roles, transitions)
+        for example in critic_examples(roles, samples, targets, distills=True):
+            whole, taught = (
+                roles.chat.tokenizer.decode(example.completion_ids[start:]) for start in (0, example.teacher_start)
+            )
+            assert whole == f"<think>\nI expect a refusal.\n</think>\n\n{CRITIQUE}<|im_end|>"
+            assert taught == f"{CRITIQUE}<|im_end|>"
+
+    def test_thoughts_that_stay_as_they_are_are_distilled(self):
+        roles = self.make_roles([], reasoning=False)
+        transitions = make_transitions(roles)
+        samples = [Sample(transition, i, 1.0, 1.0) for i, transition in enumerate(transitions)]
+        examples = critic_examples(roles, samples, bellman_targets(roles, transitions), distills=True)
+        assert [example.teacher_start for example in examples] == [0, 0]
 
     def test_it_can_be_switched_off(self):
         roles = self.make_roles([], reasoning=False)

@@ -38,6 +38,8 @@ class TestChecks:
             ("learning_starts", 200_000),
             ("critic_loss_type", "mse"),
             ("bootstrap", "none"),
+            ("turn_limit", "fail"),
+            ("target_update_unit", "token"),
             ("replay_refinement_fraction", 1.5),
             ("num_futures", 0),
             ("max_prompt_length", -1),

@@ -31,6 +31,11 @@ class TestRoleSampling:
         assert all(sampling == samplings["policy"] for sampling in others)
         assert (samplings["policy"].temperature, samplings["policy"].max_tokens) == (0.9, 99)
 
+    def test_backups_are_greedy_unless_they_are_asked_to_sample(self):
+        assert role_samplings(RoleOptions(temperature=0.9))["backup"].temperature == 0
+        sampled = role_samplings(RoleOptions(role_sampling={"backup": {"temperature": 1.0}}))
+        assert sampled["backup"] == sampled["policy"]
+
     def test_evaluation_starts_from_the_policy(self):
         role_sampling = {"policy": {"max_tokens": 7, "temperature": 0.5}, "evaluation": {"temperature": 0.0}}
         samplings = role_samplings(RoleOptions(role_sampling=role_sampling))

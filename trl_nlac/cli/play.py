@@ -70,7 +70,7 @@ def run(words: list[str]) -> None:
             recorder.act(turn.action, turn.text, list(turn.token_ids), result)
             if recorder.done or not show.wants_next():
                 break
-            recorder.continue_or_truncate(roles.options.max_turns)
+            recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
         reward = worker.submit(lambda environment: environment.final_reward()).result()
         if rewards is not None:
             (scored,) = rewards.score([recorder], [worker.environment.unwrapped])

@@ -118,12 +118,12 @@ class Recorder:
         self.action_starts.append(start)
         self.turns.append(Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start))
 
-    def continue_or_truncate(self, max_turns: int) -> None:
-        """After an action that did not end the episode: show the observation, or truncate at a limit."""
+    def continue_or_end(self, max_turns: int, turn_limit: str = "truncate") -> None:
+        """After an action that did not end the episode: show the observation, or end it at a limit."""
         if len(self.turns) < max_turns:
             self.show_observation()
         else:
-            self.truncated = True
+            self.terminated, self.truncated = turn_limit == "terminate", turn_limit == "truncate"
 
     def show_observation(self) -> None:
         """Append the last observation. A history that becomes too long is cut; if that is not enough, the episode."""
@@ -229,7 +229,7 @@ def replay_actions(
     thought = recorder.prompt_messages[-1]["content"]
     for i, action in enumerate(action_texts):
         if i:
-            recorder.continue_or_truncate(max_turns=len(action_texts))
+            recorder.continue_or_end(max_turns=len(action_texts))
             thought = recorder.turns[-1].next_observation
         recorder.act(action, action, actions.completion(action, thought), environment.step(action))
     return recorder.episode()

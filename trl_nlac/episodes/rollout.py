@@ -62,7 +62,7 @@ def play_episodes(
         tasks (`list[dict[str, Any]]`):
             Rows of the dataset.
         roles ([`~method.roles.Roles`]):
-            The roles, with their options: an episode is truncated after `max_turns`, a history is cut at
+            The roles, with their options: an episode ends after `max_turns` as `turn_limit` says, a history is cut at
             `max_prompt_length`.
         act (`Callable`, *optional*):
             Answers states, given as prompts and seeds, with one [`~types.Answer`] each. If `None`, the policy does.
@@ -230,7 +230,7 @@ class _Rollout:
         recorder, answer = game.recorder, game.answer
         recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
         if not recorder.done:
-            recorder.continue_or_truncate(self.roles.options.max_turns)
+            recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
         if recorder.done:
             self._submit(game, "reward", lambda environment: environment.final_reward())
         else:

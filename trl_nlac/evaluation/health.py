@@ -255,7 +255,7 @@ class SuccessMonitor:
             logger.warning(
                 "Success fell from %.2f to %.2f of %d training episodes. If tasks did not become harder, the policy "
                 "is being trained on badly sampled actions: keep the best checkpoint with `load_best_model_at_end`, "
-                "set `min_p=0.05`, or lower `learning_rate`.",
+                "raise `min_p`, or lower `learning_rate`.",
                 self._best / self.window,
                 now / self.window,
                 self.window,

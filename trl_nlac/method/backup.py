@@ -75,24 +75,29 @@ def critic_examples(
         targets (`list[Answer]`):
             The Bellman target of each.
         distills (`bool`, *optional*, defaults to `False`):
-            Whether the backup's whole distribution is the target, so that the example keeps the backup's prompt.
+            Whether the backup's whole distribution is the target, so that the example keeps the backup's prompt. It is
+            not the target of thoughts that were rewritten to leave out what that prompt shows.
 
     Returns:
         `list[TrainingExample | None]`: `None` where there is no target.
     """
-    return [
-        TrainingExample(
+    examples: list[TrainingExample | None] = []
+    for sample, target in zip(samples, targets, strict=True):
+        if target.parsed is None:
+            examples.append(None)
+            continue
+        example = TrainingExample(
             "critic",
             roles.opened(critic_prompt(roles, sample.transition.state_action)),
             target.token_ids,
             sample.weight,
             sample.transition_id,
-            teacher_prompt=roles.opened(target.prompt) if distills else None,
         )
-        if target.parsed is not None
-        else None
-        for sample, target in zip(samples, targets, strict=True)
-    ]
+        if distills:
+            start = roles.chat.content_start(list(target.token_ids)) if roles.corrects_reasoning else 0
+            example = replace(example, teacher_prompt=roles.opened(target.prompt), teacher_start=start)
+        examples.append(example)
+    return examples
 
 
 def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int, Prompt]:

@@ -89,8 +89,9 @@ class NLACCollator:
     Returns of a call:
         `dict[str, torch.Tensor]`: `input_ids`, `attention_mask` and `completion_mask` of shape `(B, T)`; `weights`
         and `loss_ids` (index into `("critic", "policy", "rehearsal")`) of shape `(B,)`; `transition_ids` of shape
-        `(B,)`, `-1` where an example has none; and for the examples with a teacher's prompt `teacher_input_ids`,
-        `teacher_attention_mask` and `teacher_completion_mask` of shape `(C, S)`.
+        `(B,)`, `-1` where an example has none; and where examples have a teacher's prompt `teacher_input_ids`,
+        `teacher_attention_mask` and `teacher_completion_mask` of shape `(C, S)`, with 1 on the tokens from
+        `teacher_start` on, and `taught_mask` of shape `(B, T)`, with 1 on the same tokens.
     """
 
     pad_token_id: int
@@ -98,23 +99,29 @@ class NLACCollator:
     def __call__(self, examples: list[TrainingExample]) -> dict[str, torch.Tensor]:
         transition_ids = [-1 if example.transition_id is None else example.transition_id for example in examples]
         batch = {
-            **self._pad([(example.prompt, example.completion_ids) for example in examples]),
+            **self._pad([(example.prompt.ids, example.completion_ids) for example in examples]),
             "weights": torch.tensor([example.weight for example in examples]),
             "loss_ids": torch.tensor([LOSSES.index(example.loss) for example in examples]),
             "transition_ids": torch.tensor(transition_ids),
         }
-        taught = [(e.teacher_prompt, e.completion_ids) for e in examples if e.teacher_prompt is not None]
+        taught = [example for example in examples if example.teacher_prompt is not None]
         if taught:
-            batch.update({f"teacher_{name}": tensor for name, tensor in self._pad(taught).items()})
+            batch["taught_mask"] = self._pad([_split(e.prompt, e) for e in examples])["completion_mask"]
+            teacher = self._pad([_split(e.teacher_prompt, e) for e in taught])
+            batch.update({f"teacher_{name}": tensor for name, tensor in teacher.items()})
         return batch
 
-    def _pad(self, sequences: list[tuple[Prompt, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
-        prompts = [prompt.ids for prompt, _ in sequences]
-        completions = [list(completion_ids) for _, completion_ids in sequences]
-        input_ids = [torch.tensor(p + c) for p, c in zip(prompts, completions, strict=True)]
-        masks = [torch.tensor([0] * len(p) + [1] * len(c)) for p, c in zip(prompts, completions, strict=True)]
+    def _pad(self, sequences: list[tuple[list[int], tuple[int, ...]]]) -> dict[str, torch.Tensor]:
+        input_ids = [torch.tensor([*prompt, *completion]) for prompt, completion in sequences]
+        masks = [torch.tensor([0] * len(prompt) + [1] * len(completion)) for prompt, completion in sequences]
         return {
             "input_ids": pad(input_ids, padding_value=self.pad_token_id),
             "attention_mask": pad([torch.ones_like(ids) for ids in input_ids], padding_value=0),
             "completion_mask": pad(masks, padding_value=0),
         }
+
+
+def _split(prompt: Prompt, example: TrainingExample) -> tuple[list[int], tuple[int, ...]]:
+    """Split `prompt` and the completion of `example` where a teacher's distribution begins to be the target."""
+    start = example.teacher_start
+    return [*prompt.ids, *example.completion_ids[:start]], example.completion_ids[start:]

@@ -92,9 +92,9 @@ def sequence_kl(
 
 
 def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Average `values` `(N,)` of the true elements of `mask` `(B, T)` over each row: `(B,)`."""
+    """Average `values` `(N,)` of the true elements of `mask` `(B, T)` over each row: `(B,)`, 0 where it has none."""
     rows = mask.nonzero()[:, 0]  # (N,)
-    return values.new_zeros(len(mask)).index_add(0, rows, values) / mask.sum(1)
+    return values.new_zeros(len(mask)).index_add(0, rows, values) / mask.sum(1).clamp(min=1)
 
 
 def anchored_rows(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -106,8 +106,9 @@ def batch_losses(
     model: nn.Module, inputs: dict[str, torch.Tensor], teacher: Callable[[], AbstractContextManager] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Compute the loss of each example of a batch: the negative log-likelihood of its completion, or, for critic examples
-    with a `teacher`, the divergence from the model with the weights that it has within `teacher()`.
+    Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
+    tokens. On the tokens of `taught_mask`, critic examples with a `teacher` have in its place the divergence from the
+    model with the weights that it has within `teacher()`.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and for the policy's examples, if `inputs` has the
@@ -133,7 +134,13 @@ def batch_losses(
         divergences = _means((reference - logps).exp() - (reference - logps) - 1, mask)
     if is_taught:
         rows = inputs["loss_ids"] == LOSSES.index("critic")
-        masks = inputs["completion_mask"][rows], inputs["teacher_completion_mask"]
-        taught = sequence_kl(logits[rows], masks[0], teacher_logits, masks[1])  # (C,)
-        losses = losses.masked_scatter(rows, taught.clamp(min=0))
+        whole, taught = inputs["completion_mask"][rows], inputs["taught_mask"][rows]
+        logits = logits[rows]  # (C, T, V)
+        distilled = sequence_kl(logits, taught, teacher_logits, inputs["teacher_completion_mask"])  # (C,)
+        distilled = distilled.clamp(min=0)
+        if (whole != taught).any():
+            others = sequence_nll(logits, inputs["input_ids"][rows], whole - taught)  # (C,)
+            share = taught.sum(1) / whole.sum(1)
+            distilled = share * distilled + (1 - share) * others
+        losses = losses.masked_scatter(rows, distilled)
     return losses, divergences

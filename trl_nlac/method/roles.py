@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
 from ..generation.base import Generator, Sampling
-from ..options.roles import ROLES, RoleOptions
+from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
 from ..types import Answer, Message, Prompt
 
@@ -288,7 +288,7 @@ def role_samplings(options: RoleOptions, action_regex: str | None = None) -> dic
         "min_p": options.min_p,
         "repetition_penalty": options.repetition_penalty,
     }
-    own = {role: (options.role_sampling or {}).get(role, {}) for role in ROLES}
+    own = {role: {**ROLE_DEFAULTS.get(role, {}), **(options.role_sampling or {}).get(role, {})} for role in ROLES}
     own["evaluation"] = {**own["policy"], **own["evaluation"]}
     samplings = {}
     for role in ROLES:

@@ -28,6 +28,9 @@ from .checks import check, check_at_least, check_choices, check_numbers
 ROLES_FILE = "nlac_roles.json"
 ROLES = ("policy", "successor", "backup", "critique", "refine", "correction", "evaluation")
 ACTION_FORMATS = ["react", "text", "tool_call"]
+# Settings of single roles where `role_sampling` has none. A backup copies the observation, and what it samples wrongly
+# the critic learns.
+ROLE_DEFAULTS = {"backup": {"temperature": 0.0}}
 # Settings of one role, with the range of each.
 _SETTINGS = {
     "max_tokens": (lambda value: value >= 1, "at least 1"),
@@ -68,7 +71,11 @@ class RoleOptions:
             Whether a task is one action, as in mathematics. The critic then judges its correctness and predicts no
             future. Needs `max_turns=1`.
         max_turns (`int`, *optional*, defaults to `20`):
-            Number of actions after which an episode is truncated.
+            Number of actions after which an episode ends.
+        turn_limit (`str`, *optional*, defaults to `"truncate"`):
+            What an end by `max_turns` means. With `"truncate"` the episode was cut: the backup is told no score, and
+            predicts how it would have gone on. With `"terminate"` the task has ended, and the backup is told the score
+            so far, for tasks in which running out of turns is a failure.
         success_threshold (`float`, *optional*, defaults to `1.0`):
             Score from which an episode counts as a success.
         num_futures (`int`, *optional*, defaults to `1`):
@@ -95,15 +102,16 @@ class RoleOptions:
             Cumulative probability of the tokens to consider. `1.0` considers all.
         top_k (`int`, *optional*, defaults to `0`):
             Number of the most likely tokens to consider. `0` considers all.
-        min_p (`float`, *optional*):
-            Smallest probability of a token, relative to the most likely one.
+        min_p (`float`, *optional*, defaults to `0.05`):
+            Smallest probability of a token, relative to the most likely one. `0` leaves out none (the paper).
         repetition_penalty (`float`, *optional*, defaults to `1.0`):
             Penalty for tokens that occurred already. `1.0` is none.
         role_sampling (`str`, `dict[str, dict[str, float]]`, *optional*):
             Settings of single roles in place of those above, as `{"backup": {"temperature": 0.0}, "critique":
             {"max_tokens": 256}}`. Roles are `policy`, `successor`, `backup`, `critique`, `refine`, `correction` and
             `evaluation` (the policy in evaluation, which starts from the settings of `policy`). Settings are
-            `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`.
+            `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`. Unless it is set here, the
+            temperature of `backup` is 0.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
             Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`.
         chat_template_kwargs (`str`, `dict[str, Any]`, *optional*):
@@ -127,7 +135,14 @@ class RoleOptions:
     single_step: bool = field(
         default=False, metadata={"help": "Whether a task is one action, whose correctness the critic judges."}
     )
-    max_turns: int = field(default=20, metadata={"help": "Number of actions after which an episode is truncated."})
+    max_turns: int = field(default=20, metadata={"help": "Number of actions after which an episode ends."})
+    turn_limit: str = field(
+        default="truncate",
+        metadata={
+            "help": "Whether an episode that `max_turns` ends was cut, or ended with its score so far.",
+            "choices": ["truncate", "terminate"],
+        },
+    )
     success_threshold: float = field(
         default=1.0, metadata={"help": "Score from which an episode counts as a success."}
     )
@@ -146,7 +161,7 @@ class RoleOptions:
     )
     top_k: int = field(default=0, metadata={"help": "Number of the most likely tokens to consider. 0 considers all."})
     min_p: float | None = field(
-        default=None, metadata={"help": "Smallest probability of a token, relative to the most likely one."}
+        default=0.05, metadata={"help": "Smallest probability of a token, relative to the most likely one."}
     )
     repetition_penalty: float = field(
         default=1.0, metadata={"help": "Penalty for tokens that occurred already. 1.0 is none."}
@@ -171,7 +186,7 @@ class RoleOptions:
 
     def __post_init__(self):
         check_numbers(self)
-        check_choices(self, "action_format")
+        check_choices(self, "action_format", "turn_limit")
         check_at_least(self, 1, "max_turns", "num_futures", "max_prompt_length", "max_completion_length")
         check_at_least(self, 0, "temperature", "top_k", "max_format_retries")
         check(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")

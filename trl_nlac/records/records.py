@@ -49,6 +49,9 @@ class Records:
             Values since the last log, which logs their means.
         num_environment_steps (`int`):
             Number of environment steps of training, over all processes.
+        num_samples (`int`, *optional*):
+            Number of transitions trained on, over all processes. `None` in a run that was resumed from a checkpoint of
+            an earlier version, which did not count them.
         success ([`~evaluation.health.SuccessMonitor`]):
             Warns when success falls.
         health ([`~evaluation.health.HealthMonitor`]):
@@ -62,6 +65,7 @@ class Records:
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
         self.num_environment_steps = 0
+        self.num_samples: int | None = 0
         self.health = HealthMonitor(args.health_warning_ratio)
         self.success = SuccessMonitor(args.health_warning_ratio)
         self.formats = FormatMonitor(args.max_completion_length)
@@ -147,7 +151,7 @@ class Records:
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """
-        Add the losses of a micro-batch.
+        Add the losses of a micro-batch, and count its transitions.
 
         Args:
             inputs (`dict[str, torch.Tensor]`):
@@ -159,6 +163,8 @@ class Records:
             reduce (`Callable`):
                 Sums a tensor over all processes.
         """
+        if self.num_samples is not None:
+            self.num_samples += self.args.per_device_train_batch_size * self.args.world_size
         if self.audit is not None:
             self.audit.add_losses(inputs, losses)
         kinds = torch.arange(len(LOSSES), device=losses.device)[:, None]
@@ -183,6 +189,8 @@ class Records:
                 means[name] = sum(valid) / len(valid)
         self.metrics.clear()
         self.write(step)
+        if self.num_samples is not None and self.num_environment_steps:
+            means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps
         return {**means, "environment/steps": self.num_environment_steps}
 
     def write(self, step: int) -> None:
@@ -205,6 +213,7 @@ class Records:
         return {
             "version": 1,  # states without it have the metric names of earlier versions
             "environment_steps": self.num_environment_steps,
+            "samples": self.num_samples,
             "health": self.health.state_dict(),
             "success": self.success.state_dict(),
         }
@@ -217,5 +226,6 @@ class Records:
             health = {key: {RENAMED.get(name, name): v for name, v in of_it.items()} for key, of_it in levels.items()}
             health["warned"] = [RENAMED.get(name, name) for name in state["health"]["warned"]]
         self.num_environment_steps = state["environment_steps"]
+        self.num_samples = state.get("samples")
         self.health.load_state_dict(health)
         self.success.load_state_dict(state["success"])

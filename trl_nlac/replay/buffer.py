@@ -92,7 +92,7 @@ class PrioritizedReplay:
 
     def add(self, episodes: Iterable[Episode]) -> list[int]:
         """
-        Store episodes. Their transitions get the largest priority so far, so that each is soon trained on once.
+        Store episodes. Their transitions get the largest priority so far.
 
         Returns:
             `list[int]`: the id of the first transition of each episode; the ids of the others follow it. An episode

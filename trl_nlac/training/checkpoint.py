@@ -42,6 +42,7 @@ _EXAMPLE = pa.schema(
         "weight": pa.float64(),
         "transition_id": pa.int64(),
         "teacher_prompt_ids": pa.list_(pa.int32()),
+        "teacher_start": pa.int32(),
     }
 )
 
@@ -83,6 +84,7 @@ def save_state(
             "weight": example.weight,
             "transition_id": example.transition_id,
             "teacher_prompt_ids": None if example.teacher_prompt is None else example.teacher_prompt.ids,
+            "teacher_start": example.teacher_start,
         }
         for i, batch in enumerate(batches)
         for example in batch
@@ -151,6 +153,7 @@ def _load_batches(folder: Path) -> list[list[TrainingExample]]:
                 row["weight"],
                 row["transition_id"],
                 teacher_prompt=None if teacher_prompt is None else Prompt.of(teacher_prompt),
+                teacher_start=row.get("teacher_start", 0),  # files of earlier versions have none
             )
         )
     return batches

@@ -275,4 +275,6 @@ def _without(inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> dict[str
         for name, first in (("input_ids", 0), ("attention_mask", 1), ("completion_mask", 0)):
             inputs[prefix + name][chosen] = first
         inputs[f"{prefix}completion_mask"][chosen, 1] = 1
+    if "taught_mask" in inputs:
+        inputs["taught_mask"][dropped] = inputs["completion_mask"][dropped]
     return inputs

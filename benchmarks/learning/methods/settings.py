@@ -47,6 +47,9 @@ ACTING = dict(
     max_completion_length=64,
     max_generation_batch_size=512,
     num_eval_critiques=0,
+    # In place of the package's defaults, which the figures were the reason to change.
+    min_p=None,
+    bootstrap="implicit",
 )
 # NLAC for a tiny model, which needs all of these departures from the paper, see docs/source/nlac_trainer.md.
 NLAC = dict(
