@@ -43,7 +43,7 @@ FORMAT_TEXT = """\
 <the action and nothing else>"""
 
 FORMAT_TOOL_CALL = """\
-<one call of a tool, or a message in plain text>"""
+<one call of a tool; or, in plain text without a call, a message or, when the task is done, your final answer>"""
 
 UNREADABLE_ACTION = """\
 What you wrote could not be read as an action, so nothing happened. Write your action in exactly this form:
@@ -53,7 +53,8 @@ HISTORY_CUT = """\
 (Earlier turns of this conversation are left out here.)"""
 
 TOOLS = """\
-An action can call one of these tools. Write the call as {"name": <tool>, "arguments": <JSON object>}.
+An action can call one of these tools. Write the call as {"name": <tool>, "arguments": <JSON object>}. An action in \
+plain text, without a call, is a message or, when the task is done, your final answer.
 {tools}"""
 
 # Worked examples are turns of the conversation, each after the whole question: small models imitate that far better
