@@ -58,7 +58,7 @@ from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .training.checkpoint import load_state, save_state
 from .training.guards import FailureMonitor, IdleMonitor, LossGuard, TrainingStopped, nothing_played
-from .training.model import load_model
+from .training.model import fit_to_context, load_model
 from .training.rehearsal import Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer
@@ -196,6 +196,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
+        fit_to_context(args, model.config)
         revision = (args.model_init_kwargs or {}).get("revision")
         tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)

@@ -53,6 +53,19 @@ def test_weights_that_round_are_reported(tmp_path, caplog):
     assert "rounded away" not in caplog.text
 
 
+def test_prompts_fit_into_the_context(tmp_path, caplog):
+    """The context of the embedded model is 512 tokens."""
+    trainer = make_trainer(tmp_path, {"max_prompt_length": 6000, "max_completion_length": 32})
+    assert trainer.args.max_prompt_length == trainer.roles.options.max_prompt_length == 480
+    assert "`max_prompt_length=6000` with `max_completion_length=32` needs more" in caplog.text
+    assert make_trainer(tmp_path, {"max_prompt_length": None}).args.max_prompt_length == 480
+    caplog.clear()
+    assert make_trainer(tmp_path, {"max_prompt_length": 480}).args.max_prompt_length == 480
+    assert "max_prompt_length" not in caplog.text
+    with pytest.raises(ValueError, match="`max_completion_length=512` leaves no room for a prompt"):
+        make_trainer(tmp_path, {"max_completion_length": 512})
+
+
 @pytest.mark.parametrize("modules_to_save", [None, ["norm"]])
 def test_lora(tmp_path, modules_to_save):
     peft_config = LoraConfig(

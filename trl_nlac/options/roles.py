@@ -83,7 +83,8 @@ class RoleOptions:
         max_prompt_length (`int` or `None`, *optional*, defaults to `8192`):
             Maximum number of tokens of a state. A longer history is cut in the middle: the system message, the task
             and the newest turns stay, and a sentence marks the cut. The prompts of critic, backup and refinement add
-            an action, an observation and answers of the roles. `None` for no limit.
+            an action, an observation and answers of the roles. `None` for no limit. Where the model's context has no
+            room for it beside an answer, a trainer lowers it, with a warning.
         max_completion_length (`int`, *optional*, defaults to `512`):
             Maximum number of tokens of an answer. Longer ones are counted and not trained on.
         temperature (`float`, *optional*, defaults to `1.0`):

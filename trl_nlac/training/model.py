@@ -14,12 +14,13 @@
 
 """Load the model to train."""
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
 from ..nlac_config import NLACConfig
@@ -89,3 +90,37 @@ def load_model(
             "DeepSpeed."
         )
     return model
+
+
+def fit_to_context(args: NLACConfig, config: PreTrainedConfig) -> None:
+    """
+    Lower `max_prompt_length` to what the model's context has room for beside an answer, with a warning. Longer
+    histories are cut, as always.
+
+    Args:
+        args ([`NLACConfig`]):
+            Options of the run, which change.
+        config ([`~transformers.PreTrainedConfig`]):
+            Configuration of the model.
+
+    Raises:
+        ValueError: If the context has no room for more than an answer.
+    """
+    config = config.get_text_config()
+    name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+    context = config.to_dict().get(name)  # some models have no limit
+    if context is None or (args.max_prompt_length or math.inf) + args.max_completion_length <= context:
+        return
+    room = context - args.max_completion_length
+    if room < 1:
+        raise ValueError(
+            f"`max_completion_length={args.max_completion_length}` leaves no room for a prompt in the context of the "
+            f"model, which is {context} tokens (`max_position_embeddings`). Lower it."
+        )
+    logger.warning(
+        f"The context of the model is {context} tokens (`max_position_embeddings`), and `max_prompt_length="
+        f"{args.max_prompt_length}` with `max_completion_length={args.max_completion_length}` needs more: longer "
+        f"histories are cut to `max_prompt_length={room}`. Lower one of these options, or use a model with a longer "
+        "context."
+    )
+    args.max_prompt_length = room
