@@ -25,6 +25,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import json
 import pydoc
 import re
 import runpy
@@ -99,7 +100,14 @@ def finished(tmp_path_factory) -> NLACTrainer:
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Puts the models that a text names into a cache of the Hub, without a network: each is the embedded model."""
+    """
+    Puts the models that a text names into a cache of the Hub, without a network: each is the embedded model, with the
+    context of a model of the Hub.
+    """
+    stand_in = tmp_path / "stand_in"
+    shutil.copytree(TINY_MODEL, stand_in)
+    config = json.loads((stand_in / "config.json").read_text())
+    (stand_in / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32768}))
     cache, commit = tmp_path / "hub", 40 * "0"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -110,7 +118,7 @@ def hub(tmp_path, monkeypatch):
             (folder / "refs").mkdir(parents=True)
             (folder / "refs" / "main").write_text(commit)
             (folder / "snapshots").mkdir()
-            (folder / "snapshots" / commit).symlink_to(TINY_MODEL)
+            (folder / "snapshots" / commit).symlink_to(stand_in)
 
     return add
 
