@@ -83,7 +83,7 @@ def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: 
     player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
     episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
     actions = [example for episode in episodes for example in policy_examples(episode)]
-    rehearsal = Rehearsal(task.rehearsal, NLAC["rehearsal_ratio"], player.roles.chat, seed=acting.seed)
+    rehearsal = Rehearsal(task.rehearsal, "dataset", NLAC["rehearsal_ratio"], player.roles.chat, seed=acting.seed)
     rng = random.Random(acting.seed)
     rows = []
     for _ in range(max_steps):

@@ -310,7 +310,7 @@ class TestTraining:
         trainer.train()
         # The tiny model cannot write this format. The observations say so, and no answer is trained on.
         assert trainer.state.log_history[0]["policy/format_rate"] == 0
-        assert "not in the required form" in trainer.replay.episodes[0].turns[0].next_observation
+        assert "could not be read as an action" in trainer.replay.episodes[0].turns[0].next_observation
         assert "policy/loss" not in trainer.state.log_history[0]
 
     def test_tool_environment_with_reward_function(self, tmp_path):

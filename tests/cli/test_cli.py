@@ -197,7 +197,7 @@ class TestTrain:
     )
     def test_launchers(self, folder, launcher, num_processes):
         command = [sys.executable, "-m", *launcher, "-m", "trl_nlac", "train", "--config", "run.yaml"]
-        command += ["--episodes_per_iteration", "4"]
+        command += ["--episodes_per_iteration", "4", "--samples_per_iteration", "16"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("What was learned") == 1

@@ -209,6 +209,7 @@ class TestForgetting:
     """The learning rate is 0, then so high in steps 7 and 8 that roles are lost, then small."""
 
     CONFIG = {**CONFIG, "max_steps": 11, "per_device_train_batch_size": 4, "episodes_per_iteration": 4, "max_turns": 2}
+    CONFIG["role_sampling"] = {"backup": {"temperature": 1.0}}
     SAVING = {"save_strategy": "steps", "save_steps": 4}
 
     def make(self, output_dir, peft_config=None, **config) -> NLACTrainer:

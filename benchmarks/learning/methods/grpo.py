@@ -145,7 +145,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
             raise ValueError(
                 "GRPO needs a chat template without prefill and chains of thought: an episode must be one completion."
             )
-        self.rehearsal = Rehearsal(task.rehearsal, rehearsal_ratio, chat, seed=acting.seed)
+        self.rehearsal = Rehearsal(task.rehearsal, "dataset", rehearsal_ratio, chat, seed=acting.seed)
         self.rehearsal_coef = rehearsal_coef
         self.collate_rehearsal = NLACCollator(chat.tokenizer.pad_token_id)
 

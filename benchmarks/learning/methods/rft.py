@@ -132,7 +132,9 @@ class RFTTrainer(SFTTrainer):
         self.updates_per_iteration = updates_per_iteration
         self.batch_size = batch_size
         self.successes: dict[str, deque[TrainingExample]] = defaultdict(partial(deque, maxlen=buffer_size))
-        self.rehearsal = Rehearsal(task.rehearsal, rehearsal_ratio, self.player.roles.chat, seed=acting.seed)
+        self.rehearsal = Rehearsal(
+            task.rehearsal, "dataset", rehearsal_ratio, self.player.roles.chat, seed=acting.seed
+        )
         self.num_anchors = round(anchor_ratio * batch_size)
         self.anchors: list[TrainingExample] = []
         self.answers_per_state = answers_per_state
