@@ -30,7 +30,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import setting, write
+from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids
@@ -90,6 +90,20 @@ def measure(generator: TransformersGenerator, prompts: NLACPrompts, options: Rol
     return measured
 
 
+def table(report: dict) -> str:
+    """Write the format rates as a table."""
+    roles = list(next(iter(report["versions"].values())))
+    lines = [f"| prompts | {' | '.join(roles)} |", f"|---|{'---|' * len(roles)}"]
+    for name, measured in report["versions"].items():
+        rates = [f"{v['format_rate']:.2f} ({v['low']:.2f} to {v['high']:.2f})" for v in measured.values()]
+        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(rates)} |")
+    number = len(measured[roles[0]]["answers"])
+    return (
+        f"Share of the answers of {report['model']} that can be read, {number} of each role with 95 % intervals, about "
+        "the same logged steps; `first` are the prompts that the package began with:\n\n" + "\n".join(lines)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(real_model_path()), help="Model, and its adapter if it has one.")
@@ -100,6 +114,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="File for the results; versions that it has already are kept.")
+    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -124,6 +139,8 @@ def main() -> None:
         write(report, args.json)
         rates = {role: round(values["format_rate"], 2) for role, values in report["versions"][name].items()}
         print(name, rates, flush=True)
+    if args.page is not None:
+        insert(table(report), args.page, "formats/run.py")
 
 
 if __name__ == "__main__":

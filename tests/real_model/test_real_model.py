@@ -64,6 +64,7 @@ def make_trainer(folder, prompts=PROMPTS, model=None, peft_config=None, **config
         learning_rate=1e-4,
         per_device_train_batch_size=2,
         episodes_per_iteration=2,
+        samples_per_iteration=2,
         max_turns=2,
         max_completion_length=64,
         min_p=0.1,
@@ -73,6 +74,7 @@ def make_trainer(folder, prompts=PROMPTS, model=None, peft_config=None, **config
         model=model or MODEL,
         args=NLACConfig(**{**settings, **config}),
         train_dataset=TASKS,
+        eval_dataset=TASKS,
         environment_factory=Search,
         prompts=prompts,
         peft_config=peft_config,
@@ -84,8 +86,7 @@ def run(tmp_path_factory):
     """A run with LoRA, saved."""
     folder = tmp_path_factory.mktemp("run")
     lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    config = {"samples_per_iteration": 4, "gradient_accumulation_steps": 2, "eval_strategy": "no"}
-    trainer = make_trainer(folder, peft_config=lora, max_steps=2, save_strategy="steps", save_steps=2, **config)
+    trainer = make_trainer(folder, peft_config=lora, samples_per_iteration=4, max_steps=2, log_completions=True)
     before = weights(trainer.model)
     trainer.train()
     trainer.save_model()
@@ -110,7 +111,8 @@ class TestTraining:
         assert rates["critic/format_rate"] >= 0.5
 
     def test_full(self, tmp_path):
-        trainer = make_trainer(tmp_path, model=AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32))
+        model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+        trainer = make_trainer(tmp_path, model=model, model_init_kwargs=None)
         before = weights(trainer.model)
         trainer.train()
         after = weights(trainer.model)
@@ -147,7 +149,7 @@ class TestAgent:
     def test_report(self, run, tmp_path):
         folder, *_ = run
         assert main(["report", str(folder), "--output", str(tmp_path / "report.html")]) == 0
-        assert "critic/format_rate" in (tmp_path / "report.html").read_text()
+        assert "Find the key within two moves" in (tmp_path / "report.html").read_text()
         assert json.loads((folder / "nlac_prompts.json").read_text())["examples"] == WORKED_EXAMPLES
 
 

@@ -19,7 +19,7 @@ from helpers.testing_utils import make_trainer
 from torch import nn
 from transformers import TrainerState
 
-from trl_nlac.training.unchanged import UnchangedWeightsCallback
+from trl_nlac.training.unchanged import UnchangedWeightsCallback, sampled_values
 
 
 WARNING = "Over 10 optimizer steps"
@@ -89,3 +89,10 @@ def test_nothing_to_train_on_is_reported_elsewhere():
 def test_it_is_said_once(caplog):
     assert train([0.0] * 30)
     assert caplog.text.count(WARNING) == 1
+
+
+def test_a_parameter_with_more_values_than_float32_can_count():
+    model = nn.Linear(2**23 + 2, 2, bias=False)
+    model.weight.data[-1, -1] = 3.0
+    (values,) = sampled_values(model).values()
+    assert len(values) == 16 and values[-1] == 3.0

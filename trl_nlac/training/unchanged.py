@@ -72,7 +72,8 @@ def sampled_values(model: nn.Module) -> dict[torch.dtype, torch.Tensor]:
     for shard in local_shards(model).values():
         master = shard.master.detach().reshape(-1)
         if len(master):
-            chosen = torch.linspace(0, len(master) - 1, min(len(master), _VALUES_OF_PARAMETER)).long()
+            number = min(len(master), _VALUES_OF_PARAMETER)
+            chosen = torch.arange(number) * (len(master) - 1) // max(1, number - 1)
             values[master.dtype].append(master[chosen.to(master.device)].cpu())
     return {dtype: torch.cat(parts) for dtype, parts in values.items()}
 
