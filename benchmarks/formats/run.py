@@ -99,8 +99,8 @@ def table(report: dict) -> str:
         lines.append(f"| {name.replace('_', ' ')} | {' | '.join(rates)} |")
     number = len(measured[roles[0]]["answers"])
     return (
-        f"Share of the answers of {report['model']} that can be read, {number} of each role with 95 % intervals, about "
-        "the same logged steps; `first` are the prompts that the package began with:\n\n" + "\n".join(lines)
+        f"Share of the answers of {report['model']} that can be read, {number} of each role with 95 % intervals,\n"
+        "about the same logged steps; `first` are the prompts that the package began with:\n\n" + "\n".join(lines)
     )
 
 

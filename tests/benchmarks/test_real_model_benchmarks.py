@@ -1,0 +1,98 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+from functools import partial
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.formats.run import ask_roles, table, versions
+from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
+from benchmarks.real_learning.run import ROLES
+from trl_nlac import NLACPrompts
+from trl_nlac.agent.rehearsal import chat_roles, play_transitions
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments import ServiceDesk
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.embedded.service_desk import parse_call
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.generation.transformers import TransformersGenerator
+from trl_nlac.method.rehearsal import ASKED_ROLES, readable_answers
+from trl_nlac.method.roles import Roles
+from trl_nlac.options.roles import RoleOptions
+
+
+class TeacherModel:
+    """The teacher without a server."""
+
+    def __init__(self):
+        self.teacher = Teacher(NLACPrompts())
+
+    def answer(self, conversations, sampling, seeds):
+        return [(self.teacher.answer(messages), True) for messages in conversations]
+
+
+class TestSpokenDesk:
+    @pytest.mark.parametrize(
+        ("observation", "said"),
+        [
+            ("refused needs jade 1", "Refused: the form must be jade. You have 1 call left."),
+            ("refused needs dawn lose", "Refused: the time must be dawn. The request is lost."),
+            ("refused unreadable 1", "That is not a call. You have 1 call left."),
+            ("closed win", "The request is closed. The customer is served."),
+        ],
+    )
+    def test_what_it_says(self, observation, said):
+        assert spoken(observation) == said
+        assert asked_values(said) == [word for word in observation.split() if word in ("jade", "dawn")]
+
+    def test_new_desks_share_no_request_with_the_known_one(self):
+        assert not set(known_desk().requests) & {r for seed in range(20) for r in ServiceDesk.from_seed(seed).requests}
+
+
+def test_the_teacher_is_right_in_every_role():
+    desk = known_desk()
+    roles = chat_roles(TeacherModel(), NLACPrompts(), RoleOptions(**ROLES))
+    pool = EnvironmentPool(partial(SpokenDesk, desk))
+    try:
+        transitions = play_transitions(roles, pool, list(rows(desk)), 60)
+    finally:
+        pool.close()
+    answers = readable_answers(roles, transitions, "implicit")
+    assert {*ASKED_ROLES, "successor"} == answers.keys()
+    assert all(rate == 1.0 for name, rate in roles.take_metrics().items() if name.endswith("format_rate"))
+    verdicts = set()
+    for transition, target in zip(transitions, answers["backup"], strict=True):
+        rule, call = desk.rules[transition.episode.task["request"]], parse_call(transition.turn.action)
+        assert target.parsed.future.startswith(transition.turn.next_observation)
+        assert target.parsed.optimal == (call == rule)
+        assert set(asked_values(target.parsed.future)) <= set(rule)
+        verdicts.add(target.parsed.optimal)
+    assert verdicts == {True, False}
+    assert all(parse_call(refined.parsed) for refined in answers["refine"])
+
+
+def test_format_rates_of_every_role():
+    """With the embedded model, which cannot read these prompts."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    generator = TransformersGenerator(None, tokenizer, [tokenizer.eos_token_id], batch_size=16)
+    options = RoleOptions(action_format="react", max_completion_length=8, max_prompt_length=None)
+    with generator.session(model):
+        asked = ask_roles(Roles(generator, ChatEncoder(tokenizer), versions()["current"], options))
+    assert {len(answers) for answers in asked.values()} == {15}
+    measured = {role: {"format_rate": 0.5, "low": 0.2, "high": 0.8, "answers": ["a"] * 15} for role in asked}
+    page = table({"model": "tiny", "versions": {"current_with_examples": measured}})
+    assert "| current with examples | 0.50 (0.20 to 0.80) |" in page
