@@ -207,8 +207,8 @@ class FormatMonitor:
             return {"completions/clipped_ratio": cause}
         return {
             name: f"Only {self._level[name]:.0%} of the answers of the {role} keep to their format (`{name}`), and "
-            "the others are never trained on. Describe the format in `prompts`, teach it with a `rehearsal_dataset` "
-            "and `rehearsal_ratio`, or use a model that follows instructions better."
+            "the others are never trained on. Show worked examples (`NLACPrompts.examples`), teach it with a "
+            "`rehearsal_dataset` and `rehearsal_ratio`, or use a model that follows instructions better."
             for name, role in _FORMATS.items()
             if self._level.get(name, 1.0) < _MIN_FORMAT_RATE
         }
