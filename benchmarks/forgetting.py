@@ -16,6 +16,11 @@
 How long a model keeps its roles, without rehearsal and with its own answers (`rehearsal_source="self"`): optimizer
 steps until the first role falls below 0.7 of its start, for the tiny model, which forgets fast. No dataset helps it.
 
+Before training the model answers in every role about some transitions. Every few steps it is asked the very same
+questions again: how many answers can be read, whether its backups still repeat the next observation, and whether its
+refinements still keep or change an action as the critique says. The metrics of a run cannot tell this, because they
+ask other questions as policy and critic learn.
+
     python -m benchmarks.forgetting --json benchmarks/results/forgetting.json
 
 The file keeps what it has; a run that was stopped goes on where it was.
@@ -25,9 +30,12 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from transformers import TrainerCallback
 
 from benchmarks.learning.methods.settings import acting_config, default_settings
@@ -35,45 +43,82 @@ from benchmarks.learning.run import budget_of
 from benchmarks.learning.tasks import make_task
 from benchmarks.reporting import setting, write
 from trl_nlac import NLACTrainer
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.evaluation.health import backup_fidelity
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.refinement import refine_actions
+from trl_nlac.prompts import parse_critique
+from trl_nlac.types import Transition
 
 
 ARMS = {"none": {"rehearsal_ratio": 0.0}, "self": {"rehearsal_source": "self"}}
-WATCHED = (
-    *("policy/format_rate", "critic/format_rate", "backup/format_rate", "refine/format_rate"),
-    *("health/backup_fidelity", "health/refine_compliance"),
-)
-FALL, SMOOTHING, START = 0.7, 0.2, 3  # share of the start; weight of the newest value; iterations that make the start
+FALL, INTERVAL, EPISODES = 0.7, 8, 24  # share of the start; optimizer steps between questions; episodes asked about
+BUDGETS = 2  # environment steps after which a run that holds its roles is ended, in budgets of the learning benchmark
 
 
 class FallCallback(TrainerCallback):
     """
-    Stop training once a role has fallen, or the environment steps are spent.
+    Ask the same questions again and again. Stop training once a role has fallen, or the environment steps are spent.
 
     Args:
         budget (`int`):
             Number of environment steps.
+        rows (`list[dict]`):
+            Tasks of the episodes to ask about.
     """
 
-    def __init__(self, budget: int):
-        self.budget = budget
-        self.values: dict[str, list[float]] = {name: [] for name in WATCHED}
-        self.levels: dict[str, float] = {}
+    def __init__(self, budget: int, rows: list[dict]):
+        self.budget, self.rows = budget, rows
+        self.curve: list[dict[str, float]] = []
         self.fallen: str | None = None
         self.trained: NLACTrainer | None = None
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        for name in WATCHED:
-            if name not in logs or self.fallen is not None:
-                continue
-            values = self.values[name]
-            values.append(logs[name])
-            start = statistics.mean(values[:START])
-            if len(values) <= START:
-                self.levels[name] = start
-                continue
-            self.levels[name] += SMOOTHING * (logs[name] - self.levels[name])
-            if self.levels[name] < FALL * start:
-                self.fallen = name
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Ask the model in training, and leave its metrics and random state as they were."""
+        trainer = self.trained
+        with trainer.roles.unrecorded(), torch.random.fork_rng(devices=[]), trainer._generating():
+            torch.manual_seed(0)
+            yield
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        roles = self.trained.roles
+        with self.aside():
+            episodes = play_episodes(self.trained.environments, self.rows, roles)
+            self.transitions = [Transition(e, i) for e in episodes for i in range(len(e.turns))]
+            with roles.collected() as answers:
+                self.targets = bellman_targets(roles, self.transitions, self.trained.args.bootstrap)
+                refinements = refine_actions(roles, self.transitions)
+            self.refinements = [refinement for refinement in refinements if refinement is not None]
+            self.judged = [answer.prompt for answer in answers["critique"]]
+        self.ask(0)
+
+    def ask(self, step: int) -> None:
+        """Ask again."""
+        roles = self.trained.roles
+        with self.aside():
+            acted = roles.ask("policy", [t.state for t in self.transitions], max_format_retries=0)
+            judged = roles.ask("critique", self.judged, parse_critique, max_format_retries=0)
+            told = roles.ask("backup", [t.prompt for t in self.targets], parse_critique, max_format_retries=0)
+            prompts = [refinement.refined_action.prompt for refinement in self.refinements]
+            refined = roles.ask("refine", prompts, max_format_retries=0)
+        answers = {"policy": acted, "critique": judged, "backup": told, "refine": refined}
+        values = {f"{role}/format": [answer.parsed is not None for answer in of] for role, of in answers.items()}
+        values["backup/fidelity"] = [
+            backup_fidelity(transition, answer.parsed) if answer.parsed is not None else 0.0
+            for transition, answer in zip(self.transitions, told, strict=True)
+        ]
+        values["refine/compliance"] = [
+            answer.parsed is not None and replace(refinement, refined_action=answer).complies
+            for refinement, answer in zip(self.refinements, refined, strict=True)
+        ]
+        self.curve.append({"step": step, **{name: statistics.mean(map(float, of)) for name, of in values.items()}})
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % INTERVAL == 0:
+            self.ask(state.global_step)
+            first, last = self.curve[0], self.curve[-1]
+            self.fallen = next((name for name in first if name != "step" and last[name] < FALL * first[name]), None)
         if self.fallen is not None or self.trained.num_environment_steps >= self.budget:
             control.should_training_stop = True
 
@@ -83,8 +128,8 @@ def measure(task_name: str, arm: str, seed: int, folder: Path) -> dict:
     task = make_task(task_name, seed)
     acting = acting_config(task, str(folder / task_name / arm / str(seed)), seed)
     args = replace(acting, max_steps=10**6, **{**default_settings(task, "nlac"), **ARMS[arm]})
-    args = replace(args, logging_steps=args.steps_per_iteration // args.gradient_accumulation_steps)
-    callback = FallCallback(budget_of(task_name, "nlac"))
+    args = replace(args, logging_steps=INTERVAL)
+    callback = FallCallback(BUDGETS * budget_of(task_name, "nlac"), list(task.rows)[:EPISODES])
     trainer = NLACTrainer(
         model=task.model,
         args=args,
@@ -102,8 +147,8 @@ def measure(task_name: str, arm: str, seed: int, folder: Path) -> dict:
         "environment_steps": trainer.num_environment_steps,
         "generated_tokens": trainer.roles.num_generated_tokens,
         "fallen": callback.fallen,
-        "levels": callback.levels,
-        "last_success": statistics.mean(logs[-10:]),
+        "curve": callback.curve,
+        "last_success": statistics.mean(logs[-5:]),
         "rehearsal_ratio": args.rehearsal_ratio,
         "seconds": time.perf_counter() - start,
     }

@@ -81,6 +81,7 @@ class TestRecipes:
         for name, value in options.items():
             if name not in ("use_cpu", "bf16"):
                 expected = [value] if isinstance(read[name], list) and not isinstance(value, list) else value
+                expected = os.path.abspath(value) if name == "output_dir" else expected
                 assert read[name] == expected, name
 
     @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -24,23 +24,23 @@ PACKAGE = Path(trl_nlac.__file__).parent
 
 # Folders and modules of the root, and what they may import of the others. `types` is free to all.
 TABLE = {
-    "types options shards event_loop": "",
+    "types options secrets shards terminal event_loop": "",
     "prompts": "",
     "chat replay": "",
-    "generation": "options shards event_loop",
-    "nlac_config": "options",
+    "generation": "options secrets shards event_loop",
+    "nlac_config": "options secrets",
     "method": "chat generation options prompts shards",
-    "environments": "chat prompts event_loop",
-    "episodes": "method environments chat generation prompts event_loop",
-    "training": "method replay chat nlac_config shards",
+    "environments": "chat prompts event_loop terminal",
+    "episodes": "method environments chat generation prompts event_loop terminal secrets",
+    "training": "method replay chat nlac_config shards terminal",
     "evaluation": "episodes method environments generation prompts",
-    "records": "evaluation episodes environments options nlac_config",
-    "agent": "evaluation episodes method environments chat generation options prompts",
+    "records": "evaluation episodes environments options nlac_config terminal secrets",
+    "agent": "evaluation episodes method environments chat generation options prompts terminal",
     "report": "records evaluation",
     "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
-    "nlac_config generation replay chat prompts options",
+    "nlac_config generation replay chat prompts options secrets terminal",
 }
 ALLOWED = {place: others.split() for places, others in TABLE.items() for place in places.split()}
 # Where only one module of a folder may be imported: for every importer, or for those that are named.

@@ -37,6 +37,7 @@ class TestNLACConfig:
                 {"on_forgetting": "restore", "save_strategy": "steps", "save_only_model": True},
                 "`save_only_model=True`",
             ),
+            ({"enable_jit_checkpoint": True}, "`enable_jit_checkpoint=True` saves in the middle of a step"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
             ({"beta": -0.1}, "`beta` must be not negative"),
         ],
@@ -86,3 +87,8 @@ class TestNLACConfig:
         assert (config.max_turns, config.target_update_rate) == (7, 0.5)
         assert role_samplings(config)["critique"].generation_kwargs == {"no_repeat_ngram_size": 3}
         assert role_samplings(config)["backup"].temperature == 0
+
+    def test_the_output_folder_stays_where_it_is(self, tmp_path, monkeypatch):
+        """Wherever an environment goes."""
+        monkeypatch.chdir(tmp_path)
+        assert make_config("run").output_dir == str(tmp_path / "run")

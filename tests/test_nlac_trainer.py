@@ -36,7 +36,7 @@ from trl_nlac import NLACPrompts
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_rehearsal_dataset
 from trl_nlac.method.backup import critic_examples
-from trl_nlac.method.batches import NLACCollator, make_batches
+from trl_nlac.method.batches import NLACCollator, make_batches, spread_by_prefix
 from trl_nlac.method.refinement import policy_examples
 from trl_nlac.types import Answer, Prompt, Sample, Transition, Turn
 
@@ -108,7 +108,7 @@ class TestTraining:
         for batch_size in (8, 2):
             config = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size}
             trainer = make_trainer(
-                tmp_path,
+                tmp_path / str(batch_size),
                 {**config, "max_steps": 1, "episodes_per_iteration": 4, "temperature": 0.0, "max_grad_norm": 0.0},
             )
 
@@ -127,7 +127,7 @@ class TestTraining:
         samples, unread = [Sample(Transition(episode, 0), 0, 1.0, 1.0)] * 8, Answer(Prompt.of([1]), (), "", None)
         critic = critic_examples(trainer.roles, samples, [unread] * 8)
         policy = policy_examples(trainer.roles, samples, [None] * 8)
-        batches = make_batches(samples, critic, policy, [[]], 2, trainer.roles.chat.end_of_turn_id)
+        batches = make_batches(samples, critic, policy, [[]], 2, trainer.roles.chat.end_of_turn_id, spread_by_prefix)
         collate = NLACCollator(trainer.processing_class.pad_token_id)
         assert [[example.weight for example in batch] for batch in batches] == [[0.0], [0.0]]
         for batch in batches:
@@ -136,14 +136,15 @@ class TestTraining:
 
     def test_micro_batches_have_examples_of_similar_length(self, tmp_path):
         config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "rehearsal_ratio": 0.5}
+        config["share_prefixes"] = False
         data = {"rehearsal_dataset": make_rehearsal_dataset("service_desk")}
         trainer = make_trainer(tmp_path, {**config, "max_steps": 1}, RecordingTrainer, **data)
         trainer.train()
         batches = trainer.micro_batches
-        assert [len(batch["weights"]) for batch in batches] == [5] * 4  # 8 transitions in two losses, 4 of rehearsal
-        lengths = torch.cat([batch["attention_mask"].sum(1) for batch in batches]).tolist()
+        assert [len(batch.examples) for batch in batches] == [5] * 4  # 8 transitions in two losses, 4 of rehearsal
+        lengths = torch.cat([batch.tokens.inputs["attention_mask"].sum(1) for batch in batches]).tolist()
         assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
-        assert batches[0]["input_ids"].shape == (5, lengths[4])
+        assert batches[0].tokens.inputs["input_ids"].shape == (5, lengths[4])
 
     @pytest.mark.parametrize(
         "config",
@@ -205,26 +206,21 @@ class TestTraining:
         loss.backward()
         assert_same(own, weights(trainer.model))
         assert trainer.model.training
-        rows = inputs["loss_ids"] == 0
-        assert inputs["teacher_input_ids"].shape[0] == rows.sum() > 0
+        examples = [example for example in inputs.examples if example.loss == "critic"]
+        assert examples and all(example.teacher_prompt is not None for example in examples)
         # By hand: the teacher has read the next observation, the critic has not.
-        ids = inputs["transition_ids"][rows].tolist()
-        first = next(i for i, transition_id in enumerate(ids) if ids.count(transition_id) == 1)
-
-        def sequence(prefix: str, row: int) -> tuple[list[int], int]:
-            mask = inputs[f"{prefix}attention_mask"][row].bool()
-            return inputs[f"{prefix}input_ids"][row][mask].tolist(), int(inputs[f"{prefix}completion_mask"][row].sum())
-
-        own_ids, n = sequence("", int(rows.nonzero()[first, 0]))
-        teacher_ids, teacher_n = sequence("teacher_", first)
-        assert own_ids[-n:] == teacher_ids[-teacher_n:] and own_ids != teacher_ids
+        ids = [example.transition_id for example in examples]
+        chosen = next(example for example in examples if ids.count(example.transition_id) == 1)
+        n = len(chosen.completion_ids)
+        prompts = [chosen.prompt.ids, chosen.teacher_prompt.ids]
+        assert prompts[0] != prompts[1]
         with torch.no_grad():
             q, p = (
-                trainer.model(torch.tensor([ids])).logits[0, -n - 1 : -1].log_softmax(-1)
-                for ids in (own_ids, teacher_ids)
+                trainer.model(torch.tensor([[*ids, *chosen.completion_ids]])).logits[0, -n - 1 : -1].log_softmax(-1)
+                for ids in prompts
             )
         expected = (p.exp() * (p - q)).sum(-1).mean().item()
-        assert priorities_of(trainer.replay)[ids[first]] == pytest.approx(max(expected, 1e-6), rel=1e-3)
+        assert priorities_of(trainer.replay)[chosen.transition_id] == pytest.approx(max(expected, 1e-6), rel=1e-3)
         assert expected > 0
 
     def test_priorities_are_the_critic_losses(self, tmp_path):

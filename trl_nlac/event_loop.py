@@ -12,37 +12,293 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""One event loop in its own thread, for everything asynchronous."""
+"""Event loops in threads of their own, for everything asynchronous."""
 
 import asyncio
 import inspect
+import logging
 import threading
-from functools import lru_cache
+import time
+from collections.abc import Callable, Coroutine, Hashable
+from concurrent import futures
+from contextvars import ContextVar, copy_context
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from trl.trainer.utils import start_event_loop_in_daemon
 
+logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()
+ANSWER_SECONDS = 1.0  # within which a loop that is not blocked runs a callback
+
+_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
+_runner: ContextVar[Callable[[Coroutine], Any] | None] = ContextVar("runner", default=None)
 
 
 def finish(result: Any) -> Any:
     """
-    Return `result`; if it is a coroutine, run it and return its result. All coroutines run in one loop and can share
-    locks and connections, as in TRL. Must not be called from a coroutine.
+    Return `result`; if it is a coroutine, run it and return its result. All coroutines run in one loop, except in
+    threads that called [`run_coroutines_with`]. Must not be called from a coroutine.
     """
     if inspect.iscoroutine(result):
-        return asyncio.run_coroutine_threadsafe(result, _event_loop()).result()
+        run = _runner.get() or _others.run
+        return run(result)
     return result
 
 
-def _event_loop() -> asyncio.AbstractEventLoop:
-    with _lock:  # several threads can ask at the same time and must get the same loop
-        return _start_event_loop()
+def run_coroutines_with(run: Callable[[Coroutine], Any]) -> None:
+    """Let `run` run the coroutines that the current thread finishes."""
+    _runner.set(run)
 
 
-@lru_cache(maxsize=1)
-def _start_event_loop() -> asyncio.AbstractEventLoop:
-    _, loop, is_ready = start_event_loop_in_daemon(name="trl_nlac")
-    is_ready.wait()
-    return loop
+class Withdrawn(Exception):
+    """A coroutine was taken out of a blocked event loop before it began; it can run in another one."""
+
+
+class Coroutines:
+    """
+    Run coroutines of several owners in one event loop, as TRL does, so that they can share locks and connections. A
+    loop that is blocked is left behind: the coroutines that began stay there, the others run in a new one.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._loops: list[_Loop] = []  # the last one takes new coroutines, unless it is retired
+        self._calls: dict[Hashable, _Call] = {}
+
+    def run(self, coroutine: Coroutine, owner: Hashable = None) -> Any:
+        """
+        Run a coroutine and return its result. An owner runs one at a time.
+
+        Raises:
+            asyncio.CancelledError: If it was cancelled.
+            Withdrawn: If its loop is blocked and it has not begun.
+        """
+        owner = object() if owner is None else owner
+        with self._lock:  # several threads can come at the same time and must get the same loop
+            self._loops = [loop for loop in self._loops if loop.is_alive]
+            if not self._loops or self._loops[-1].is_retired:
+                self._loops.append(_Loop())
+            call = self._calls[owner] = self._loops[-1].start(coroutine, owner)
+        try:
+            value, error = call.future.result()
+        except futures.CancelledError:
+            if call.is_withdrawn:
+                raise Withdrawn from None
+            raise asyncio.CancelledError from None  # which `except Exception` does not catch
+        finally:
+            with self._lock:
+                self._calls.pop(owner, None)
+            call.loop.end()
+        if error is not None:
+            raise error
+        return value
+
+    def cancel(self, owner: Hashable) -> bool:
+        """
+        End the wait for the coroutine of an owner, which is cancelled as soon as its loop can do so. Return whether
+        there was one.
+        """
+        call = self._call_of(owner)
+        return call is not None and call.future.cancel()
+
+    def is_blocked_by(self, owner: Hashable) -> bool:
+        """Whether the coroutine of an owner blocks its loop."""
+        call = self._call_of(owner)
+        return call is not None and call.loop.current_owner is owner and not call.loop.answers()
+
+    def blocker_of(self, owner: Hashable) -> Hashable:
+        """
+        What blocks the loop in which the coroutine of an owner waits: another owner, or the loop itself if that is
+        unknown; `None` if nothing but perhaps the owner does.
+        """
+        call = self._call_of(owner)
+        if call is None or call.loop.answers() or call.loop.current_owner is owner:
+            return None
+        return call.loop.current_owner or call.loop
+
+    def replace_blocked(self) -> None:
+        """Leave a loop that is blocked behind."""
+        with self._lock:
+            loops = [loop for loop in self._loops if not loop.is_retired]
+        blocked = [loop for loop in loops if not loop.answers()]
+        with self._lock:
+            for loop in blocked:
+                loop.retire()
+                logger.warning("A coroutine blocks its event loop. The loop is left behind for a new one.")
+            for call in self._calls.values():
+                if call.loop in blocked:
+                    call.withdraw()
+
+    def retire(self) -> None:
+        """End the loop once its last coroutine has ended."""
+        with self._lock:
+            for loop in self._loops:
+                loop.retire()
+
+    def works_for(self, owner: Hashable) -> bool:
+        """Whether a task or thread that a coroutine of an owner started still runs."""
+        with self._lock:
+            return any(loop.works_for(owner) for loop in self._loops)
+
+    def _call_of(self, owner: Hashable) -> "_Call | None":
+        with self._lock:
+            return self._calls.get(owner)
+
+
+class _Call:
+    """A coroutine in a loop. It either begins or is withdrawn, whichever comes first."""
+
+    def __init__(self, loop: "_Loop", coroutine: Coroutine):
+        self.loop = loop
+        self.is_withdrawn = False
+        self._claim = threading.Lock()
+        self._coroutine = coroutine
+        self.future = asyncio.run_coroutine_threadsafe(self._run(), loop.loop)
+
+    def withdraw(self) -> None:
+        if self._claim.acquire(blocking=False):
+            self.is_withdrawn = True
+            self.future.cancel()
+
+    async def _run(self) -> tuple[Any, BaseException | None]:
+        """Return the result or error: a loop would not survive SystemExit and KeyboardInterrupt as such."""
+        if not self._claim.acquire(blocking=False):
+            return None, None
+        try:
+            return await self._coroutine, None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return None, error
+
+
+class _Loop:
+    """An event loop in a daemon thread. It ends when it is retired and its last coroutine has ended."""
+
+    def __init__(self):
+        self.is_retired = False
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._works: WeakKeyDictionary[asyncio.Task | threading.Thread, Hashable] = WeakKeyDictionary()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(self._make_task)
+        self.loop.set_default_executor(_DaemonThreads(self._add))
+        self._asked_at, self._answered = 0.0, threading.Event()
+        self._answered.set()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="trl_nlac coroutines")
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def current_owner(self) -> Hashable:
+        """Owner of the task that runs at this moment, if any does."""
+        task = asyncio.current_task(self.loop)
+        return None if task is None else self._works.get(task)
+
+    def start(self, coroutine: Coroutine, owner: Hashable) -> _Call:
+        """Start a coroutine. [`end`] must follow."""
+        with self._lock:
+            self._num_calls += 1
+        context = copy_context()
+        context.run(_owner.set, owner)
+        return context.run(_Call, self, coroutine)
+
+    def end(self) -> None:
+        """Note that nobody waits for a coroutine any longer."""
+        with self._lock:
+            self._num_calls -= 1
+            self._stop_if_done()
+
+    def retire(self) -> None:
+        with self._lock:
+            self.is_retired = True
+            self._stop_if_done()
+
+    def answers(self) -> bool:
+        """Whether the loop runs callbacks, within `ANSWER_SECONDS` of the first that it did not."""
+        if self._answered.is_set():
+            self._asked_at, self._answered = time.monotonic(), threading.Event()
+            with self._lock:
+                if self.loop.is_closed():
+                    return True
+                self.loop.call_soon_threadsafe(self._answered.set)
+        return self._answered.wait(max(0.0, self._asked_at + ANSWER_SECONDS - time.monotonic()))
+
+    def works_for(self, owner: Hashable) -> bool:
+        with self._lock:
+            works = [work for work, of in self._works.items() if of is owner]
+        return any(work.is_alive() if isinstance(work, threading.Thread) else not work.done() for work in works)
+
+    def _stop_if_done(self) -> None:
+        if self.is_retired and not self._num_calls and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not self._is_done():
+            self._run_until_stopped()
+        tasks, deadline = asyncio.all_tasks(self.loop), time.monotonic() + ANSWER_SECONDS
+        for task in tasks:
+            task.cancel()
+        while not all(task.done() for task in tasks) and time.monotonic() < deadline:
+            self._run_until_stopped(after=0.01)
+        with self._lock:
+            self.loop.close()
+
+    def _run_until_stopped(self, after: float | None = None) -> None:
+        if after is not None:
+            self.loop.call_later(after, self.loop.stop)
+        try:
+            self.loop.run_forever()  # also ended by a coroutine that stops the loop or raises SystemExit
+        except BaseException:
+            logger.warning("A task of an event loop failed.", exc_info=True)
+
+    def _is_done(self) -> bool:
+        with self._lock:
+            return self.is_retired and not self._num_calls
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine, **kwargs) -> asyncio.Task:
+        task = asyncio.Task(coroutine, loop=loop, **kwargs)
+        self._add(task)
+        return task
+
+    def _add(self, work: asyncio.Task | threading.Thread) -> None:
+        with self._lock:
+            self._works[work] = _owner.get()
+
+
+class _DaemonThreads(futures.ThreadPoolExecutor):
+    """
+    Give each call a daemon thread of its own, so that calls that hang hold up neither others nor the program's end.
+
+    Args:
+        note (`Callable[[threading.Thread], None]`):
+            Called with each thread before it starts.
+    """
+
+    def __init__(self, note: Callable[[threading.Thread], None]):
+        super().__init__()
+        self._note = note
+
+    def submit(self, function, /, *args, **kwargs) -> futures.Future:
+        future: futures.Future = futures.Future()
+        thread = threading.Thread(target=_call, args=(future, function, args, kwargs), daemon=True)
+        self._note(thread)
+        thread.start()
+        return future
+
+
+def _call(future: futures.Future, function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+_others = Coroutines()

@@ -15,6 +15,7 @@
 """The options of a run."""
 
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,8 +73,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Number of environment instances that exist at the same time on each process. If `None`, one for each
             episode.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
-            Seconds after which `reset`, `step` or the final reward of an environment counts as hanging: the episode is
-            truncated and the instance is discarded. If `None`, never.
+            Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
+            count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Training stops, with a checkpoint, once the environment failed in more than this share of the last 100
             episodes.
@@ -121,6 +122,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             target.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1.
+        share_prefixes (`bool`, *optional*, defaults to `True`):
+            Whether a prefix that several training samples have in common is computed once: the samples of a pass
+            become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
+            when training starts; if not, a warning says why, and its samples are computed one by one.
         beta (`float`, *optional*, defaults to `0.0`):
             KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
             training speed. The divergence of the policy's tokens from the initial weights, estimated as in
@@ -142,8 +147,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Number of rehearsal samples in each batch, relative to the transitions. `0` is the paper.
         rehearsal_source (`str`, *optional*, defaults to `"dataset"`):
             `"dataset"` rehearses the trainer's `rehearsal_dataset`. `"self"` rehearses the initial model's own
-            readable answers in every role, about 128 transitions of its first episodes or of the logs. They are
-            written in the first iteration and kept in every checkpoint.
+            readable answers in every role, about 128 transitions of its first episodes or of the logs; of its refined
+            actions only those that do as their critique says. They are written in the first iteration and kept in
+            every checkpoint.
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
             A warning names a role once its health metric falls below this share of its best value. Another warning
             reports the same of success.
@@ -215,7 +221,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         metadata={"help": "Number of environment instances that exist at the same time on each process."},
     )
     environment_timeout: float | None = field(
-        default=300.0, metadata={"help": "Seconds after which a call of an environment counts as hanging."}
+        default=300.0, metadata={"help": "Seconds after which a call of an environment or of reward functions hangs."}
     )
     max_environment_failure_rate: float = field(
         default=0.5,
@@ -274,6 +280,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
+    share_prefixes: bool = field(
+        default=True,
+        metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
+    )
     beta: float = field(
         default=0.0,
         metadata={
@@ -340,6 +350,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
 
     def __post_init__(self):
         _BaseConfig.__post_init__(self)
+        self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
         check_numbers(self)
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
@@ -360,6 +371,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
+        if self.enable_jit_checkpoint:
+            raise ValueError(
+                "`enable_jit_checkpoint=True` saves in the middle of a step, from which a run does not resume as it "
+                "was. Leave it out: SIGTERM and Ctrl-C always save a checkpoint, at the end of a step."
+            )
         if self.rehearsal_source == "self" and not self.rehearsal_ratio:
             raise ValueError(
                 "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."

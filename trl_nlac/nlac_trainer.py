@@ -19,8 +19,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,9 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
@@ -45,24 +48,35 @@ from .evaluation.health import health_metrics
 from .evaluation.metrics import mean_over_processes
 from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
-from .method.backup import bellman_targets, critic_examples
-from .method.batches import NLACCollator, make_batches
+from .method.backup import bellman_targets, critic_examples, is_answerable
+from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
 from .method.refinement import Criticise, policy_examples, refine_actions
-from .method.rehearsal import readable_answers
+from .method.rehearsal import sound_answers
 from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
-from .records.folder import TrainingLogCallback
+from .records.folder import TrainingLogCallback, check_unused, checkpoints, has_ended, set_aside
 from .records.hub import model_card, push_episodes, upload_completions
+from .records.lock import locked
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
-from .training.checkpoint import load_learned, load_state, save_state
+from .training.checkpoint import (
+    check_identity,
+    describe_run,
+    load_learned,
+    load_rows,
+    load_state,
+    read_state,
+    save_rows,
+    save_state,
+)
 from .training.guards import (
     LEARNING_RATE_FACTOR,
+    MAX_LEFT_BEHIND,
     FailureMonitor,
     ForgettingGuard,
     IdleMonitor,
@@ -70,14 +84,18 @@ from .training.guards import (
     TrainingStopped,
     nothing_played,
     short_thoughts,
+    too_many_hang,
 )
+from .training.manifest import check_manifest
 from .training.model import fit_to_context, load_model
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
-from .training.saving import AtomicSavingTrainer
+from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
+from .training.stopping import StopSignals, stop_at_once
+from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
-from .types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, Transition
+from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, Sample, TrainingExample, Transition
 
 
 if TYPE_CHECKING:
@@ -175,6 +193,10 @@ class NLACTrainer(AtomicSavingTrainer):
 
     Raises:
         ValueError, TypeError: If an argument or option is wrong, before training starts; the message names it.
+
+    Attributes:
+        had_ended (`bool`):
+            Whether the run that was resumed last had ended before, so that nothing was left to train.
     """
 
     _tag_names = ["trl", "nlac"]
@@ -267,6 +289,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
         self.add_callback(TrainingLogCallback())
+        self.add_callback(TrainBeginCallback(self._restore_losses))
         self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate)
@@ -275,14 +298,135 @@ class NLACTrainer(AtomicSavingTrainer):
         self.loss_guard = LossGuard()
         if warning := short_thoughts(chat.template, args.max_completion_length):
             logger.warning(warning)
-        self._collate = NLACCollator(tokenizer.pad_token_id)
         self._batches: deque[list[TrainingExample]] = deque()
+        self._identity = describe_run(
+            *(model.config, chat, vars(self.roles.prompts), args.action_format),
+            {"name": self.environments.name, "tools": self.environments.tool_schemas},
+        )
+        self._saved_losses: list[float] | None = None  # of the checkpoint
+        self._loss_start = 0  # step since which they are summed
+        self.had_ended = False
+        self.stop_signals = StopSignals()
         set_seed(args.seed, device_specific=True)  # processes sample differently
 
     @property
     def num_environment_steps(self) -> int:
         """Number of environment steps of training so far, over all processes."""
         return self.records.num_environment_steps
+
+    @cached_property
+    def _collate(self) -> NLACCollator:
+        """Makes the micro-batches: trees, where the model can read them, which is tried when training starts."""
+        shares = self.args.share_prefixes and start_sharing(self.model_wrapped, self.model.config, self.args)
+        if shares and self.reference is not None:
+            self.reference.use_attention(self.model.config)
+        pad_token_id = self.roles.chat.tokenizer.pad_token_id
+        return NLACCollator(pad_token_id, shares, bool(self.args.beta), self.args.device)
+
+    # A run and its folder
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs) -> TrainOutput:
+        """
+        Train, from the start or from a checkpoint. The run's folder, `output_dir`, is locked meanwhile.
+
+        After the first SIGINT (Ctrl-C) or SIGTERM training stops at the end of the optimizer step under way, with the
+        rollout before it, if there is one, and a checkpoint is saved; after the second it stops at once. Both close
+        the environments. In a thread other than the main one no signal is seen.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                Checkpoint to resume from, or `True` for the newest one in `output_dir`. What the folder has of later
+                steps is set aside. A run that has ended already is loaded, and nothing of it is written again.
+            *args, **kwargs:
+                As in [`~transformers.Trainer.train`].
+
+        Raises:
+            RunRefused: If another run writes into the folder, if it has a run already that is not resumed, or if the
+                checkpoint is damaged or of another run.
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM, with the code 143.
+            TrainingStopped: If training cannot continue; a checkpoint is saved.
+        """
+        total = self._num_steps() if resume_from_checkpoint else None
+        with ExitStack() as stack:
+            stack.enter_context(self.stop_signals.noted())
+            stack.callback(self.environments.close)
+            stack.callback(setattr, self, "is_in_train", False)
+            self._on_first_process(lambda: stack.enter_context(locked(self.args.output_dir)))
+            checkpoint, self.had_ended = self._on_first_process(
+                lambda: self._open_folder(resume_from_checkpoint, total)
+            )
+            self._loss_start = 0
+            if checkpoint is not None:
+                self.args.eval_on_start = False  # the run was evaluated at its start
+            output = super().train(checkpoint, *args, **kwargs)
+            if self.completions_upload is not None:
+                futures.wait([self.completions_upload.trigger()])
+            return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _on_first_process(self, action: Callable[[], Any]) -> Any:
+        """Call on the first process; the result, or the error, is that of all."""
+        result = error = None
+        if self.is_world_process_zero():
+            try:
+                result = action()
+            except Exception as raised:
+                error = raised
+        result, error = broadcast_object_list([result, error])
+        if error is not None:
+            raise error
+        return result
+
+    def _open_folder(
+        self, resume_from_checkpoint: str | bool | None, num_steps: int | None
+    ) -> tuple[str | None, bool]:
+        """
+        Check the folder of the run and the checkpoint, then set aside what is of later steps.
+
+        Returns:
+            `tuple[str | None, bool]`: the checkpoint to resume from, and whether training has ended there.
+        """
+        run = Path(self.args.output_dir)
+        recover(run)
+        if not resume_from_checkpoint:
+            check_unused(run)
+            first = 0 if self.state.log_history else -1  # what this trainer has evaluated is no remnant
+            set_aside(run, first, first)
+            return None, False
+        if resume_from_checkpoint is True:
+            found = list(checkpoints(run).values())
+            if not found:
+                raise RunRefused(f"`resume_from_checkpoint` is True, and {run} has no checkpoint.")
+            resume_from_checkpoint = found[-1]
+        checkpoint = Path(resume_from_checkpoint)
+        check_manifest(checkpoint)
+        state = read_state(checkpoint)
+        check_identity(checkpoint, state.get("identity", {}), self._identity)
+        step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
+        is_own = checkpoint.parent.resolve() == run.resolve()
+        if not is_own:
+            check_unused(run)
+            set_aside(run, -1, -1)
+        elif step > num_steps or (step == num_steps and has_ended(run, step)):
+            logger.warning(
+                f"Nothing is left to train: {checkpoint} is at step {step}, and training ends at step {num_steps}. "
+                "Nothing is written. To train on, raise `max_steps` or `num_train_epochs`."
+            )
+            return str(checkpoint), True
+        else:
+            recorded = state.get("recorded")
+            set_aside(run, step, step if recorded is None else recorded)
+        return str(checkpoint), False
+
+    def _num_steps(self) -> int:
+        """Number of optimizer steps at which training ends."""
+        if self.args.max_steps > 0:
+            return self.args.max_steps
+        return self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
+
+    def _run_epoch(self, *args, **kwargs) -> None:
+        if self.state.global_step < self.state.max_steps:  # otherwise it would train for a step more
+            super()._run_epoch(*args, **kwargs)
 
     # Algorithm 1
 
@@ -300,8 +444,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.records.metrics["time/train"].append(time.perf_counter() - start)
         return loss
 
-    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return super()._prepare_inputs(self._collate(self._batches.popleft()))
+    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> MicroBatch:
+        return self._collate(self._batches.popleft())
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
@@ -338,19 +482,21 @@ class NLACTrainer(AtomicSavingTrainer):
             raise ValueError("The NLACTrainer does not support returning outputs")
         distills = self.args.critic_loss_type == "distill"
         teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
-        if self.reference is not None:
-            inputs = {**inputs, "reference_logps": self.reference.logps(model, inputs)}
-        compute = partial(batch_losses, model, teacher=teacher)
-        inputs, losses, divergences = self.loss_guard.finite_losses(compute, inputs)
-        has_priority = (inputs["loss_ids"] == LOSSES.index("critic")) & (inputs["transition_ids"] >= 0)
+
+        def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+            reference_logps = None if self.reference is None else self.reference.logps(model, batch)
+            return batch_losses(model, batch, teacher, reference_logps)
+
+        batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
+        has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)
         self.replay.update_priorities(
-            inputs["transition_ids"][has_priority].tolist(), losses.detach()[has_priority].tolist()
+            batch.transition_ids[has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
-        self.records.add_losses(inputs, losses.detach(), divergences.detach(), self.accelerator.reduce)
+        self.records.add_losses(batch.examples, losses.detach(), divergences.detach(), self.accelerator.reduce)
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
-        weights = coefficients[inputs["loss_ids"]] * inputs["weights"]  # (B,)
+        weights = coefficients[batch.loss_ids] * batch.weights  # (B,)
         return (weights * (losses + self.args.beta * divergences)).sum() / self.args.per_device_train_batch_size
 
     # Parts of an iteration
@@ -373,6 +519,9 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.failures.update(gather_object([episode.failure is not None for episode in played]))
                 if self.failures.is_exceeded:
                     raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
+                num_hanging = max(gather_object([self.environments.num_left_behind]))
+                if num_hanging > MAX_LEFT_BEHIND:
+                    raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
                 num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                     break
@@ -385,7 +534,7 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("rehearsal"), self.roles.unrecorded():
             samples = self.replay.sample(max(1, NUM_REHEARSAL_TRANSITIONS // self.args.world_size))
             transitions = [sample.transition for sample in samples]
-            answers = readable_answers(self.roles, transitions, self.args.bootstrap, self.args.num_refinements)
+            answers = sound_answers(self.roles, transitions, self.args.bootstrap, self.args.num_refinements)
         own = [(role, self.roles.opened(a.prompt), a.token_ids) for role, found in answers.items() for a in found]
         self.rehearsal.fill(gather_object(own))
 
@@ -421,7 +570,9 @@ class NLACTrainer(AtomicSavingTrainer):
             **self.roles.take_metrics(),
             **health_metrics(transitions, targets, refinements),
             **(judge_refinements(oracle, transitions, refinements) if oracle is not None else {}),
+            "environment/num_left_behind": float(self.environments.num_left_behind),
             "replay/size": float(len(self.replay)),
+            "replay/num_left_out": float(self.replay.num_left_out),
             "replay/priority_mean": self.replay.priority_mean,
             "target/distance": self.target_weights.distance(self.model),
         }
@@ -466,14 +617,20 @@ class NLACTrainer(AtomicSavingTrainer):
         num_micro_batches = self.args.gradient_accumulation_steps
         step_size = num_micro_batches * self.args.per_device_train_batch_size
         distills = self.args.critic_loss_type == "distill"
-        nothing = [None] * len(samples)
+        of_critic = critic_examples(self.roles, samples, targets, distills)
+        of_policy = policy_examples(self.roles, samples, refinements)
+        pairs = zip(samples, of_critic, of_policy, strict=True)
+        unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
+        too_long = [sample for sample in unused if not is_answerable(self.roles, sample.transition)]
+        self.replay.leave_out([sample.transition_id for sample in too_long])
         return make_batches(
             samples,
-            critic_examples(self.roles, samples, targets, distills) if self.args.critic_loss_coef else nothing,
-            policy_examples(self.roles, samples, refinements),
+            of_critic if self.args.critic_loss_coef else [None] * len(samples),
+            of_policy,
             [self.rehearsal.draw(step_size) for _ in range(len(samples) // step_size)],
             num_micro_batches,
             self.roles.chat.end_of_turn_id,
+            spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
         )
 
     def _reward_context(self) -> dict[str, Any]:
@@ -491,17 +648,28 @@ class NLACTrainer(AtomicSavingTrainer):
             logs["nonfinite_losses"] = self.loss_guard.num_dropped
             if self.args.on_forgetting == "restore":
                 logs["health/num_restores"] = len(self.forgetting.restores)
+        if "train_loss" in logs:  # of the end
+            if self.had_ended:
+                return
+            self.records.end_iteration()
+            self.records.write(self.state.global_step)
+            # Of all steps, also of those before the run was resumed.
+            logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self._loss_start)
         super().log(logs, start_time)
 
-    def train(self, *args, **kwargs):
-        try:
-            output = super().train(*args, **kwargs)
-            self.records.write(self.state.global_step)
-            if self.completions_upload is not None:
-                futures.wait([self.completions_upload.trigger()])
-            return output
-        finally:
-            self.environments.close()
+    def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        number = self.stop_signals.agreed()
+        if not number or self.state.global_step >= self.state.max_steps:
+            return
+        if self.saved_step != self.state.global_step:
+            self._save_checkpoint(self.model, trial=None)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        logger.warning(
+            f"Training is stopped by {Signals(number).name} at step {self.state.global_step} of "
+            f"{self.state.max_steps}; {self._next_checkpoint} is saved. `train(resume_from_checkpoint=True)` goes on."
+        )
+        stop_at_once(number)
 
     # Evaluation
 
@@ -617,6 +785,15 @@ class NLACTrainer(AtomicSavingTrainer):
 
     # Checkpoints
 
+    def _restore_losses(self) -> None:
+        """Go on with the sums of the losses that a checkpoint had, in place of new ones."""
+        if self._saved_losses is not None:
+            loss, self._total_loss_scalar, self._globalstep_last_logged, self._loss_start = self._saved_losses
+            self._tr_loss.fill_(loss)
+            self._saved_losses = None
+        else:
+            self._loss_start = self.state.global_step
+
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
@@ -641,11 +818,14 @@ class NLACTrainer(AtomicSavingTrainer):
             "nonfinite_losses": self.loss_guard.num_dropped,
             "restores": self.forgetting.restores,
             "healthy_checkpoints": self.forgetting.healthy,
+            "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
+            "identity": self._identity,
         }
         rank = self.args.process_index
         if self.args.should_save:
             self.rehearsal.save(Path(output_dir))
         save_state(Path(output_dir), rank, self.replay, self.target_weights, list(self._batches), state)
+        save_rows(Path(output_dir), rank, self.records.rows())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -655,6 +835,10 @@ class NLACTrainer(AtomicSavingTrainer):
             batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
             self._batches = deque(batches)
             self.records.load_state_dict(state)
+            self.records.load_rows(load_rows(Path(checkpoint), rank, world_size))
+            if state["world_size"] != world_size:
+                self.records.end_iteration()
+            self._saved_losses = state.get("losses")
             self.loss_guard.num_dropped = state["nonfinite_losses"]
             self.rehearsal.load(Path(checkpoint))
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none

@@ -14,7 +14,7 @@
 
 """The values that flow through algorithm 1: task row -> Episode -> Transition -> Sample -> TrainingExample."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, and `tool_calls` of an assistant or the `name` of a tool
 
+SPEAKERS = ("system", "user", "assistant", "tool")  # the roles of messages
 LOSSES = ("critic", "policy", "rehearsal")  # the losses of training examples
 FAILURE_KINDS = ("reset", "step", "reward", "observation", "timeout")  # where an environment failed, or how
 
@@ -125,6 +126,8 @@ class Prompt:
             Where this prompt starts in the trunk.
         tools (`tuple[dict[str, Any], ...]`, *optional*):
             JSON schemas of the tools that an answer can call. The arguments of its calls are parsed by them.
+        opening_length (`int`, *optional*, defaults to `0`):
+            Number of its first tokens, up to the first action, that stay where its history is cut.
     """
 
     trunk: np.ndarray
@@ -132,11 +135,12 @@ class Prompt:
     branch: tuple[int, ...] = ()
     trunk_start: int = 0
     tools: tuple[dict[str, Any], ...] = ()
+    opening_length: int = 0
 
     @classmethod
-    def of(cls, token_ids: list[int], tools: tuple[dict[str, Any], ...] = ()) -> "Prompt":
+    def of(cls, token_ids: list[int], tools: tuple[dict[str, Any], ...] = (), opening_length: int = 0) -> "Prompt":
         """Make a prompt that shares nothing with others."""
-        return cls(np.array(token_ids, dtype=np.int32), len(token_ids), tools=tools)
+        return cls(np.array(token_ids, dtype=np.int32), len(token_ids), tools=tools, opening_length=opening_length)
 
     @property
     def ids(self) -> list[int]:
@@ -155,7 +159,7 @@ class Prompt:
 
     def extended(self, token_ids: list[int]) -> "Prompt":
         """Append `token_ids`; nothing before them changes."""
-        return Prompt(self.trunk, self.trunk_end, self.branch + tuple(token_ids), self.trunk_start, self.tools)
+        return replace(self, branch=self.branch + tuple(token_ids))
 
 
 @dataclass(frozen=True)
@@ -202,8 +206,9 @@ class Transition:
         return tuple(self.episode.token_ids[start : start + self.turn.action_length].tolist())
 
     def _prefix(self, end: int) -> Prompt:
-        episode = self.episode
-        return Prompt(episode.token_ids, end, trunk_start=self.turn.prompt_start, tools=episode.tools)
+        episode, start = self.episode, self.turn.prompt_start
+        opening_length = episode.turns[0].prompt_end
+        return Prompt(episode.token_ids, end, (), start, episode.tools, opening_length)
 
 
 @dataclass(frozen=True)
@@ -297,6 +302,12 @@ class Refinement:
     critique: Critique
     refined_action: Answer
 
+    @property
+    def complies(self) -> bool:
+        """Whether the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
+        is_kept = self.refined_action.parsed == self.attempt
+        return is_kept == self.critique.optimal
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingExample:
@@ -333,3 +344,7 @@ class TrainingExample:
     def num_tokens(self) -> int:
         """Number of tokens of prompt and completion."""
         return self.prompt.num_tokens + len(self.completion_ids)
+
+
+class RunRefused(ValueError):
+    """A run cannot start, because of what its folder or its checkpoint holds. Nothing was changed."""

@@ -51,7 +51,7 @@ from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
-from trl_nlac.method.rehearsal import readable_answers
+from trl_nlac.method.rehearsal import sound_answers
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
 
@@ -63,7 +63,7 @@ ROLES = dict(
     min_p=0.05,
     role_sampling={"policy": {"max_tokens": 24}, "refine": {"max_tokens": 24}},
 )
-WARM_UP = dict(num_train_epochs=2, learning_rate=1e-3, per_device_train_batch_size=8)
+WARM_UP = dict(num_train_epochs=1, learning_rate=1e-3, per_device_train_batch_size=8)
 NLAC = dict(
     learning_rate=3e-4,
     lr_scheduler_type="constant",
@@ -78,6 +78,9 @@ NLAC = dict(
     num_eval_critiques=0,
 )
 LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+# A CPU without instructions for bfloat16 emulates it, about eight times slower than float32.
+BF16 = torch.accelerator.is_available() or torch.cpu.get_capabilities().get("avx512_bf16", False)
+DTYPE = "bfloat16" if BF16 else "float32"
 
 
 class _ChatHandler(BaseHTTPRequestHandler):
@@ -146,9 +149,9 @@ def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
             model=model,
             args=SFTConfig(
                 output_dir=str(folder / "sft"),
-                model_init_kwargs={"dtype": "bfloat16"},
+                model_init_kwargs={"dtype": DTYPE},
                 use_cpu=not torch.accelerator.is_available(),
-                bf16=True,
+                bf16=BF16,
                 max_length=None,
                 completion_only_loss=True,
                 lr_scheduler_type="cosine",
@@ -171,8 +174,8 @@ def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
 
 
 def load(model: str, adapter: Path | None) -> torch.nn.Module:
-    """Load the model in bfloat16, with an adapter that can be trained."""
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    """Load the model, with an adapter that can be trained."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPE)
     return base if adapter is None else PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
 
 
@@ -189,7 +192,7 @@ def format_rates(model: str, adapter: Path | None, desk: ServiceDesk, number: in
         with generator.session(loaded):
             transitions = play_transitions(roles, pool, list(rows(desk)), number)
             roles.metrics.clear()
-            readable_answers(roles, transitions)
+            sound_answers(roles, transitions)
     finally:
         pool.close()
     rates = {}
@@ -206,7 +209,7 @@ def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, m
     args = NLACConfig(
         output_dir=str(output),
         use_cpu=not torch.accelerator.is_available(),
-        bf16=True,
+        bf16=BF16,
         gradient_checkpointing=False,
         max_steps=max_steps,
         logging_steps=1,
@@ -267,6 +270,7 @@ def main() -> None:
     report = {
         **setting("torch", "transformers", "trl", "peft", threads=torch.get_num_threads()),
         "model": Path(args.model).name,
+        "dtype": DTYPE,
         "settings": {"roles": ROLES, "warm_up": WARM_UP, "nlac": NLAC, "lora": LORA},
         "format_rates": {},
         "desks": {},

@@ -48,7 +48,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import TrlParser
 
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.cli.origin import note_origin
+from trl_nlac.cli.origin import note_origin, origin_flags
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     TINY_MODEL,
@@ -254,8 +254,10 @@ def main():
     print(f"""
 Trained for {seconds:.0f} s. {output_dir} has the model, learning_curve.png, results.json and the records of the run.
 
-    trl-nlac report {output_dir}            # a page with curves, and episodes with their critiques and targets
-    trl-nlac play {output_dir} --refine 1   # watch the agent play
+    # a page with curves, and episodes with their critiques and targets
+    trl-nlac report {output_dir}
+    # watch the agent play
+    trl-nlac play {output_dir} --refine 1 {origin_flags(output_dir)}
 
 (This run used rehearsal samples of the roles, which a tiny model needs; see `rehearsal_ratio`.)
 

@@ -32,8 +32,10 @@ ROLES = {"policy", "critique", "backup", "refine"}
 
 
 def teach(messages: list[dict]) -> str:
-    """Answer every question in its form, and every observation with the same call."""
+    """Answer every question in its form, every observation with the same call, and a critique with what it advises."""
     asked = messages[-1]["content"]
+    if asked == NLACPrompts().refinement("react")[-1]["content"]:
+        return "Thought: It says so.\nAction: route billing amber photo midnight"
     if "Optimality:" in asked:
         return "Future: The desk refuses.\nOptimality: No. Use photo."
     if "Write a few short sentences" in asked:

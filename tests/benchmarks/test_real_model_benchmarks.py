@@ -29,7 +29,7 @@ from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import parse_call
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.generation.transformers import TransformersGenerator
-from trl_nlac.method.rehearsal import ASKED_ROLES, readable_answers
+from trl_nlac.method.rehearsal import ASKED_ROLES, sound_answers
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
 
@@ -70,7 +70,7 @@ def test_the_teacher_is_right_in_every_role():
         transitions = play_transitions(roles, pool, list(rows(desk)), 60)
     finally:
         pool.close()
-    answers = readable_answers(roles, transitions, "implicit")
+    answers = sound_answers(roles, transitions, "implicit")
     assert {*ASKED_ROLES, "successor"} == answers.keys()
     assert all(rate == 1.0 for name, rate in roles.take_metrics().items() if name.endswith("format_rate"))
     verdicts = set()

@@ -14,6 +14,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from helpers.testing_utils import make_trainer
 from trl_nlac import PrioritizedReplay
 from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.options import Parser, add_agent_arguments, load_player
+from trl_nlac.cli.origin import fill_from_run, note_origin
 from trl_nlac.environments.embedded import TINY_MODEL
 
 
@@ -108,20 +110,29 @@ class TestTrain:
     def test_from_a_file_to_playing(self, folder, capsys):
         assert main(["train", "--config", "run.yaml", "--learning_rate", "1e-4"]) == 0
         printed = capsys.readouterr().out
-        assert "What was learned" in printed and "trl-nlac report run" in printed and "last evaluation" in printed
+        assert "What was learned" in printed and "last evaluation" in printed
+        assert f"trl-nlac report {folder}/run" in printed
+        (play,) = (line.strip() for line in printed.splitlines() if "trl-nlac play" in line)
+        assert play == (
+            f"trl-nlac play {folder}/run --environment_factory {folder}/guess.py:GuessTheNumber "
+            f"--environment_kwargs '{{\"limit\": 7}}' --reward_funcs {folder}/guess.py:pay"
+        )
         noted = json.loads((folder / "run" / "_nlac_run.json").read_text())
-        assert noted["dataset_name"] == "held_out.csv" and noted["environment_kwargs"] == {"limit": 7}
+        assert noted["dataset_name"] == "_nlac_tasks.csv" and noted["environment_kwargs"] == {"limit": 7}
         assert json.loads((folder / "run" / "nlac_roles.json").read_text())["max_turns"] == 2
         lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
         assert lines[0]["episode/return"] >= 0.25 and lines[0]["learning_rate"] < 1e-4
 
-        assert main(["evaluate", "run", "--num_episodes", "2", "--json", "metrics.json"]) == 0
-        assert "3 tasks, 2 episodes each" in capsys.readouterr().out
+        words = ["evaluate", "run", "--num_episodes", "2", "--json", "metrics.json", "--trust_remote_code"]
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        assert "Importing guess.py:GuessTheNumber, guess.py:pay, as run/_nlac_run.json says." in printed
+        assert "3 tasks, 2 episodes each" in printed
         metrics = json.loads((folder / "metrics.json").read_text())
         # As in training: the reward function gives the rewards.
         assert metrics["episode/return"] >= 0.25 and metrics["episode/pass^2"] == 1.0
 
-        assert main(["play", "run", "--row", "1", "--refine", "1", "--auto"]) == 0
+        assert main([*shlex.split(play)[1:], "--row", "1", "--refine", "1", "--auto"]) == 0
         printed = capsys.readouterr().out
         assert '{"number": 2}' in printed and "from 1 to 7" in printed and "turn 2" in printed
         assert "[bold]That is no number.[/bold]" in printed and "truncated after 2 turns, return 0.25" in printed
@@ -129,6 +140,56 @@ class TestTrain:
         assert main(["train", "--config", "run.yaml", "--max_steps", "4", "--resume_from_checkpoint", "last"]) == 0
         lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines if "loss" in line] == [2, 4]
+
+    def test_a_used_folder(self, folder, capsys, monkeypatch):
+        """A second run changes nothing in it, nor does a resume of what has ended. The run can be moved."""
+        assert main(["train", "--config", "run.yaml", "--eval_strategy", "no"]) == 0
+        before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+        assert main(["train", "--config", "run.yaml", "--max_steps", "1", "--environment_kwargs", "{}"]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"`output_dir` '{folder / 'run'}' has a run already, see checkpoint-2: resume it" in error
+        for words in (["--max_steps", "1"], []):
+            assert main(["train", "--config", "run.yaml", "--resume_from_checkpoint", "last", *words]) == 0
+        assert {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()} == before
+        (folder / "run" / "model.safetensors").write_bytes(b"half")  # as a kill can leave it
+        assert main(["train", "--config", "run.yaml", "--resume_from_checkpoint", "last"]) == 0
+        assert (folder / "run" / "model.safetensors").read_bytes() == before[folder / "run" / "model.safetensors"]
+        (folder / "run" / "checkpoint-2" / "optimizer.pt").unlink()
+        assert main(["train", "--config", "run.yaml", "--resume_from_checkpoint", "last"]) == 2
+        assert "optimizer.pt (missing)" in capsys.readouterr().err.splitlines()[-1]
+
+        moved = folder / "elsewhere"
+        (folder / "run").rename(moved)
+        (folder / "held_out.csv").unlink()
+        (folder / "sub").mkdir()
+        monkeypatch.chdir(folder / "sub")
+        evaluate = ["evaluate", str(moved), "--trust_remote_code"]
+        assert main([*evaluate, "--num_episodes", "1"]) == 0
+        assert "3 tasks" in capsys.readouterr().out
+        (moved / "_nlac_tasks.csv").unlink()
+        assert main(evaluate) == 2
+        assert "_nlac_tasks.csv, do not exist" in capsys.readouterr().err
+        (folder / "guess.py").unlink()
+        assert main(evaluate) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "guess.py, which the run in" in error and "--environment_factory" in error
+
+    def test_origins_of_earlier_versions(self, folder):
+        """Their paths are relative to the folder in which they were trained."""
+        origin = {"environment_factory": ["a=guess.py:GuessTheNumber"], "environment_kwargs": {}}
+        origin |= {"dataset_name": "tasks.jsonl", "dataset_config": None, "dataset_split": "train"}
+        (folder / "old").mkdir()
+        (folder / "old" / "config.json").write_text("{}")
+        (folder / "old" / "_nlac_run.json").write_text(json.dumps(origin))
+        parser = Parser()
+        add_agent_arguments(parser)
+        args = parser.parse_args(["old", "--trust_remote_code"])
+        fill_from_run(args)
+        assert args.environment_factory == ["a=guess.py:GuessTheNumber"] and args.dataset_name == "tasks.jsonl"
+        note_origin("new", ["a=guess.py:GuessTheNumber", "m:Name"], {}, "org/dataset", tools=["sub/tools.py:f"])
+        noted = json.loads((folder / "new" / "_nlac_run.json").read_text())
+        assert noted["environment_factory"] == ["a=../guess.py:GuessTheNumber", "m:Name"]
+        assert noted["tools"] == ["../sub/tools.py:f"] and noted["dataset_name"] == "org/dataset"
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -266,7 +327,7 @@ class TestPlay:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            ([], "has no _nlac_run.json, which names its environment: add --environment_factory"),
+            ([], "has no _nlac_run.json that names an environment: add --environment_factory"),
             (
                 ["--environment_factory", "guess.py:GuessTheNumber", "--option", "learning_rate=1"],
                 "`learning_rate` is not an option",

@@ -12,16 +12,22 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import gc
+import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_config, make_roles, play
+from helpers.testing_utils import Countdown, make_config, make_roles, play
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.training.guards import TrainingStopped
 
 
 class Instances:
@@ -120,3 +126,81 @@ class TestInstances:
         )
         finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
         assert finished.stdout == "closed\n"
+
+    def test_factories_have_a_time_limit(self):
+        closed = threading.Event()
+
+        class Slow(Instances):
+            def __init__(self):
+                time.sleep(0.5)
+                super().__init__()
+
+            def close(self):
+                super().close()
+                closed.set()
+
+        with pytest.raises(TimeoutError, match="`environment_factory` took longer than `environment_timeout=0.1`"):
+            EnvironmentPool(Slow, timeout=0.1)
+        assert closed.wait(10)  # what is made too late is closed
+        with pytest.raises(TimeoutError, match=r"`environment_factory\['slow'\]` took longer"):
+            EnvironmentPool({"fast": Instances, "slow": lambda: time.sleep(0.5)}, timeout=0.1)
+        assert EnvironmentPool(Instances, timeout=10).num_left_behind == 0
+        gc.collect()
+
+
+class Wandering(Countdown):
+    """Changes the working directory in every method."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def reset(self, start):
+        os.chdir(self.folder)
+        return super().reset(start)
+
+    def step(self, action):
+        os.chdir("/")
+        return super().step(action)
+
+
+def test_a_run_stays_in_its_folder(tmp_path, monkeypatch):
+    """Also if its name is relative and an environment changes the working directory."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(home)
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config("run", max_steps=2, save_strategy="steps", save_steps=1, audit_samples=1),
+        train_dataset=Dataset.from_dict({"start": [2] * 4}),
+        environment_factory=lambda: Wandering(elsewhere),
+        prompts=COMPACT_PROMPTS,
+    )
+    trainer.train()
+    trainer.save_model()
+    assert not list(elsewhere.iterdir())
+    assert {"checkpoint-1", "checkpoint-2", "model.safetensors"} <= {path.name for path in (home / "run").iterdir()}
+
+
+def test_training_stops_when_too_many_instances_hang(tmp_path, monkeypatch):
+    class Hanging(Countdown):
+        def step(self, action):
+            if self.left == 1:
+                release.wait(60)
+            return super().step(action)
+
+    monkeypatch.setattr("trl_nlac.nlac_trainer.MAX_LEFT_BEHIND", 2)
+    release = threading.Event()
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(tmp_path, environment_timeout=1),
+        train_dataset=Dataset.from_dict({"start": [2] * 4}),
+        environment_factory=Hanging,
+        prompts=COMPACT_PROMPTS,
+    )
+    try:
+        with pytest.raises(TrainingStopped, match="4 environments .* still hang"):
+            trainer.train()
+    finally:
+        release.set()
+    assert (tmp_path / "checkpoint-0").exists()

@@ -335,7 +335,7 @@ def test_environments_may_own_their_data(tmp_path, kind):
     trainer.train()
     assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
     with pytest.raises(ValueError, match="`train_dataset`"):
-        NLACTrainer(args=make_config(tmp_path, max_steps=-1), **arguments).train()
+        NLACTrainer(args=make_config(tmp_path / "other", max_steps=-1), **arguments).train()
 
 
 def test_tools_choose_the_format_of_actions(tmp_path):

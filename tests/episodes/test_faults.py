@@ -15,13 +15,21 @@
 import asyncio
 import random
 import threading
+import time
 from collections import Counter
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
 
+import numpy as np
 import pytest
+import torch
 from helpers.testing_utils import make_roles, play
 
-from trl_nlac.environments import EnvironmentFailure, StepResult
+from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.evaluation.metrics import episode_metrics
 from trl_nlac.replay.buffer import PrioritizedReplay
 from trl_nlac.types import FAILURE_KINDS
@@ -130,6 +138,227 @@ class TestFaults:
             assert episode.failure.startswith("reward: ")
             assert episode.truncated and not episode.terminated and len(episode.turns) == 1
 
+    def test_a_coroutine_that_blocks_its_event_loop_fails_alone(self):
+        class Blocking:
+            def reset(self, seconds):
+                self.seconds = seconds
+                return "win"
+
+            async def step(self, action):
+                await asyncio.sleep(0.01)
+                time.sleep(self.seconds)
+                return StepResult("win", 1.0, terminated=True)
+
+        pool = EnvironmentPool({"blocks": Blocking, "fine": Blocking}, timeout=1.5)
+        tasks = [{"environment": "blocks", "seconds": 3}] + [{"environment": "fine", "seconds": 0}] * 7
+        try:
+            for _ in range(2):
+                blocked, *others = play_episodes(pool, tasks, make_roles("take red", max_turns=2))
+                assert blocked.failure.startswith("timeout: ") and not blocked.turns
+                assert [(episode.failure, episode.score) for episode in others] == [(None, 1)] * 7
+            assert pool.num_left_behind  # the loop that is still blocked
+            deadline = time.monotonic() + 20
+            while pool.num_left_behind and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not pool.num_left_behind
+        finally:
+            pool.close()
+
+    def test_coroutines_that_hang_do_not_pile_up(self):
+        class Hangs:
+            def reset(self, hangs):
+                self.hangs = hangs
+                return "win"
+
+            async def step(self, action):
+                await asyncio.sleep(60 if self.hangs else 0)
+                return StepResult("win", 1.0, terminated=True)
+
+        play([{"hangs": False}], Hangs)
+        before = threading.active_count()
+        pool = EnvironmentPool(Hangs, timeout=0.2)
+        episodes = play_episodes(pool, [{"hangs": True}] * 20, make_roles("take red", max_turns=2))
+        assert all(episode.failure.startswith("timeout: ") for episode in episodes)
+        deadline = time.monotonic() + 20
+        while pool.num_left_behind and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pool.close()
+        assert pool.num_left_behind == 0 and threading.active_count() <= before
+
+    @pytest.mark.parametrize("method", ["reset", "step", "final_reward", "close"])
+    @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+    def test_no_exception_ends_the_run(self, method, is_async):
+        class Unprintable(BaseException):
+            def __str__(self):
+                raise SystemExit("no")
+
+            __repr__ = __str__
+
+        class Raises(TextEnvironment):
+            def reset(self, error):
+                self.error = error
+                return self._call("reset", "win")
+
+            def step(self, action):
+                return self._call("step", StepResult("win", 1.0, terminated=True))
+
+            def final_reward(self):
+                return self._call("final_reward", 0.0)
+
+            def close(self):
+                return self._call("close", None)
+
+            def _call(self, name, result):
+                async def answer():
+                    if name == method and self.error is not None:
+                        raise self.error
+                    return result
+
+                if is_async:
+                    return answer()
+                if name == method and self.error is not None:
+                    raise self.error
+                return result
+
+        errors = [Unprintable(), SystemExit(1), KeyboardInterrupt(), GeneratorExit(), StopIteration(), None]
+        *failed, fine = play([{"error": error} for error in errors], Raises, timeout=20)
+        assert fine.failure is None and fine.score == 1
+        for episode in failed:
+            if method == "close":
+                assert episode.failure is None and episode.score == 1
+            else:
+                assert episode.failure.startswith(method.removeprefix("final_")) and not episode.turns
+        if method != "close":
+            assert failed[0].failure.endswith("Unprintable: its message cannot be printed: SystemExit")
+
+    def test_messages_of_errors_are_bounded(self):
+        class Verbose:
+            def reset(self):
+                raise ValueError("x" * 10**6)
+
+            def step(self, action):
+                pass
+
+        pool = EnvironmentPool(Verbose)
+        (episode,) = play_episodes(pool, [{}], make_roles("take red"))
+        pool.close()
+        assert len(episode.failure) < 3000 and len(pool.last_failure) < 30_000
+
+    @pytest.mark.parametrize(
+        "result, kind",
+        [
+            (StepResult("fine", reward="1.0", terminated=True), "reward"),
+            (StepResult("fine", reward=b"1", terminated=True), "reward"),
+            (StepResult("fine", reward=1e300, terminated=True), "reward"),
+            (StepResult("fine", reward=10**400, terminated=True), "reward"),
+            (StepResult("fine", reward=1j, terminated=True), "reward"),
+            (StepResult("fine", reward=[1.0], terminated=True), "reward"),
+            (StepResult("fine", reward=np.ones(3), terminated=True), "reward"),
+            (StepResult("fine", reward=1.0, terminated="False"), "observation"),
+            (StepResult(None, reward=1.0, terminated=True), "observation"),
+        ],
+        ids=repr,
+    )
+    def test_rewards_are_never_invented(self, result, kind):
+        class Odd:
+            def reset(self):
+                return "win"
+
+            def step(self, action):
+                return result
+
+        (episode,) = play([{}], Odd)
+        assert episode.failure.startswith(f"{kind}: ") and not episode.turns and not episode.terminated
+
+    @pytest.mark.parametrize("reward", [True, np.float32(1), torch.tensor(1.0), Decimal(1), Fraction(1)], ids=repr)
+    def test_rewards_of_other_types_are_numbers(self, reward):
+        class Odd:
+            def reset(self):
+                return "win"
+
+            def step(self, action):
+                return StepResult("won", reward, terminated=np.bool_(True))
+
+        (episode,) = play([{}], Odd)
+        assert episode.terminated is True and type(episode.score) is float and episode.score == 1
+
+    def test_text_of_other_types_is_text(self):
+        class Text(str):
+            def __str__(self):
+                raise RuntimeError("no")
+
+            __repr__ = __format__ = encode = __str__
+
+        class Odd:
+            def reset(self):
+                return [{"role": "system", "content": Text("take")}, {"role": "user", "content": Text("win")}]
+
+            def step(self, action):
+                return StepResult(Text("won"), 1.0, terminated=action == "take blue")
+
+        (episode,) = play([{}], Odd, make_roles(["take red", "take blue"], max_turns=3))
+        assert episode.failure is None and episode.score == 2
+        texts = [message["content"] for message in episode.opening] + [turn.next_observation for turn in episode.turns]
+        assert texts == ["take", "win", "won", "won"] and {type(text) for text in texts} == {str}
+
+    def test_environments_get_and_give_copies(self):
+        class Appending:
+            def reset(self, rooms):
+                rooms.append("attic")
+                self.messages = [{"role": "user", "content": "win"}]
+                return self.messages
+
+            def step(self, action):
+                self.messages[0]["content"] = "lost"
+                self.messages.append({"role": "user", "content": action})
+                return StepResult("won", 1.0, terminated=True)
+
+        def greedy(prompts, completions, rooms, **kwargs):
+            for texts in (*prompts, *completions, *rooms):
+                texts.clear()
+            return [0.0] * len(prompts)
+
+        task = {"rooms": ["hall"]}
+        for episode in play([task, task], Appending, rewards=EpisodeRewards([greedy])):
+            assert episode.opening == ({"role": "user", "content": "win"},) and episode.task == {"rooms": ["hall"]}
+
+    def test_seeds_of_environments_do_not_repeat_the_model_s(self):
+        class Seeding:
+            def reset(self):
+                torch.manual_seed(0)
+                return "win"
+
+            def step(self, action):
+                torch.manual_seed(0)
+                return StepResult("win", 1.0, terminated=True)
+
+        class Drawing(Seeding):
+            def reset(self):
+                drawn.append(float(torch.rand(())))
+                return "win"
+
+            step = Faulty.step
+
+        def seeds(environment):
+            given = []
+
+            def act(prompts, numbers):
+                given.extend(numbers)
+                return roles.act(prompts, numbers)
+
+            torch.manual_seed(7)
+            roles = make_roles("take red", max_turns=2)
+            pool = EnvironmentPool(environment)
+            for _ in range(3):
+                play_episodes(pool, [{}], roles, act)
+            pool.close()
+            return given
+
+        drawn = []
+        assert len(set(seeds(Seeding))) == 3
+        assert set(seeds(Seeding)) <= set(seeds(Drawing))
+        assert len(set(drawn)) == 3  # what environments draw is new every time, too
+
     def test_half_characters(self):
         """They are not valid text, in observations and in errors."""
 
@@ -190,14 +419,41 @@ class TestFaults:
         assert episode.failure == "step: EnvironmentFailure: the server is down"
         assert len(episode.turns) == 2 and episode.score == 0
 
-    def test_reward_functions_that_fail(self):
+    @pytest.mark.parametrize("error", [ConnectionError, SystemExit, KeyboardInterrupt])
+    def test_reward_functions_that_fail(self, error):
         def judge(completions, **kwargs):
-            raise ConnectionError("no judge")
+            raise error("no judge")
 
         episodes = play([{}, {}], Faulty, rewards=EpisodeRewards([judge]))
         for episode in episodes:
             assert "the reward function `judge` failed: no judge" in episode.failure
             assert episode.truncated and len(episode.turns) == 3 and episode.score == 0
+
+    def test_reward_functions_have_a_time_limit(self):
+        release = threading.Event()
+
+        async def judge(completions, **kwargs):
+            await asyncio.sleep(60)
+
+        def wait(completions, **kwargs):
+            release.wait(20)
+
+        for function in (judge, wait):
+            for episode in play([{}, {}], Faulty, timeout=0.5, rewards=EpisodeRewards([function])):
+                assert episode.failure.startswith("timeout: TimeoutError: the scoring by reward functions took longer")
+                assert episode.truncated and len(episode.turns) == 3 and episode.score == 0
+        release.set()
+
+    @pytest.mark.parametrize("returned", [None, 1.0, "11", [float("inf"), 0], ["1", 0], [1e308, 1e308], [[], 0]])
+    def test_reward_functions_that_return_no_rewards(self, returned):
+        class Judge:
+            def __call__(self, completions, **kwargs):
+                return returned
+
+        for judge in (Judge(), partial(Judge())):
+            for episode in play([{}, {}], Faulty, rewards=EpisodeRewards([judge])):
+                assert episode.failure.startswith("reward: EnvironmentFailure: the reward function `Judge` failed: ")
+                assert episode.score == 0
 
     def test_metrics_count_each_kind(self):
         tasks = [{"fault": "exception", "at": 0}, {"fault": "malformed", "at": 1}, {}, {}]

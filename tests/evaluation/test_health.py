@@ -20,7 +20,7 @@ import pytest
 from accelerate import PartialState
 from helpers.testing_utils import make_episode
 
-from trl_nlac.evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor, backup_fidelity, refine_compliance
+from trl_nlac.evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor, backup_fidelity, health_metrics
 from trl_nlac.types import Answer, Critique, Refinement, Transition
 
 
@@ -40,8 +40,8 @@ class TestHealth:
         ("optimal", "refined", "compliance"), [(True, "a", 1), (True, "b", 0), (False, "a", 0), (False, "b", 1)]
     )
     def test_refine_compliance(self, optimal, refined, compliance):
-        answers = [Answer(None, (), text, text) for text in ("a", refined)]
-        assert refine_compliance(Refinement("a", "a", Critique("", optimal), answers[1])) == compliance
+        refinement = Refinement("a", "a", Critique("", optimal), Answer(None, (), refined, refined))
+        assert health_metrics([], [], [refinement])["health/refine_compliance"] == compliance
 
     def test_warns_once_by_name(self, caplog):
         monitor = HealthMonitor(warning_ratio=0.7)

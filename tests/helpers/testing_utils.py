@@ -40,10 +40,11 @@ from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.base import Completion, Sampling
+from trl_nlac.method.batches import MicroBatch
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
 from trl_nlac.replay.files import read_episodes
-from trl_nlac.types import LOSSES, Episode, Turn
+from trl_nlac.types import Episode, Turn
 
 
 CHAT_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -82,7 +83,7 @@ class RecordingTrainer(NLACTrainer):
     """Keeps the micro-batches of which it computes the loss."""
 
     def __init__(self, *args, **kwargs):
-        self.micro_batches: list[dict[str, torch.Tensor]] = []
+        self.micro_batches: list[MicroBatch] = []
         super().__init__(*args, **kwargs)
 
     def compute_loss(self, model, inputs, *args, **kwargs):
@@ -91,7 +92,7 @@ class RecordingTrainer(NLACTrainer):
 
     def losses(self) -> list[list[str]]:
         """Return the losses of the examples of each micro-batch, by name."""
-        return [[LOSSES[i] for i in inputs["loss_ids"]] for inputs in self.micro_batches]
+        return [[example.loss for example in batch.examples] for batch in self.micro_batches]
 
 
 def make_trainer(

@@ -15,50 +15,56 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from trl_nlac.method import losses as losses_module
 from trl_nlac.method.batches import NLACCollator
-from trl_nlac.method.losses import batch_losses, sequence_kl, sequence_nll
+from trl_nlac.method.losses import batch_losses, row_means, token_divergences, token_logps
 from trl_nlac.types import Prompt, TrainingExample
 
 
-class TestLosses:
-    def test_sequence_nll(self):
-        torch.manual_seed(0)
-        logits, input_ids = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
-        mask = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 1, 0]])
-        nll = sequence_nll(logits, input_ids, mask)
-        logps = logits.log_softmax(-1)
-        first = -np.mean([logps[0, t - 1, input_ids[0, t]].item() for t in (2, 3, 4)])
-        assert nll[0].item() == pytest.approx(first, rel=1e-5)
-        assert nll[1].item() == pytest.approx(-logps[1, 2, input_ids[1, 3]].item(), rel=1e-5)
+class TestTokens:
+    @pytest.fixture(params=[7 * 3, 10**6], autouse=True)
+    def small_chunks(self, request, monkeypatch):
+        """Three tokens at a time, or all at once."""
+        monkeypatch.setattr(losses_module, "_CHUNK", request.param)
 
-    def test_only_completions_are_trained(self):
-        logits = torch.randn(1, 6, 7, requires_grad=True)
-        sequence_nll(logits, torch.randint(7, (1, 6)), torch.tensor([[0, 0, 0, 1, 1, 0]])).sum().backward()
-        assert logits.grad.abs().sum(-1)[0].gt(0).tolist() == [False, False, True, True, False, False]
-
-    def test_sequence_kl(self):
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_log_probabilities(self, dtype):
         torch.manual_seed(0)
-        logits, teacher = torch.randn(2, 6, 7, requires_grad=True), torch.randn(2, 8, 7)
-        mask = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 0, 0, 1, 0, 0]])
-        teacher_mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0, 0]])
-        divergence = sequence_kl(logits, mask, teacher, teacher_mask)
+        logits, labels = torch.randn(8, 7, dtype=dtype, requires_grad=True), torch.randint(7, (8,))
+        logps = token_logps(logits, labels)
+        expected = logits.float().log_softmax(-1)[torch.arange(8), labels]
+        torch.testing.assert_close(logps, expected)
+        assert logps.dtype == torch.float32
+        weights = torch.randn(8)
+        gradients = [torch.autograd.grad((weights * values).sum(), logits)[0] for values in (logps, expected)]
+        torch.testing.assert_close(*gradients)
+
+    def test_divergences(self):
+        torch.manual_seed(0)
+        logits, teacher = torch.randn(8, 7, requires_grad=True), torch.randn(8, 7)
         p, q = teacher.log_softmax(-1), logits.log_softmax(-1)
-        kl = [(p[0, s - 1].exp() * (p[0, s - 1] - q[0, t - 1])).sum().item() for t, s in ((2, 4), (3, 5), (4, 6))]
-        assert divergence[0].item() == pytest.approx(np.mean(kl), rel=1e-5)
-        assert divergence[1].item() == pytest.approx((p[1, 0].exp() * (p[1, 0] - q[1, 2])).sum().item(), rel=1e-5)
+        expected = (p.exp() * (p - q)).sum(-1)
+        divergences = token_divergences(logits, teacher)
+        torch.testing.assert_close(divergences, expected)
+        weights = torch.randn(8)
+        gradients = [
+            torch.autograd.grad((weights * v).sum(), logits, retain_graph=True)[0] for v in (divergences, expected)
+        ]
+        torch.testing.assert_close(*gradients)
         # Of the same contexts it is zero, and so is its gradient; on average its gradient is that of the likelihood.
-        same = sequence_kl(logits, mask, logits.detach(), mask)
-        assert same.abs().max() < 1e-6
-        tokens = torch.multinomial(teacher[0, 4].softmax(-1), 200_000, replacement=True)
-        likelihood = -(logits[0, 2].log_softmax(-1)[tokens]).mean()
-        exact = (p[0, 4].exp() * (p[0, 4] - logits[0, 2].log_softmax(-1))).sum()
-        gradients = [torch.autograd.grad(loss, logits)[0][0, 2] for loss in (likelihood, exact)]
+        assert token_divergences(logits, logits.detach()).abs().max() < 1e-6
+        tokens = torch.multinomial(teacher[0].softmax(-1), 200_000, replacement=True)
+        likelihood = -q[0, tokens].mean()
+        gradients = [torch.autograd.grad(loss, logits)[0][0] for loss in (likelihood, divergences[0])]
         torch.testing.assert_close(*gradients, atol=5e-3, rtol=0)
+
+    def test_means_over_the_tokens_of_an_example(self):
+        means = row_means(torch.tensor([1.0, 2.0, 3.0, 5.0]), torch.tensor([0, 0, 2, 2]), 3)
+        assert means.tolist() == [1.5, 0.0, 4.0]
 
 
 class Bigram(nn.Module):
@@ -69,11 +75,28 @@ class Bigram(nn.Module):
         torch.manual_seed(0)
         self.table = nn.Parameter(torch.randn(9, 9, 9))
 
-    def forward(self, input_ids, attention_mask, use_cache):
-        return SimpleNamespace(logits=self.table[input_ids[:, :1], input_ids])
+    def forward(self, input_ids, attention_mask, logits_to_keep, use_cache):
+        return SimpleNamespace(logits=self.table[input_ids[:, :1], input_ids][:, logits_to_keep])
 
 
 class TestBatchLosses:
+    def test_only_completions_are_trained(self):
+        """The mean over the completion's own tokens, wherever it stands among the padding."""
+        model = Bigram()
+        examples = [
+            TrainingExample("rehearsal", Prompt.of([1, 5]), (3, 4)),
+            TrainingExample("policy", Prompt.of([2]), (6,)),
+            TrainingExample("critic", Prompt.of([1, 7, 7, 7]), (8, 8, 2)),
+        ]
+        losses, divergences = batch_losses(model, NLACCollator(0)(examples))
+        q = model.table.log_softmax(-1)
+        third = -(q[1, 7, 8] + q[1, 8, 8] + q[1, 8, 2]) / 3
+        torch.testing.assert_close(losses, torch.stack([-(q[1, 5, 3] + q[1, 3, 4]) / 2, -q[2, 2, 6], third]))
+        assert not divergences.any()
+        losses.sum().backward()
+        trained = model.table.grad.abs().sum(-1).nonzero().tolist()
+        assert trained == [[1, 3], [1, 5], [1, 7], [1, 8], [2, 2]]
+
     def test_a_completion_is_distilled_from_where_its_teacher_starts(self):
         """Before that, in a rewritten chain of thought, it is likely tokens alone that are learned."""
         completions = [(3, 4, 5, 6), (7, 8)]

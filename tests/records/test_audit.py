@@ -14,13 +14,15 @@
 
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.records_utils import CONFIG, read
 from helpers.testing_utils import assert_same, make_episode, make_trainer, priorities_of, weights
+from pyarrow.parquet import ParquetFile
 
 from trl_nlac.records.audit import AuditTrail
-from trl_nlac.types import LOSSES, Answer, Critique, Prompt, Sample, Transition
+from trl_nlac.types import Answer, Critique, Prompt, Sample, TrainingExample, Transition
 
 
 class TestAudit:
@@ -65,7 +67,7 @@ class TestAudit:
         for step in (1, 2, 100_000):
             samples = [Sample(Transition(episode, i), 6 + i, 1.0, 0.5) for i in range(2)]
             trail.open(samples, [None, None], [target, target], [None, None], step, 10 * step)
-            trail.add_losses(*losses([6, 6, -1], ["critic", "policy", "rehearsal"], [1.0, 0.0, 1.0]))
+            trail.add_losses(*losses([6, 6, None], ["critic", "policy", "rehearsal"], [1.0, 0.0, 1.0]))
             trail.close()
             trail.write(step)
             other.touch()
@@ -76,12 +78,42 @@ class TestAudit:
         assert rows[0]["critic_loss"] == 0.0 and pd.isna(rows[0]["policy_loss"])  # whose weight was zero
         assert pd.isna(rows[1]["critic_loss"]) and pd.isna(rows[0]["critique"])
 
+    def test_a_write_costs_the_same_after_many(self, tmp_path, monkeypatch):
+        """Sizes of files are read once, where a run is resumed."""
+        first = write_one(AuditTrail(tmp_path, process=0, total_limit=50), range(1, 40))
+        assert len(first) == 39
+        reads = []
+        monkeypatch.setattr(pq, "read_metadata", lambda path: reads.append(path) or ParquetFile(path).metadata)
+        (tmp_path / "_audit" / "audit_00003_process0.parquet").write_bytes(b"damaged")
+        names = write_one(AuditTrail(tmp_path, process=0, total_limit=50), range(40, 80))
+        assert len(reads) == 39
+        assert names == [f"audit_{step:05d}_process0.parquet" for step in range(30, 80)]
 
-def losses(transition_ids: list[int], names: list[str], weights: list[float]) -> tuple[dict, torch.Tensor]:
-    """Make a micro-batch whose losses count up from zero."""
-    inputs = {
-        "transition_ids": torch.tensor(transition_ids),
-        "loss_ids": torch.tensor([LOSSES.index(name) for name in names]),
-        "weights": torch.tensor(weights),
-    }
-    return inputs, torch.arange(len(names)).float()
+    def test_the_end_within_an_iteration(self, tmp_path):
+        """Rows of the last iteration are written, too, with the losses that there are."""
+        config = {**CONFIG, "audit_samples": 8, "samples_per_iteration": 8, "max_steps": 3}
+        make_trainer(tmp_path, config).train()
+        rows = read(tmp_path / "_audit" / "audit_00003_process0.parquet")
+        assert len(rows) == 8 and set(rows["step"]) == {2} and 0 < rows["critic_loss"].notna().sum() < 8
+
+
+def write_one(trail: AuditTrail, steps: range) -> list[str]:
+    """Write a row at each of the steps; returns the names of all files."""
+    target = Answer(Prompt.of([1]), (), "Future: seen 1", Critique("seen 1", True))
+    for step in steps:
+        samples = [Sample(Transition(make_episode(num_turns=1), 0), 6, 1.0, 0.5)]
+        trail.open(samples, [None], [target], [None], step, step)
+        trail.close()
+        trail.write(step)
+    return sorted(path.name for path in (trail.output_dir / "_audit").iterdir())
+
+
+def losses(
+    transition_ids: list[int | None], names: list[str], weights: list[float]
+) -> tuple[list[TrainingExample], torch.Tensor]:
+    """Make the examples of a micro-batch whose losses count up from zero."""
+    examples = [
+        TrainingExample(name, Prompt.of([1]), (2,), weight, transition_id)
+        for transition_id, name, weight in zip(transition_ids, names, weights, strict=True)
+    ]
+    return examples, torch.arange(len(names)).float()

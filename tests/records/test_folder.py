@@ -42,13 +42,14 @@ class TestSetAside:
         lines = (tmp_path / "training_log.jsonl").read_text().splitlines()
         resumed = make_trainer(tmp_path, config)
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-        aside = {path.name for path in (tmp_path / "_superseded").rglob("*.parquet")}
+        aside = {path.name for path in (tmp_path / "_superseded" / "1").glob("*[!0-9]/*.parquet")}
+        assert (tmp_path / "_superseded" / "1" / "checkpoint-6" / "trainer_state.json").exists()
         assert aside == {"completions_00006.parquet", "audit_00006_process0.parquet"}
         for path in before:
             pd.testing.assert_frame_equal(read(path), pd.read_parquet(path))
         again = (tmp_path / "training_log.jsonl").read_text().splitlines()
         assert again[:2] == lines[:2] and len(again) == len(lines)
-        assert (tmp_path / "_superseded" / "training_log.jsonl").read_text().splitlines() == lines[2:]
+        assert (tmp_path / "_superseded" / "1" / "training_log.jsonl").read_text().splitlines() == lines[2:]
 
     def test_half_a_line_and_other_files(self, tmp_path, caplog):
         log = tmp_path / "training_log.jsonl"
@@ -56,8 +57,8 @@ class TestSetAside:
         (tmp_path / "completions").mkdir()
         (tmp_path / "completions" / "notes.parquet").touch()
         with caplog.at_level(logging.INFO):
-            set_aside(tmp_path, 2)
-            set_aside(tmp_path, 2)
+            set_aside(tmp_path, 2, 2)
+            set_aside(tmp_path, 2, 2)
         assert log.read_text() == '{"step": 1}\n'
-        assert (tmp_path / "_superseded" / "training_log.jsonl").read_text() == '{"step": 3}\n{"ste'
+        assert (tmp_path / "_superseded" / "1" / "training_log.jsonl").read_text() == '{"step": 3}\n{"ste'
         assert (tmp_path / "completions" / "notes.parquet").exists()

@@ -70,7 +70,7 @@ class TestLog:
             "": [{"step": 0, "episode/success_rate": 0.1, "environment/steps": 0}],
             "held_out": [{"step": 2, "critic/brier": 0.2, "environment/steps": 9}],
         }
-        assert log.seconds == 61.5 and log.num_unreadable == 1
+        assert log.seconds == 61.5 and log.unreadable == [6]
 
     def test_resumed_after_its_end(self, tmp_path):
         write_log(tmp_path, [training_row(1), {"step": 1, "train_runtime": 5.0}, training_row(2)])

@@ -43,6 +43,26 @@ class TestPrioritizedReplay:
         counts = np.bincount([sample.transition_id for sample in replay.sample(10_000)])
         assert counts[2] == pytest.approx(10_000 * 7 / 14.5, rel=0.05)
 
+    @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+    def test_transitions_can_be_left_out_of_draws(self, alpha, tmp_path):
+        replay = PrioritizedReplay(capacity=6, priority_exponent=alpha)
+        replay.add([make_episode(num_turns=3)])
+        replay.leave_out([0, 2, -7])
+        replay.save(tmp_path)
+        loaded = PrioritizedReplay(capacity=6, priority_exponent=alpha)
+        loaded.load(tmp_path)
+        for buffer in (replay, loaded):
+            assert buffer.num_left_out == 2 and len(buffer) == 3
+            assert {sample.transition_id for sample in buffer.sample(1000)} == {1}
+            buffer.leave_out([1])  # nothing else is left to draw
+            counts = np.bincount([sample.transition_id for sample in buffer.sample(3000)])
+            assert counts == pytest.approx([1000] * 3, rel=0.15)
+            buffer.add([make_episode(num_turns=1)])
+            assert {sample.transition_id for sample in buffer.sample(1000)} == {3}
+            buffer.leave_out([])
+            buffer.add([make_episode(num_turns=5)])  # those that are left out leave like others
+            assert buffer.num_left_out == 0
+
     def test_oldest_episodes_leave_whole(self):
         replay = PrioritizedReplay(capacity=7)
         for i in range(10):

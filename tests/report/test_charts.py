@@ -85,7 +85,7 @@ class TestCharts:
         metrics = dict.fromkeys([f"{role}/format_rate" for role in roles], 1.0)
         metrics |= {"critic/loss": 1.0, "policy/loss": 1.0, "critic/optimal_rate": 0.5, "backup/optimal_rate": 0.5}
         metrics |= {"refine/changed_rate": 0.5, "health/backup_fidelity": 0.9, "health/refine_compliance": 0.9}
-        log = TrainingLog([training_row(1, **metrics)], {}, seconds=None, num_unreadable=0)
+        log = TrainingLog([training_row(1, **metrics)], {}, seconds=None, unreadable=[])
         formats, healths, verdicts = role_charts(log)
         (losses,) = training_charts(log)
         expected = {"critic": "blue", "backup": "sky", "policy": "orange", "refine": "green"}

@@ -118,6 +118,7 @@ class TestCheckpoint:
         path = checkpoint / "nlac" / "rank_00000" / "state.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "world_size": 2}))
         shutil.copytree(path.parent, checkpoint / "nlac" / "rank_00001")
+        (checkpoint / "nlac_manifest.json").unlink()
         resumed = make_trainer(tmp_path / "resumed", config)
         saved = PrioritizedReplay(100)
         saved.load(path.parent)

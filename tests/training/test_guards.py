@@ -14,6 +14,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration
 
 
 class Poison:
-    """Makes the training model return `value` for rows that are `chosen` by the sum of their token ids."""
+    """Makes the training model return `value` for examples that are `chosen` by the sum of their token ids."""
 
     def __init__(self, trainer: NLACTrainer, chosen: Callable[[int], bool], value: float = torch.nan):
         self.chosen, self.value = chosen, value
@@ -50,9 +51,11 @@ class Poison:
 
     def __call__(self, model, args, kwargs, output):
         if model.training:
-            for i, ids in enumerate(kwargs["input_ids"]):
-                if self.chosen(int(ids.sum())):
-                    output.logits[i] = output.logits[i] * self.value  # and its gradient
+            ids = kwargs["input_ids"][0]
+            for path in kwargs["prefix_tree"].paths:
+                if self.chosen(int(ids[path].sum())):
+                    last = kwargs["logits_to_keep"] == path[-2]  # where its last token comes next
+                    output.logits[0, last] = output.logits[0, last] * self.value  # and its gradient
         return output
 
 
@@ -63,7 +66,7 @@ def test_the_rest_of_the_batch_is_trained_on(tmp_path, caplog, value, loss_type)
     trainer = make_trainer(tmp_path, {**CONFIG, "critic_loss_type": loss_type}, RecordingTrainer)
     trainer.train()
     inputs = trainer.micro_batches[-1]
-    row = int((inputs["loss_ids"] == 0).nonzero()[1, 0])
+    row = int((inputs.loss_ids == 0).nonzero()[1, 0])
 
     def gradient(inputs) -> torch.Tensor:
         trainer.model.zero_grad()
@@ -73,19 +76,19 @@ def test_the_rest_of_the_batch_is_trained_on(tmp_path, caplog, value, loss_type)
         return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
     trainer.model.train()
-    without = {**inputs, "weights": inputs["weights"].clone()}
-    without["weights"][row] = 0
+    without = replace(inputs, weights=inputs.weights.clone())
+    without.weights[row] = 0
     expected = gradient(without)
     assert trainer.loss_guard.num_dropped == 0
     before = trainer.replay.priority_mean
-    poisoned = int(inputs["input_ids"][row].sum())
+    example = inputs.examples[row]
+    poisoned = sum([*example.prompt.ids, *example.completion_ids])
     Poison(trainer, lambda ids: ids == poisoned, value)
     actual = gradient(inputs)
     assert trainer.loss_guard.num_dropped == 1
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
     assert trainer.replay.priority_mean == pytest.approx(before)
-    transition = int(inputs["transition_ids"][row])
-    assert f"The critic loss of transition {transition} is" in caplog.text and transition >= 0
+    assert f"The critic loss of transition {example.transition_id} is" in caplog.text and example.transition_id >= 0
 
 
 def test_too_many_in_a_row_stop_training_with_a_checkpoint(tmp_path):
@@ -227,7 +230,8 @@ class TestForgetting:
         ids=["full", "lora"],
     )
     def test_restore(self, tmp_path, peft_config):
-        config = {"on_forgetting": "restore", **self.SAVING}
+        # Rounding can move the fall by a step, so the sums are those of separate sequences.
+        config = {"on_forgetting": "restore", "share_prefixes": False, **self.SAVING}
         trainer = self.make(tmp_path, peft_config, **config)
         initial = weights(trainer.model)
         trainer.train()

@@ -13,6 +13,7 @@
 # limitations under the License.
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,11 +39,13 @@ def make_pretrained_adapter() -> PeftModel:
 
 
 def kl_by_hand(initial, model, inputs) -> torch.Tensor:
-    """Estimate the divergence of each of the policy's examples, without padding and masks."""
+    """Estimate the divergence of each of the policy's examples, one by one."""
     values = []
-    for i in (inputs["loss_ids"] == 1).nonzero()[:, 0]:
-        length, number = inputs["attention_mask"][i].sum(), inputs["completion_mask"][i].sum()
-        ids = inputs["input_ids"][i : i + 1, :length]
+    for example in inputs.examples:
+        if example.loss != "policy":
+            continue
+        number = len(example.completion_ids)
+        ids = torch.tensor([[*example.prompt.ids, *example.completion_ids]])
         logps = [
             part(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[-number:, 0]
             for part in (initial, model)
@@ -79,9 +82,9 @@ def test_the_gradient_pulls_to_the_initial_weights(tmp_path):
     """Only the policy's tokens: those of the critic have no divergence."""
     trainer = make_trainer(tmp_path, CONFIG, RecordingTrainer)
     trainer.train()
-    inputs = {name: values.clone() for name, values in trainer.micro_batches[-1].items()}
-    for loss_id, is_pulled in ((0, False), (1, True)):
-        inputs["loss_ids"].fill_(loss_id)
+    examples = trainer.micro_batches[-1].examples
+    for loss, is_pulled in (("critic", False), ("policy", True)):
+        inputs = trainer._collate([replace(example, loss=loss) for example in examples])
         gradients = []
         for beta in (0.0, 0.1):
             trainer.args.beta = beta

@@ -68,14 +68,14 @@ class TestOwnAnswers:
         rehearsal = make_rehearsal()
         rehearsal.fill([("policy", Prompt.of([1]), (i,)) for i in range(6)] + [("critique", Prompt.of([2]), (9,))])
         assert rehearsal.roles == ["policy"] * 6 + ["critique"] * 6
-        assert "no readable answer as backup, refine" in caplog.text
+        assert "no sound answer as backup, refine" in caplog.text
 
-    def test_without_a_readable_answer_nothing_is_drawn(self, caplog):
+    def test_without_a_sound_answer_nothing_is_drawn(self, caplog):
         rehearsal = make_rehearsal()
         rehearsal.fill([])
         assert rehearsal.draw(4) == []
         assert rehearsal.is_due  # it is tried again
-        assert "no readable answer as policy, critique, backup, refine" in caplog.text
+        assert "no sound answer as policy, critique, backup, refine" in caplog.text
 
 
 class TestOptions:

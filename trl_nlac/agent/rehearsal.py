@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""A rehearsal dataset that a model writes: its readable answers in every role."""
+"""A rehearsal dataset that a model writes: its sound answers in every role."""
 
 import random
 from dataclasses import replace
@@ -24,10 +24,11 @@ from ..chat.encoder import ChatEncoder
 from ..environments.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards
 from ..episodes.rollout import play_episodes
-from ..method.rehearsal import readable_answers
+from ..method.rehearsal import sound_answers
 from ..method.roles import Roles
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
+from ..terminal import printable
 from ..types import Transition
 from .transcripts import ChatModel, TranscriptGenerator, read_transcript, transcript_tokenizer
 
@@ -93,7 +94,8 @@ def play_transitions(
         drawn = rng.sample(tasks, min(len(tasks), number - len(transitions)))
         episodes = play_episodes(pool, drawn, roles, rewards=rewards)
         if not any(episode.turns for episode in episodes):
-            raise RuntimeError(f"No episode had a single turn. The first ended with: {episodes[0].failure}.")
+            failure = printable(str(episodes[0].failure))
+            raise RuntimeError(f"No episode had a single turn. The first ended with: {failure}.")
         transitions += [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
     return rng.sample(transitions, number)
 
@@ -113,10 +115,10 @@ def write_rehearsal(
             As in training, which decide which questions are asked.
 
     Returns:
-        [`~datasets.Dataset`]: the answers that can be read: `role`, and the conversational columns `prompt` and
-        `completion`.
+        [`~datasets.Dataset`]: the sound answers ([`~method.rehearsal.sound_answers`]): `role`, and the conversational
+        columns `prompt` and `completion`.
     """
-    answers = readable_answers(roles, transitions, bootstrap, num_refinements)
+    answers = sound_answers(roles, transitions, bootstrap, num_refinements)
     tokenizer = roles.chat.tokenizer
     return Dataset.from_list(
         [

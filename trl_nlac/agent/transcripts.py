@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..chat.encoder import ChatEncoder
+from ..chat.plain_text import PlainText
 from ..generation.base import Completion, Generator, Sampling
 from ..types import Message
 
@@ -113,6 +114,7 @@ class TranscriptGenerator:
     def __init__(self, model: ChatModel, tokenizer: PreTrainedTokenizerBase):
         self.model = model
         self.tokenizer = tokenizer
+        self._text = PlainText(tokenizer)
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
@@ -127,7 +129,7 @@ class TranscriptGenerator:
         conversations = [read_transcript(self.tokenizer, prompt) for prompt in prompts]
         completions = []
         for text, finished in self.model.answer(conversations, sampling, seeds):
-            token_ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            token_ids = self._text.encode(text)
             completions.append(
                 Completion([*token_ids, *([self.tokenizer.eos_token_id] if finished else [])], finished)
             )

@@ -22,7 +22,7 @@ from typing import Any
 from ..types import Answer, Message, Prompt
 from .call_reader import read_calls, without_observation
 from .encoder import ChatEncoder
-from .tool_calls import call_message, format_tool_calls, parse_results, parse_tool_calls
+from .tool_calls import call_message, format_results, format_tool_calls, parse_results, parse_tool_calls
 
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,11 @@ def choose_format(name: str | None, chat: ChatEncoder, tools: list[dict[str, Any
             Encodes messages.
         tools (`list[dict[str, Any]]`):
             JSON schemas of the tools that actions can call.
+
+    Raises:
+        ValueError: If the name of a tool contains a token of the tokenizer's own.
     """
+    chat.template.check_tools(tools)
     if name is not None:
         return name
     name = "tool_call" if tools and chat.calls_tools else "react"
@@ -197,6 +201,14 @@ class ActionFormat:
         if not tools:
             return self.chat.reply(last_id, observation)
         return self.chat.results(last_id, parse_results(observation, len(tools)), tools)
+
+    def shortened(self, action: str | None, observation: str, max_tokens: int) -> str:
+        """Cut the environment's answer to `action` to `max_tokens` tokens: the result of each tool to its share."""
+        results = parse_results(observation, max(1, len(self._tools(action))))
+        shortened = [self.chat.shortened(result, max_tokens // len(results)) for result in results]
+        if shortened == results:
+            return observation
+        return shortened[0] if results[0] == observation else format_results(shortened)
 
     def remembered(self, token_ids: list[int], action: Any, keeps_reasoning: bool | None = None) -> list[int]:
         """Reduce sampled tokens that were parsed as `action` to the part that stays in the conversation."""

@@ -22,17 +22,21 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..types import Message
+from ..types import SPEAKERS, Message
 from .template import ChatTemplate, Scaffold
 from .tool_calls import format_tool_calls
+
+
+_CHARACTERS_PER_TOKEN = 16  # more than in any text that is worth its tokens
 
 
 class ChatEncoder:
     """
     Encode conversations with a tokenizer's chat template, and decode answers.
 
-    The tokens of the template come from a [`~chat.template.ChatTemplate`]. Messages between them are encoded as plain
-    text: text of an observation never becomes a special token.
+    The tokens of the template come from a [`~chat.template.ChatTemplate`]. All text of messages and tools between them
+    goes through [`~chat.plain_text.PlainText`]: none of it becomes a token that only the template and the model may
+    write.
 
     A conversation ends with the opening of an assistant's turn. Tokens that the template adds only before an answer
     (`<think>`, for example) are the `prefill`: they precede the sampled tokens, but do not stay in the conversation.
@@ -86,7 +90,14 @@ class ChatEncoder:
                 template reads, which is shown where the template keeps it; a tool's message has its `name`.
             tools (`list[dict[str, Any]]`, *optional*):
                 JSON schemas of the tools that the template shows.
+
+        Raises:
+            ValueError: If a message has another role, the name of a tool contains a token of the tokenizer's own, or
+                the template cannot show the conversation.
         """
+        unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
+        if unknown:
+            raise ValueError(f"The role {unknown[0]!r} of a message is none of {', '.join(SPEAKERS)}.")
         length = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
         opening = self.template.fit(messages[:length])
         roles = tuple(message["role"] for message in opening)
@@ -132,7 +143,6 @@ class ChatEncoder:
         """
         message = _from_assistant(message)
         if message.get("tool_calls"):
-            self._check_arguments(message)
             return self._encode_turn(message, self.template.call_end_id)
         if self._has_kept_reasoning(message):
             return self._encode_turn(message, self.end_of_turn_id)
@@ -190,6 +200,28 @@ class ChatEncoder:
         if kept and kept[-1] == template.stop_id and not tools:
             kept[-1] = self.end_of_turn_id
         return kept
+
+    # Limits
+
+    def shortened(self, text: str, max_tokens: int) -> str:
+        """
+        Cut a text of more than `max_tokens` tokens in the middle: its beginning and its end stay, and a mark says how
+        many characters are left out. A text of more than 16 characters for each token is cut without being encoded.
+        """
+        most = _CHARACTERS_PER_TOKEN * max_tokens
+        if len(text) <= most and len(self._encode(text)) <= max_tokens:
+            return text
+        lengths = range(min(len(text), most) // 2)
+        longest = bisect_right(
+            lengths, max_tokens, key=lambda length: len(self._encode(_without_middle(text, length)))
+        )
+        return _without_middle(text, max(0, longest - 1))
+
+    def answer_starts(self, token_ids: list[int]) -> list[int]:
+        """Find where assistant's turns begin in a conversation: after each opening of one."""
+        opening = self.template.opening_ids
+        ends = range(len(opening), len(token_ids) + 1)
+        return [end for end in ends if token_ids[end - len(opening) : end] == opening]
 
     # Answers
 
@@ -319,14 +351,6 @@ class ChatEncoder:
             low, high = (low, middle) if text in self.tokenizer.decode(token_ids[:middle]) else (middle + 1, high)
         return low
 
-    def _check_arguments(self, message: Message) -> None:
-        for call in message["tool_calls"]:
-            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            if any(token in arguments for token in self.tokenizer.all_special_tokens):
-                raise ValueError(
-                    f"The arguments of a tool call contain a special token of the chat template: {arguments}."
-                )
-
     def _encode_turn(self, message: Message, end_id: int) -> list[int]:
         """Encode a turn as the template shows it, up to the token that ends it."""
         token_ids = self._join(*self.template.turn_scaffold(message))
@@ -364,8 +388,13 @@ class ChatEncoder:
 
     def _encode(self, content: str, space: str = "") -> list[int]:
         """Encode a message, with the white space of the template that follows it."""
-        text = content.strip() + space
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return self.template.plain_text.encode(content.strip() + space)
+
+
+def _without_middle(text: str, length: int) -> str:
+    """Leave out what stands between the first and the last `length` characters of a text."""
+    end = len(text) - length
+    return f"{text[:length]} [... {end - length:,} characters left out ...] {text[end:]}"
 
 
 def _from_assistant(message: str | Message) -> Message:

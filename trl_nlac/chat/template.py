@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
 from ..types import Message
+from .plain_text import PlainText
 from .tool_calls import call_message
 
 
@@ -101,6 +102,8 @@ class ChatTemplate:
             Additional arguments of the chat template.
 
     Attributes:
+        plain_text ([`~chat.plain_text.PlainText`]):
+            Encodes what others wrote.
         opening_ids (`list[int]`):
             Tokens that open every assistant's turn.
         opening ([`Piece`]):
@@ -153,8 +156,9 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self.kwargs = kwargs
-        self.scaffold = lru_cache(maxsize=None)(self._cut_scaffold)
-        self.tool_scaffold = lru_cache(maxsize=None)(self._cut_tool_scaffold)
+        self.plain_text = PlainText(tokenizer)
+        self.scaffold = lru_cache(maxsize=1024)(self._cut_scaffold)
+        self.tool_scaffold = lru_cache(maxsize=1024)(self._cut_tool_scaffold)
         added = tokenizer.added_tokens_decoder.items()
         self._tag_ids = {*tokenizer.all_special_ids, *(i for i, token in added if token.content.strip())}
         try:
@@ -192,8 +196,8 @@ class ChatTemplate:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Encode text of the template itself, with its special tokens."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Encode text of the template itself, with its tags."""
+        return self.plain_text.encode_rendered(text)
 
     def fit(self, messages: list[Message]) -> list[Message]:
         """Fit messages to the template: without a system role its content goes to the user, equal neighbours join."""
@@ -209,6 +213,21 @@ class ChatTemplate:
             else:
                 fitted.append(message)
         return fitted
+
+    def check_tools(self, tools: Iterable[dict[str, Any]]) -> None:
+        """
+        Check the names of tools.
+
+        Raises:
+            ValueError: If one contains a token of the tokenizer's own.
+        """
+        names = [tool.get("function", tool).get("name") for tool in tools]
+        wrong = [name for name in names if isinstance(name, str) and self.plain_text.has_tag(name)]
+        if wrong:
+            raise ValueError(
+                f"The name of the tool {wrong[0]!r} contains a token of the tokenizer (`processing_class`), so no "
+                "model can call it. Rename the tool."
+            )
 
     def piece(self, text: str) -> Piece:
         """Encode text of the template that stands after a message."""
@@ -246,11 +265,16 @@ class ChatTemplate:
             )
         texts = ["content"] if self.reasoning_tags is None else [self.reasoning_field, "content"]
         fields = [name for name in texts if message.get(name)]
-        shown_message = {name: message[name] for name in ("role", "content", "tool_calls") if name in message}
-        marked = self._thoughtful(shown_message | {name: _mark(1 + i) for i, name in enumerate(fields)})
-        replies = [{"role": "tool", "name": name, "content": _mark(3)} for name in names] or [_user(3)]
+        marked = {"role": "assistant", "content": message["content"]}
+        marked = self._thoughtful(marked | {name: _mark(1 + i) for i, name in enumerate(fields)})
+
+        def show(calls: list[dict[str, Any]]) -> str:
+            replies = [_result(call["function"]["name"], 3) for call in calls]
+            shown = marked | {"tool_calls": calls} if calls else marked
+            return self.render([_user(0), shown, *(replies or [_user(3)])])
+
         try:
-            text = self.render([_user(0), marked, *replies])
+            text = self.plain_text.render(show, message.get("tool_calls") or [])
         except TemplateError as error:
             if len(fields) > 1:  # the template shows one of them
                 return self.turn_scaffold({**message, self.reasoning_field: ""})
@@ -264,8 +288,10 @@ class ChatTemplate:
     def _cut_scaffold(self, roles: tuple[str, ...], tools: str | None) -> Scaffold:
         """Encode the text before, between and after messages of these roles."""
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
+        schemas = json.loads(tools) if tools else None
+        self.check_tools(schemas or [])
         try:
-            text = self.render(messages, tools=json.loads(tools) if tools else None)
+            text = self.plain_text.render(lambda shown: self.render(messages, tools=shown), schemas)
         except TemplateError as error:
             raise ValueError(f"The chat template cannot render the roles {list(roles)}: {error}") from error
         before, *pieces = _cut(text, range(len(roles)))
@@ -280,10 +306,14 @@ class ChatTemplate:
 
     def _cut_tool_scaffold(self, tools: tuple[str, ...]) -> ToolScaffold:
         number = len(tools)
-        results = [{"role": "tool", "name": tool, "content": _mark(1 + number + i)} for i, tool in enumerate(tools)]
-        called = [_user(0), _calls(*tools), *results]
+
+        def show(names: list[str], *answer: Message) -> str:
+            results = [_result(name, 1 + number + i) for i, name in enumerate(names)]
+            return self.render([_user(0), _calls(*names), *results, *answer])
+
         try:
-            text, answered = self.render(called), self.render([*called, _assistant(1 + 2 * number)])
+            text = self.plain_text.render(show, tools)
+            answered = self.plain_text.render(lambda names: show(names, _assistant(1 + 2 * number)), tools)
         except TemplateError as error:
             raise ValueError(f"The chat template cannot show calls of {', '.join(tools)}: {error}.") from error
         before, *texts = _cut(text, range(1 + 2 * number))[1 + number :]
@@ -299,7 +329,7 @@ class ChatTemplate:
         return ToolScaffold(
             scaffold=Scaffold(before_ids[before_ids.index(self.call_end_id) + 1 :], [*between, last]),
             as_json=as_json,
-            keeps_reasoning=self._is_reasoning_kept(_calls(tools[0]), {**results[0], "content": _mark(2)}),
+            keeps_reasoning=self._is_reasoning_kept(_calls("NLACTOOL"), _result("NLACTOOL", 2)),
         )
 
     def _shows(self, *messages: Message) -> bool:
@@ -335,7 +365,7 @@ class ChatTemplate:
                 add_response_schema(self.tokenizer)
             except ValueError:
                 return
-        result = {"role": "tool", "name": "NLACTOOL", "content": _mark(2)}
+        result = _result("NLACTOOL", 2)
         to_call, to_result = _cut(self.render([_user(0), _calls("NLACTOOL"), result]), [0, 1, 2])[1:3]
         header, opener = self._split_header(to_call.partition("NLACTOOL")[0])
         self.call_opener = without_space(opener.partition("{")[0]) or without_space(opener)
@@ -406,6 +436,10 @@ def _user(i: int) -> Message:
 
 def _assistant(i: int) -> Message:
     return {"role": "assistant", "content": _mark(i)}
+
+
+def _result(tool: str, i: int) -> Message:
+    return {"role": "tool", "name": tool, "content": _mark(i)}
 
 
 def _calls(*tools: str) -> Message:

@@ -51,7 +51,7 @@ def run(words: list[str]) -> None:
     imports.add_argument(
         "--max_prompt_length",
         type=int,
-        help="maximum number of tokens of a state, to which a longer history is cut (default: the model's option)",
+        help="maximum number of tokens of a prompt, to which a longer history is cut (default: the model's option)",
     )
     imports.add_argument("--output", help="folder of the buffer to write")
     imports.add_argument("--check", action="store_true", help="only count the content")
@@ -116,7 +116,7 @@ def _files(folder: str) -> list[Path]:
 def _load_actions(model: str, **options) -> tuple[ActionFormat, RoleOptions]:
     """Load the format of a model's actions, and its options, with `options` in place of those that were saved."""
     options = RoleOptions.from_pretrained(model, **options)
-    chat = ChatEncoder(AutoTokenizer.from_pretrained(model), options.chat_template_kwargs)
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(model, trust_remote_code=False), options.chat_template_kwargs)
     return ActionFormat(chat, choose_format(options.action_format, chat, tools=[])), options
 
 

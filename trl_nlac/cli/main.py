@@ -16,12 +16,15 @@
 
 import argparse
 import importlib
+import signal
 import sys
 import warnings
 
 import datasets
 import transformers
 
+from ..terminal import printable
+from ..training.stopping import closing_on_sigterm
 from .options import CommandError
 
 
@@ -45,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             Arguments. If `None`, those of the process.
 
     Returns:
-        `int`: 0, or 2 if the arguments are wrong.
+        `int`: 0; 2 if the arguments are wrong; 130 after Ctrl-C. SIGTERM exits with 143.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
@@ -72,8 +75,11 @@ def main(argv: list[str] | None = None) -> int:
         datasets.disable_progress_bars()
     command = importlib.import_module(f".{name}", __package__)
     try:
-        command.run(rest)
+        with closing_on_sigterm():
+            command.run(rest)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except CommandError as error:
-        print(f"trl-nlac {name}: error: {error}", file=sys.stderr)
+        print(f"trl-nlac {name}: error: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0

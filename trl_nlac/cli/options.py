@@ -12,44 +12,32 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What commands share: reading arguments, and errors of one line."""
+"""What commands share: reading arguments, and loading what they name."""
 
 import argparse
 import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from datasets import Dataset, load_dataset
+from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from transformers.utils import cached_file
 
 from ..agent.agent import NLACAgent
 from ..environments.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards, load_rewards
+from .errors import CommandError, one_line_errors
 
 
 ENVIRONMENT_TIMEOUT = 300.0  # s, as in training by default
 FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-
-
-class CommandError(Exception):
-    """An error of the user, printed in one line without a traceback."""
-
-
-@contextmanager
-def one_line_errors(before: str = "") -> Iterator[None]:
-    """Turn errors of bad input into a [`CommandError`], whose message can begin with its subject."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError, yaml.YAMLError) as error:
-        raise CommandError(before + " ".join(str(error).split())) from error
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,12 +73,7 @@ def load_object(name: str) -> Any:
     if not colon:
         raise CommandError(f"{name!r} must be written `module:Name` or `path/to/file.py:Name`.")
     try:
-        if module_name.endswith(".py"):
-            module = _load_file(Path(module_name))
-        else:
-            if "" not in sys.path:
-                sys.path.insert(0, "")
-            module = importlib.import_module(module_name)
+        module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     except (ImportError, OSError) as error:
         raise CommandError(f"{name!r}: {error}") from error
     if attribute not in vars(module):
@@ -101,13 +84,27 @@ def load_object(name: str) -> Any:
     return vars(module)[attribute]
 
 
+def _load_module(name: str) -> Any:
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        _search(Path())
+    return importlib.import_module(name)
+
+
 def _load_file(path: Path) -> Any:
+    """Load a module from a file, which can import others of its folder."""
     name = path.stem
+    _search(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as dataclasses and pickle expect
     spec.loader.exec_module(module)
     return module
+
+
+def _search(folder: Path) -> None:
+    """Find modules in a folder, too."""
+    if (place := str(folder.resolve())) not in sys.path:
+        sys.path.insert(0, place)
 
 
 def load_objects(names: list[str] | None) -> list[Any] | None:
@@ -163,8 +160,24 @@ def check_model(name: str, revision: str | None = None) -> None:
         ValueError, OSError: If there is no such model, in a folder, on the Hub or in its cache.
     """
     files = ("config.json", "adapter_config.json")
-    if not any(cached_file(name, f, revision=revision, _raise_exceptions_for_missing_entries=False) for f in files):
-        raise ValueError("there is no such model, neither as a folder nor on the Hub or in its cache.")
+    try:
+        if any(cached_file(name, f, revision=revision, _raise_exceptions_for_missing_entries=False) for f in files):
+            return
+        if not Path(name).is_dir():
+            cached_file(name, files[0], revision=revision)  # raises, also where the Hub cannot be asked
+    except OSError as error:
+        if isinstance(error.__cause__, HFValidationError):
+            raise ValueError("there is no such folder.") from error
+        if isinstance(error.__cause__, RepositoryNotFoundError):
+            raise ValueError("there is no such folder, and no such model on the Hub that you can read.") from error
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "is there a network?"
+            raise ValueError(
+                f"there is no such folder, and the Hub cannot be asked for a model of this name ({why}). Its cache "
+                "has none."
+            ) from error
+        raise
+    raise ValueError(f"it is no model: it has neither {' nor '.join(files)}.")
 
 
 def read_json(text: str) -> dict[str, Any]:
@@ -192,6 +205,11 @@ def add_agent_arguments(parser: Parser) -> None:
         help='"transformers" (default), "vllm", or the URL of the model\'s server: http://localhost:8000/v1',
     )
     parser.add_argument("--prompts", help="file with prompts in place of those saved with the model")
+    parser.add_argument(
+        "--trust_remote_code",
+        action="store_true",
+        help="run code that comes with the model, and what the run's folder names as environment, tools and rewards",
+    )
     parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
     parser.add_argument(
         "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
@@ -205,7 +223,7 @@ def add_environment_arguments(parser: Parser) -> None:
         "--environment_factory",
         nargs="+",
         metavar="MODULE:CLASS",
-        help="class or function of the environment (default: the run's own)",
+        help="class or function of the environment; the run's own only with --trust_remote_code",
     )
     parser.add_argument("--environment_kwargs", metavar="JSON", help="its keyword arguments, as a JSON object")
     parser.add_argument("--tools", nargs="+", metavar="MODULE:FUNCTION", help="standalone tools")
@@ -226,12 +244,14 @@ def add_environment_arguments(parser: Parser) -> None:
 
 def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
     """Load the agent, the environments and the reward functions of [`add_agent_arguments`]."""
-    with one_line_errors(f"{args.model}: "):
-        check_model(args.model)
     pool, rewards = load_environments(args)
     with one_line_errors(f"{args.model}: "):
         options = read_options(args.option)
-        agent = NLACAgent.from_pretrained(args.model, args.backend, args.prompts, pool.tool_schemas, **options)
+        agent = NLACAgent.from_pretrained(
+            *(args.model, args.backend, args.prompts, pool.tool_schemas),
+            trust_remote_code=args.trust_remote_code,
+            **options,
+        )
     return agent, pool, rewards
 
 

@@ -29,6 +29,7 @@ from ..environments.base import StepResult, TextEnvironment
 from ..environments.pool import NO_TASK
 from ..environments.worker import EnvironmentWorker
 from ..episodes.recorder import Recorder
+from ..terminal import printable
 from ..types import Judgement
 from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows, one_line_errors, read_json
 from .origin import fill_from_run
@@ -73,7 +74,8 @@ def run(words: list[str]) -> None:
             recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
         reward = worker.submit(lambda environment: environment.final_reward()).result()
         if rewards is not None:
-            (scored,) = rewards.score([recorder], [worker.environment.unwrapped])
+            environments = [worker.environment.unwrapped]
+            (scored,) = pool.call(lambda: rewards.score([recorder], environments), "the scoring by reward functions")
             reward += scored.reward
     finally:
         pool.close()
@@ -102,14 +104,14 @@ def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction) -> Ste
 
 
 class Show:
-    """Print an episode. All texts of the model and the environment are plain text."""
+    """Print an episode. All texts of the model and the environment are plain text, without control characters."""
 
     def __init__(self, console: Console, waits: bool):
         self.console = console
         self.waits = waits
 
     def text(self, title: str, content: str, style: str) -> None:
-        self.console.print(Panel(Text(content), title=title, title_align="left", border_style=style))
+        self.console.print(Panel(Text(printable(content)), title=title, title_align="left", border_style=style))
 
     def action(self, number: int, turn: AgentAction) -> None:
         for i, (action, judged) in enumerate(turn.candidates, 1):

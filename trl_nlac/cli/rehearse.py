@@ -45,7 +45,8 @@ from .options import (
 
 DESCRIPTION = """\
 Let a model write the samples of a rehearsal dataset: it plays, or reads logs, and answers in every role. Answers that
-can be read are kept. Train with the same prompts and options: --rehearsal_dataset FILE --rehearsal_ratio 0.25."""
+can be read are kept, except refined actions that ignore their critique. Train with the same prompts and options:
+--rehearsal_dataset FILE --rehearsal_ratio 0.25."""
 
 
 def run(words: list[str]) -> None:

@@ -14,24 +14,26 @@
 
 """The summary at the end of training."""
 
-from pathlib import Path
+import shlex
 
 from rich.console import Console
 from rich.table import Table
 from transformers import Trainer
 
 from ..records.log import first_and_last
-from .origin import ORIGIN
+from .origin import origin_flags
 
 
-def print_summary(trainer: Trainer) -> None:
-    """Print the result of training, where it is saved, and the next commands."""
+def print_summary(trainer: Trainer, resume: str | None = None) -> None:
+    """Print the result of training, where it is saved, and the next commands; `resume` goes on with a stopped run."""
     if not trainer.is_world_process_zero():
         return
     history, output_dir = trainer.state.log_history, trainer.args.output_dir
     evaluations = first_and_last(history)
     trained = [log for log in history if "episode/success_rate" in log]
-    table = Table(title="What was learned", show_header=False)
+    step, max_steps = trainer.state.global_step, trainer.state.max_steps
+    title = f"Stopped at step {step:,} of {max_steps:,}" if step < max_steps else "What was learned"
+    table = Table(title=title, show_header=False)
     for _, name, log in evaluations:
         low, high = log["episode/success_rate_low"], log["episode/success_rate_high"]
         success = f"success {log['episode/success_rate']:.2f} (95 %: {low:.2f} to {high:.2f})"
@@ -46,7 +48,8 @@ def print_summary(trainer: Trainer) -> None:
     table.add_row("saved in", output_dir)
     console = Console()
     console.print(table)
-    commands = [f"  trl-nlac report {output_dir}"]
-    if Path(output_dir, ORIGIN).exists():
-        commands.append(f"  trl-nlac play {output_dir}")
-    console.print("Next:", *commands, sep="\n", highlight=False)
+    commands = [f"  {resume}"] if resume else []
+    commands.append(f"  trl-nlac report {shlex.quote(output_dir)}")
+    if flags := origin_flags(output_dir):
+        commands.append(f"  trl-nlac play {shlex.quote(output_dir)} {flags}")
+    console.print("Next:", *commands, sep="\n", highlight=False, markup=False, soft_wrap=True)

@@ -14,14 +14,19 @@
 
 """`trl-nlac train`: train an agent."""
 
+import shlex
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..nlac_config import NLACConfig
 from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
+from ..records.folder import check_unused
+from ..training.saving import TrainBeginCallback
+from ..types import RunRefused
 from .options import CommandError, check_model, load_environment, load_objects, load_rows, one_line_errors
 from .origin import note_origin
 from .summary import print_summary
@@ -33,17 +38,40 @@ def run(words: list[str]) -> None:
     parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)
     checkpoint = find_checkpoint(args)
+    if checkpoint is None:
+        with one_line_errors():
+            check_unused(args.output_dir)  # again once it is locked, but a model can take minutes to load
     trainer = make_trainer(script_args, model_args, args)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
-    if args.push_to_hub:
-        trainer.push_to_hub()
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except RunRefused as error:
+        raise CommandError(str(error)) from error
+    except (KeyboardInterrupt, SystemExit):
+        if trainer.saved_step == trainer.state.global_step:
+            print_summary(trainer, resume=resume_command(words))
+        raise
+    if not (trainer.had_ended and _is_saved(Path(args.output_dir))):
+        trainer.save_model()
+        if args.push_to_hub:
+            trainer.push_to_hub()
     print_summary(trainer)
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether a folder has weights, none of which are half-written."""
+    paths = list(folder.glob("*.safetensors"))
+    try:
+        for path in paths:
+            with safe_open(path, "pt"):
+                pass
+    except SafetensorError:
+        return False
+    return bool(paths)
 
 
 def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLACConfig) -> NLACTrainer:
     """
-    Make the trainer that the options describe, and write the origin of the run into its folder.
+    Make the trainer that the options describe. When training begins, it writes the origin of the run into its folder.
 
     Raises:
         CommandError: If an option is wrong or missing.
@@ -93,7 +121,7 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
             quantization_config=get_quantization_config(model_args),
         )
     if trainer.is_world_process_zero():
-        _note(script_args, args)
+        trainer.add_callback(TrainBeginCallback(lambda: trainer.had_ended or _note(script_args, args)))
     return trainer
 
 
@@ -117,6 +145,9 @@ def find_checkpoint(args: NLACConfig) -> str | None:
     """
     Find the checkpoint to resume from: `--resume_from_checkpoint last`, or `True`, is the newest of the run, if any.
 
+    Returns:
+        `str` or `None`: its absolute path.
+
     Raises:
         CommandError: If it is a folder that does not exist.
     """
@@ -128,4 +159,15 @@ def find_checkpoint(args: NLACConfig) -> str | None:
             f"--resume_from_checkpoint {checkpoint} is not a folder: name a checkpoint, or `last` for the newest in "
             "--output_dir."
         )
-    return checkpoint
+    return None if checkpoint is None else str(Path(checkpoint).absolute())
+
+
+def resume_command(words: list[str]) -> str:
+    """Return the command that continues the run of `trl-nlac train` with these arguments."""
+    option = "--resume_from_checkpoint"
+    kept = [
+        word
+        for previous, word in zip(["", *words], words, strict=False)
+        if option not in (previous, word) and not word.startswith(f"{option}=")
+    ]
+    return shlex.join(["trl-nlac", "train", *kept, option, "last"])

@@ -28,6 +28,16 @@ class EnvironmentFailure(Exception):
     """
 
 
+def describe_error(error: BaseException, max_length: int | None = 2000) -> str:
+    """Return the message of an error of foreign code: valid text even if it cannot be printed, cut if it is longer."""
+    try:
+        message = str(error)
+        cut = message if max_length is None or len(message) <= max_length else f"{message[:max_length]} [...]"
+        return cut.encode(errors="backslashreplace").decode()
+    except BaseException as reason:
+        return f"its message cannot be printed: {type(reason).__name__}"
+
+
 @dataclass(frozen=True)
 class StepResult:
     """

@@ -14,10 +14,12 @@
 
 """The pool of environment instances."""
 
+import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent import futures
 from functools import partial
 from typing import Any
 
@@ -53,7 +55,7 @@ class EnvironmentPool:
         max_instances (`int`, *optional*):
             Maximum number of instances at the same time. If `None`, one for each episode.
         timeout (`float`, *optional*):
-            Seconds after which a call of an instance counts as hanging. If `None`, never.
+            Seconds after which a call of an instance, its factory included, counts as hanging. If `None`, never.
 
     Attributes:
         example ([`TextEnvironment`], *optional*):
@@ -70,6 +72,7 @@ class EnvironmentPool:
             Traceback of the last failure of an environment.
 
     Raises:
+        TimeoutError: If a factory takes longer than `timeout`.
         TypeError: If a factory is not callable, or does not make an environment.
         ValueError: If there are tools for an environment that defines `step`.
     """
@@ -94,7 +97,11 @@ class EnvironmentPool:
             self._factories = environment_factory if self._routed else {"": environment_factory}
         self._workers: set[EnvironmentWorker] = set()
         self._idle: defaultdict[str, list[EnvironmentWorker]] = defaultdict(list)
-        weakref.finalize(self, _close, self._workers)  # also runs when the program ends
+        self._hanging: list[EnvironmentWorker] = []
+        self._blocking: set[str] = set()  # names of environments that blocked the event loop that all share
+        self._moved: set[EnvironmentWorker] = set()  # instances that came from that loop to one of their own
+        self._killers: list[threading.Thread] = []  # threads that close instances that hang
+        weakref.finalize(self, _close, self._workers, self._killers)  # also runs when the program ends
         examples: dict[str, TextEnvironment] = {}
         for name, factory in self._factories.items():
             if not callable(factory):
@@ -102,9 +109,7 @@ class EnvironmentPool:
                     "`environment_factory` must be a callable that returns an environment, or a dict of callables, "
                     f"got {factory!r}."
                 )
-            worker = self._hire(name)
-            examples[name] = worker.submit(lambda environment: environment).result()
-            self.release(worker)
+            examples[name] = self._make_example(name)
         self.example = next(iter(examples.values()), None)
         self.oracle: Oracle | None = None if self._routed or not examples else self.example.oracle
         self.seeded = {name for name, example in examples.items() if example.takes_seed}
@@ -156,24 +161,76 @@ class EnvironmentPool:
 
     def release(self, worker: EnvironmentWorker) -> None:
         """Return an instance to the pool for the next episode."""
-        self._idle[worker.name].append(worker)
+        if worker in self._moved:
+            self.discard(worker)
+        else:
+            self._idle[worker.name].append(worker)
 
     def discard(self, worker: EnvironmentWorker, hangs: bool = False) -> None:
-        """Close an instance permanently, without waiting for it."""
+        """Close an instance permanently, without waiting for it. One that hangs may have to be left behind."""
         self._workers.discard(worker)
+        self._moved.discard(worker)
         worker.stop()
         if hangs:
-            worker.kill()
+            if worker.blocks_its_loop:
+                self._give_own_loops(worker.name)
+            self._hanging.append(worker)
+            self._killers[:] = [*(thread for thread in self._killers if thread.is_alive()), worker.kill()]
+
+    def call(self, job: Callable[[], Any], name: str) -> Any:
+        """
+        Run a job that needs no instance, as those do: in a thread, within the time limit.
+
+        Raises:
+            TimeoutError: If it takes longer than `timeout`; `name` says what it is.
+        """
+        worker = EnvironmentWorker(name, ToolEnvironment, has_own_loop=name in self._blocking)
+        try:
+            return self._finish(worker, lambda _: job(), name)
+        finally:
+            worker.stop()
+
+    @property
+    def num_left_behind(self) -> int:
+        """Number of discarded instances that still hang in a thread or a task."""
+        self._hanging = [worker for worker in self._hanging if worker.is_left_behind]
+        return len(self._hanging)
 
     def close(self) -> None:
         """Close all instances. New ones are made when they are needed."""
         self._idle.clear()
-        _close(self._workers)
+        _close(self._workers, self._killers)
 
     def _hire(self, name: str) -> EnvironmentWorker:
-        worker = EnvironmentWorker(name, partial(_make, self._factories[name], self._tools))
+        make = partial(_make, self._factories[name], self._tools)
+        worker = EnvironmentWorker(name, make, has_own_loop=name in self._blocking)
         self._workers.add(worker)
         return worker
+
+    def _give_own_loops(self, name: str) -> None:
+        """Move the instances of an environment to event loops of their own, each for the rest of its episode."""
+        self._blocking.add(name)
+        for worker in self._workers:
+            if worker.name == name and not worker.has_own_loop:
+                worker.has_own_loop = True
+                self._moved.add(worker)
+        for worker in self._idle.pop(name, []):
+            self.release(worker)
+
+    def _make_example(self, name: str) -> TextEnvironment:
+        worker = self._hire(name)
+        factory = f"`environment_factory[{name!r}]`" if self._routed else "`environment_factory`"
+        environment = self._finish(worker, lambda environment: environment, factory)
+        self.release(worker)
+        return environment
+
+    def _finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
+        """Run a job within the time limit and return its result; `name` is that of the job in an error."""
+        future = worker.submit(job)
+        if not futures.wait([future], self.timeout).done:
+            self.discard(worker, hangs=True)
+            raise TimeoutError(f"{name} took longer than `environment_timeout={self.timeout}` seconds")
+        return future.result()
 
 
 def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvironment:
@@ -195,12 +252,15 @@ def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvi
     return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
 
 
-def _close(workers: set[EnvironmentWorker]) -> None:
-    """End the workers; close those that take longer than `CLOSING_SECONDS` from other threads."""
+def _close(workers: set[EnvironmentWorker], killers: list[threading.Thread]) -> None:
+    """End the workers; close those that take longer than `CLOSING_SECONDS` from other threads, `killers`."""
     deadline = time.monotonic() + CLOSING_SECONDS
     for worker in workers:
         worker.stop()
     hanging = [worker for worker in workers if not worker.wait(max(0.0, deadline - time.monotonic()))]
-    for thread in [worker.kill() for worker in hanging]:
-        thread.join(CLOSING_SECONDS)
+    killers += [worker.kill() for worker in hanging]
+    deadline = time.monotonic() + CLOSING_SECONDS
+    for thread in killers:
+        thread.join(max(0.0, deadline - time.monotonic()))
     workers.clear()
+    killers.clear()

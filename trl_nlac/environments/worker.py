@@ -17,15 +17,20 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-from ..event_loop import finish
+from ..event_loop import Coroutines, Withdrawn, finish, run_coroutines_with
+from ..terminal import printable
 from .base import TextEnvironment
 
 
 logger = logging.getLogger(__name__)
+
+SHARED_LOOP = Coroutines()
+CANCELLING_SECONDS = 1.0  # how long a cancelled coroutine's thread has to close the environment itself
 
 
 class EnvironmentWorker:
@@ -38,16 +43,23 @@ class EnvironmentWorker:
             Name of the factory that the instance comes from.
         make (`Callable[[], TextEnvironment]`):
             Makes the instance; called in the thread before the first job.
+        has_own_loop (`bool`, *optional*, defaults to `False`):
+            Whether its coroutines have an event loop of their own, in place of the one that all instances share.
 
     Attributes:
+        has_own_loop (`bool`):
+            The same. Can be changed.
         environment ([`TextEnvironment`], *optional*):
             The instance, from when it is made until it is closed.
     """
 
-    def __init__(self, name: str, make: Callable[[], TextEnvironment]):
+    def __init__(self, name: str, make: Callable[[], TextEnvironment], has_own_loop: bool = False):
         self.name = name
-        self._make = make
+        self.has_own_loop = has_own_loop
         self.environment: TextEnvironment | None = None
+        self._make = make
+        self._own_loop = Coroutines()
+        self._closing = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Callable, Future] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"environment {name}".strip())
         self._thread.start()
@@ -62,9 +74,30 @@ class EnvironmentWorker:
         """Close the instance once its current job is done. No job can follow."""
         self._jobs.put(None)
 
+    @property
+    def blocks_its_loop(self) -> bool:
+        """Whether its coroutine blocks the event loop that all share."""
+        return SHARED_LOOP.is_blocked_by(self)
+
+    @property
+    def held_up_by(self) -> Any:
+        """What blocks the event loop in which its coroutine waits; `None` if nothing else does."""
+        return SHARED_LOOP.blocker_of(self)
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether something that the instance started still runs."""
+        return self._thread.is_alive() or any(loop.works_for(self) for loop in (SHARED_LOOP, self._own_loop))
+
     def kill(self) -> threading.Thread:
-        """Close an instance that hangs, from another thread, and return that thread."""
-        thread = threading.Thread(target=self._close, daemon=True)
+        """
+        Cancel the coroutine of an instance that hangs, and close the instance, from another thread if its own does not
+        come to it. Return that thread.
+        """
+        is_cancelled = SHARED_LOOP.cancel(self) or self._own_loop.cancel(self)
+        SHARED_LOOP.replace_blocked()
+        seconds = CANCELLING_SECONDS if is_cancelled else 0.0
+        thread = threading.Thread(target=self._close_after, args=(seconds,), daemon=True)
         thread.start()
         return thread
 
@@ -74,6 +107,7 @@ class EnvironmentWorker:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        run_coroutines_with(self._run)
         while (entry := self._jobs.get()) is not None:
             job, future = entry
             try:
@@ -87,11 +121,25 @@ class EnvironmentWorker:
             del entry, job, future  # an idle worker keeps no references
         self._close()
 
+    def _run(self, coroutine: Coroutine) -> Any:
+        while True:
+            try:
+                return (self._own_loop if self.has_own_loop else SHARED_LOOP).run(coroutine, owner=self)
+            except Withdrawn:
+                continue
+
+    def _close_after(self, seconds: float) -> None:
+        self._own_loop.replace_blocked()
+        self.wait(seconds)
+        run_coroutines_with(self._run)
+        self._close()
+
     def _close(self) -> None:
-        environment, self.environment = self.environment, None
-        if environment is None:
-            return
+        with self._closing:
+            environment, self.environment = self.environment, None
         try:
-            finish(environment.close())
-        except Exception:
-            logger.warning("An environment could not be closed.", exc_info=True)
+            if environment is not None:
+                finish(environment.close())
+        except BaseException:  # see above
+            logger.warning("An environment could not be closed.\n%s", printable(traceback.format_exc()))
+        self._own_loop.retire()

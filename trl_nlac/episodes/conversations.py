@@ -24,7 +24,7 @@ from datasets import Dataset
 from ..chat.actions import ActionFormat
 from ..chat.tool_calls import call_message, format_results, format_tool_calls
 from ..prompts import NLACPrompts
-from ..types import Episode, Message, Transition
+from ..types import SPEAKERS, Episode, Message, Transition
 from .recorder import Recorder
 
 
@@ -33,9 +33,9 @@ def problem_of(messages: Any) -> str | None:
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         return "there is no list of messages with a `role` each"
     speakers = [message["role"] for message in messages]
-    unknown = set(speakers) - {"system", "user", "assistant", "tool"}
+    unknown = [speaker for speaker in speakers if speaker not in SPEAKERS]
     if unknown:
-        return f"the role {min(unknown)!r} is none of system, user, assistant and tool"
+        return f"the role {unknown[0]!r} is none of {', '.join(SPEAKERS)}"
     for i, message in enumerate(messages):
         calls = message.get("tool_calls") or []
         if calls and any(_read_call(call) is None for call in calls):
@@ -107,6 +107,11 @@ def record_conversation(
         message, action = read_action(answer, actions, tools)
         observation = format_results(replies) if answer.get("tool_calls") and replies else "\n\n".join(replies)
         recorder.take(action, actions.chat.past_turn(message), observation)
+        if max_prompt_length is not None and recorder.turns[-1].action_length > max_prompt_length:
+            raise ValueError(
+                f"An answer of {recorder.turns[-1].action_length} tokens does not fit into "
+                f"`max_prompt_length={max_prompt_length}`."
+            )
         if replies and (is_open or i < len(messages)):
             recorder.show_observation()
             if recorder.truncated:

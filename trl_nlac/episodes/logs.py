@@ -15,6 +15,7 @@
 """Logged conversations as episodes, for the replay buffer."""
 
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,10 @@ from ..environments.pool import NO_TASK
 from ..prompts import NLACPrompts
 from ..types import Episode
 from .conversations import problem_of, record_conversation
+from .recorder import Recorder
+
+
+logger = logging.getLogger(__name__)
 
 
 def episodes_from_logs(
@@ -56,19 +61,23 @@ def episodes_from_logs(
     Returns:
         `list[Episode]`: one for each row.
 
+    Texts that are too long for a prompt are shortened as in an episode that is played; a warning counts the rows.
+
     Raises:
         ValueError: If rows are malformed or too long; the message names the first ones by number and reason.
     """
     missing = {"messages", "reward"} - set(dataset.column_names)
     if missing:
         raise ValueError(f"`replay_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}.")
-    episodes, malformed = [], []
+    episodes, malformed, num_shortened = [], [], 0
     for i in range(rank, len(dataset), world_size):
         row = dataset[i]
         problem = _problem(row)
         if problem is None:
             try:
-                episodes.append(_episode(row, actions, prompts, max_prompt_length))
+                recorder = _record(row, actions, prompts, max_prompt_length)
+                episodes.append(_episode(row, recorder))
+                num_shortened += recorder.num_shortened > 0
             except ValueError as error:
                 problem = str(error)
         if problem is not None:
@@ -77,6 +86,11 @@ def episodes_from_logs(
         raise ValueError(
             f"{len(malformed)} of {len(range(rank, len(dataset), world_size))} rows of `replay_dataset` are "
             f"malformed. The first ones: {'; '.join(malformed[:5])}."
+        )
+    if num_shortened:
+        logger.warning(
+            f"{num_shortened} rows of `replay_dataset` have texts that are too long for `max_prompt_length="
+            f"{max_prompt_length}`: their middle is left out."
         )
     return episodes
 
@@ -116,14 +130,18 @@ def _problem(row: dict[str, Any]) -> str | None:
     return problem
 
 
-def _episode(
+def _record(
     row: dict[str, Any], actions: ActionFormat, prompts: NLACPrompts, max_prompt_length: int | None
-) -> Episode:
+) -> Recorder:
     messages = [{name: value for name, value in message.items() if value is not None} for message in row["messages"]]
     tools = row.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools or []  # JSON, or the objects themselves
     recorder = record_conversation(messages, actions, prompts, tools, max_prompt_length)
     recorder.add_reward(float(row["reward"]))
+    return recorder
+
+
+def _episode(row: dict[str, Any], recorder: Recorder) -> Episode:
     terminated = bool(row.get("terminated", True))
     return replace(
         recorder.episode(),

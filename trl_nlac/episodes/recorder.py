@@ -14,15 +14,20 @@
 
 """Record episodes."""
 
+import math
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..chat.actions import ActionFormat
-from ..environments.base import StepResult, TextEnvironment
+from ..environments.base import StepResult, TextEnvironment, describe_error
 from ..prompts import NLACPrompts
 from ..types import Episode, Message, Prompt, Turn
+
+
+MAX_REWARD = 3e38  # nearly that of a float32
 
 
 class MalformedResult(TypeError):
@@ -48,7 +53,12 @@ class Recorder:
             JSON schemas of the tools that actions can call.
         max_prompt_length (`int`, *optional*):
             Maximum number of tokens of a state. A longer history is cut: the opening of the conversation and the
-            newest turns stay.
+            newest turns stay. An observation of more than half of it is shortened before anything sees it, and so is a
+            task that does not fit.
+
+    Attributes:
+        num_shortened (`int`):
+            Number of texts of the environment that were shortened.
     """
 
     def __init__(
@@ -70,6 +80,8 @@ class Recorder:
         self.token_ids: list[int] = []
         self.sampled_ids: list[int] = []
         self.prompt_start = 0
+        self.opening_length = 0
+        self.num_shortened = 0
         self.action_starts: list[int] = []  # of the actions since prompt_start, as indices of token_ids
         self.turns: list[Turn] = []
         self.terminated = self.truncated = False
@@ -84,7 +96,7 @@ class Recorder:
     @property
     def prompt(self) -> Prompt:
         """The current state."""
-        return Prompt.of(self.token_ids[self.prompt_start :], tools=tuple(self.tool_schemas))
+        return Prompt.of(self.token_ids[self.prompt_start :], tuple(self.tool_schemas), self.opening_length)
 
     def begin(self, observation: str | list[Message]) -> None:
         """
@@ -92,15 +104,30 @@ class Recorder:
 
         Raises:
             MalformedResult: If that is neither text nor messages.
-            ValueError: If it is too long.
+            ValueError: If it is too long, even with shortened texts.
         """
-        self.opening = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+        whole = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+        # Copies: the environment may go on with its own.
+        whole = [{**deepcopy(message), "content": checked_text(message["content"])} for message in whole]
+        limit = self.max_prompt_length
+        length = self._open(whole, limit)
+        if limit is not None and length > limit and self._open(whole, limit // 4 // len(whole)) > limit:
+            raise ValueError(
+                f"the task has {length} tokens, `max_prompt_length` is {limit}, and the prompt is too long even "
+                "with a shortened task"
+            )
+        self.num_shortened = sum(one != other for one, other in zip(whole, self.opening, strict=True))
+
+    def _open(self, messages: list[Message], max_tokens: int | None) -> int:
+        """Open the conversation with messages, each of at most `max_tokens`; return its number of tokens."""
+        if max_tokens is not None:
+            shortened = self.actions.chat.shortened
+            messages = [{**message, "content": shortened(message["content"], max_tokens)} for message in messages]
+        self.opening = messages
         self.prompt_messages = self._prompt_messages()
         self.token_ids = self._opening_ids()
-        if self.max_prompt_length is not None and len(self.token_ids) > self.max_prompt_length:
-            raise ValueError(
-                f"the task has {len(self.token_ids)} tokens, `max_prompt_length` is {self.max_prompt_length}"
-            )
+        self.opening_length = len(self.token_ids)
+        return self.opening_length
 
     def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
         """Record `action`, answered as `text` and `token_ids`, and its result; `None` if it could not be parsed."""
@@ -108,11 +135,14 @@ class Recorder:
         self.sampled_ids += token_ids
         self.completion_messages.append(self.actions.message(action, text, token_ids))
         if result.observation:
-            self.completion_messages += self.actions.replies(action, result.observation)
+            self.completion_messages += self.actions.replies(action, self.turns[-1].next_observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
     def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0) -> None:
         """Record an action as it stays in the conversation, and the observation that followed."""
+        if self.max_prompt_length is not None:
+            whole, observation = observation, self.actions.shortened(action, observation, self.max_prompt_length // 2)
+            self.num_shortened += observation != whole
         start = len(self.token_ids)
         self.token_ids += token_ids
         self.action_starts.append(start)
@@ -169,8 +199,7 @@ class Recorder:
         if self.terminated:
             self.turns.pop()
         self.terminated, self.truncated = False, True
-        message = str(error).encode(errors="backslashreplace").decode()
-        self.failure = f"{kind}: {type(error).__name__}: {message}"
+        self.failure = f"{kind}: {type(error).__name__}: {describe_error(error)}"
 
     def episode(self) -> Episode:
         """Return the recorded episode."""
@@ -189,10 +218,7 @@ class Recorder:
 
     def _prompt_messages(self) -> list[Message]:
         """Add the policy's system message, and examples of actions, to the opening."""
-        messages = self.opening
-        for message in messages:
-            checked_text(message["content"])
-        instructions = ""
+        messages, instructions = self.opening, ""
         if messages[0]["role"] == "system":
             instructions, messages = messages[0]["content"], messages[1:]
         shown = [] if self.actions.calls_tools else self.tool_schemas
@@ -201,19 +227,43 @@ class Recorder:
 
 def checked_text(observation: Any) -> str:
     """
-    Check that an observation is text.
+    Check that an observation is text, and return it as such: without what a subclass of `str` adds.
 
     Raises:
         MalformedResult: If it is not.
     """
     if not isinstance(observation, str):
         raise MalformedResult("observation", f"the observation is {type(observation).__name__}, expected text")
+    observation = str.__str__(observation)
     try:
         observation.encode()
     except UnicodeEncodeError as error:
         # Half a character, as `surrogateescape` leaves it: no tokenizer or file accepts it.
         raise MalformedResult("observation", f"the observation is not valid text: {error}") from error
-    return observation
+    return str.__str__(observation)
+
+
+def checked_reward(reward: Any) -> float:
+    """
+    Check that a reward is a finite number, small enough that a sum of rewards is finite, too.
+
+    Raises:
+        MalformedResult: If it is not.
+    """
+    try:
+        number = math.nan if isinstance(reward, str | bytes) else float(reward)
+    except Exception:
+        number = math.nan
+    if not abs(number) <= MAX_REWARD:
+        raise MalformedResult("reward", f"the reward is {_shown(reward)}, expected a finite number")
+    return number
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r}"[:100]
+    except BaseException:
+        return f"a {type(value).__name__}"
 
 
 def replay_actions(

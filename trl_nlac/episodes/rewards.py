@@ -15,13 +15,15 @@
 """Reward functions in TRL's form, for environments that give no rewards."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
-from ..environments.base import EnvironmentFailure
+from ..environments.base import EnvironmentFailure, describe_error
 from ..event_loop import finish
 from ..types import Message
-from .recorder import Recorder
+from .recorder import Recorder, checked_reward
 
 
 RewardFunc = Callable[..., list[float | None]]
@@ -101,13 +103,16 @@ class EpisodeRewards:
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
 
     def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
-        """Score recorded episodes, with the environments as their users made them. Raises what a call does."""
+        """
+        Score recorded episodes, with the environments as their users made them. The functions get copies of the rest.
+        Raises what a call does.
+        """
         return self(
-            prompts=[recorder.prompt_messages for recorder in recorders],
-            completions=[recorder.completion_messages for recorder in recorders],
-            completion_ids=[recorder.sampled_ids for recorder in recorders],
+            prompts=[deepcopy(recorder.prompt_messages) for recorder in recorders],
+            completions=[deepcopy(recorder.completion_messages) for recorder in recorders],
+            completion_ids=[list(recorder.sampled_ids) for recorder in recorders],
             environments=environments,
-            tasks=[recorder.task for recorder in recorders],
+            tasks=[deepcopy(recorder.task) for recorder in recorders],
         )
 
     def __call__(
@@ -135,8 +140,9 @@ class EpisodeRewards:
             notes[column] = list(values)
 
         for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
+            name = name_of(reward_func)
             try:
-                rewards = finish(
+                returned = finish(
                     reward_func(
                         prompts=prompts,
                         completions=completions,
@@ -147,21 +153,35 @@ class EpisodeRewards:
                         **columns,
                     )
                 )
-            except Exception as error:
-                raise EnvironmentFailure(f"the reward function `{reward_func.__name__}` failed: {error}") from error
+                rewards = _checked_rewards(returned)
+            except BaseException as error:  # one that calls sys.exit must not end the run
+                raise EnvironmentFailure(f"the reward function `{name}` failed: {describe_error(error)}") from error
             if len(rewards) != len(tasks):
                 raise ValueError(
-                    f"The reward function `{reward_func.__name__}` returned {len(rewards)} rewards for {len(tasks)} "
-                    "episodes. It must return one for each."
+                    f"The reward function `{name}` returned {len(rewards)} rewards for {len(tasks)} episodes. It must "
+                    "return one for each."
                 )
             for column, values in notes.items():
                 if len(values) != len(tasks):
                     raise ValueError(
-                        f"The reward function `{reward_func.__name__}` gave `log_extra({column!r}, ...)` "
-                        f"{len(values)} values for {len(tasks)} episodes. It must give one for each."
+                        f"The reward function `{name}` gave `log_extra({column!r}, ...)` {len(values)} values for "
+                        f"{len(tasks)} episodes. It must give one for each."
                     )
-            notes[f"rewards/{reward_func.__name__}"] = rewards
+            notes[f"rewards/{name}"] = rewards
             for i, reward in enumerate(rewards):
                 if reward is not None and not math.isnan(reward):
                     totals[i] += weight * reward
         return [Score(total, {name: notes[name][i] for name in notes}) for i, total in enumerate(totals)]
+
+
+def name_of(reward_func: RewardFunc) -> str:
+    """Return the name of a function, or that of a callable object's class."""
+    function = reward_func.func if isinstance(reward_func, partial) else reward_func
+    return function.__name__ if "__name__" in dir(function) else type(function).__name__
+
+
+def _checked_rewards(rewards: Any) -> list[float | None]:
+    """Return rewards as floats. `None` and NaN stay: they leave the function out for an episode, as in TRL."""
+    if isinstance(rewards, str) or not isinstance(rewards, Iterable):
+        raise TypeError(f"it returned {type(rewards).__name__}, expected one reward for each episode")
+    return [None if reward is None else math.nan if reward != reward else checked_reward(reward) for reward in rewards]

@@ -22,9 +22,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,13 +36,15 @@ from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..method.roles import Roles
+from ..terminal import printable
 from ..types import Answer, Episode, Prompt
-from .recorder import MalformedResult, Recorder, checked_text
+from .recorder import MalformedResult, Recorder, checked_reward, checked_text
 from .rewards import EpisodeRewards
 
 
 logger = logging.getLogger(__name__)
 
+MAX_TRACEBACK = 20_000  # characters
 Act = Callable[[list[Prompt], list[int]], list[Answer]]
 
 
@@ -54,7 +58,8 @@ def play_episodes(
     """
     Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread,
     and the episodes that wait for an action are answered in one batch. The samples of an episode depend on torch's
-    random state at the start and on its place in `tasks`, not on the speed of the others.
+    random state at the start and on its place in `tasks`, not on the speed of the others. What environments do to that
+    state is undone at the end.
 
     Args:
         pool ([`~environments.pool.EnvironmentPool`]):
@@ -84,13 +89,23 @@ def play_episodes(
         games.append(_Game(i, name, keywords, recorder, rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
     waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
-    with roles.progress("rollout", len(games), "episode") as bar:
+    with _random_numbers_of(seed), roles.progress("rollout", len(games), "episode") as bar:
         while roles.generator.any_process(bool(waves)):
             wave = waves.pop(0) if waves else []
             _Rollout(pool, roles, act or roles.act, keeps_instances=rewards is not None, bar=bar).play(wave)
             if rewards is not None:
                 _score(pool, wave, rewards)
+    roles.metrics["environment/num_shortened"] += [float(game.recorder.num_shortened) for game in games]
     return [game.recorder.episode() for game in games]
+
+
+@contextmanager
+def _random_numbers_of(seed: int) -> Iterator[None]:
+    """Seed torch for the environments, which may draw from it or seed it again, and restore its state afterwards."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 @dataclass(eq=False)
@@ -106,6 +121,7 @@ class _Game:
     job: str = ""  # of the environment: "reset", "step" or "reward"
     future: Future | None = None
     deadline: float = math.inf
+    waited_for: set[Any] = field(default_factory=set)  # what blocked the environment's event loop
     answer: Answer | None = None  # the policy's last answer
 
 
@@ -176,7 +192,7 @@ class _Rollout:
             if game.worker is None:
                 return
             self.pending.popleft()
-            self._submit(game, "reset", lambda environment, game=game: environment.reset(**game.keywords))
+            self._submit(game, "reset", lambda environment, game=game: environment.reset(**deepcopy(game.keywords)))
 
     def _answer(self) -> None:
         """Play one turn of all games that wait."""
@@ -210,7 +226,7 @@ class _Rollout:
                 elif game.job == "step":
                     result = _checked_step(result)
                 else:
-                    game.recorder.add_reward(_checked_reward(result))
+                    game.recorder.add_reward(checked_reward(result))
             except Exception as malformed:
                 error = malformed
         if error is not None:
@@ -237,9 +253,14 @@ class _Rollout:
             self.waiting.append(game)
 
     def _expire(self) -> None:
-        """Discard the environments that take too long."""
+        """Discard the environments that take too long. Wait once for each that blocks the event loop of others."""
         now = time.monotonic()
         for game in [game for game in self.busy if game.deadline <= now and not game.future.done()]:
+            blocker = game.worker.held_up_by
+            if blocker is not None and blocker not in game.waited_for:
+                game.waited_for.add(blocker)
+                game.deadline = time.monotonic() + self.pool.timeout
+                continue
             self.busy.remove(game)
             error = TimeoutError(f"{game.job} took longer than `environment_timeout={self.pool.timeout}` seconds")
             self._fail(game, "timeout", error)
@@ -249,8 +270,9 @@ class _Rollout:
         game.recorder.fail(kind, error)
         self.pool.discard(game.worker, hangs=kind == "timeout")
         game.worker = None
-        self.pool.last_failure = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        logger.warning("An environment failed, its episode is truncated there: %s", game.recorder.failure)
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        self.pool.last_failure = "".join(lines)[-MAX_TRACEBACK:]
+        logger.warning("An environment failed, its episode is truncated there: %s", printable(game.recorder.failure))
 
 
 def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -> None:
@@ -258,32 +280,32 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
     scored = [game for game in games if game.worker is not None]
     if not scored:
         return
+    environments = [game.worker.environment.unwrapped for game in scored]
+    kind = "reward"
     try:
-        environments = [game.worker.environment.unwrapped for game in scored]
-        scores = rewards.score([game.recorder for game in scored], environments)
-    except EnvironmentFailure as error:
+        scores = pool.call(
+            lambda: rewards.score([game.recorder for game in scored], environments), "the scoring by reward functions"
+        )
+    except (EnvironmentFailure, TimeoutError) as error:
+        kind = "reward" if isinstance(error, EnvironmentFailure) else "timeout"
         for game in scored:
-            game.recorder.fail("reward", error)
+            game.recorder.fail(kind, error)
     else:
         for game, score in zip(scored, scores, strict=True):
             game.recorder.add_reward(score.reward)
             game.recorder.extra = score.notes
     for game in scored:
-        pool.release(game.worker)
+        if kind == "timeout":  # the functions still have the instances
+            pool.discard(game.worker)
+        else:
+            pool.release(game.worker)
 
 
 def _checked_step(result: Any) -> StepResult:
     if not isinstance(result, StepResult):
         raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
-    observation, reward = checked_text(result.observation), _checked_reward(result.reward)
+    observation, reward = checked_text(result.observation), checked_reward(result.reward)
+    for flag in (result.terminated, result.truncated):
+        if isinstance(flag, str):  # "False" is true
+            raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
     return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
-
-
-def _checked_reward(reward: Any) -> float:
-    try:
-        number = float(reward)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise MalformedResult("reward", f"the reward is {reward!r}, expected a finite number")
-    return number

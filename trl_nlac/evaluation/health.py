@@ -20,6 +20,7 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
+from ..method.roles import TOO_LONG
 from ..types import Answer, Critique, Refinement, Transition
 from .metrics import wilson_interval
 
@@ -34,12 +35,6 @@ def backup_fidelity(transition: Transition, target: Critique) -> float:
     return sum((observed & repeated).values()) / max(1, sum(observed.values()))
 
 
-def refine_compliance(refinement: Refinement) -> float:
-    """Check that the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
-    changed = refinement.refined_action.parsed != refinement.attempt
-    return float(changed != refinement.critique.optimal)
-
-
 def health_metrics(
     transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
 ) -> dict[str, float]:
@@ -52,7 +47,7 @@ def health_metrics(
             if target.parsed is not None and target.parsed.future
         ],
         "backup/optimal_rate": [float(target.optimal) for target in parsed if target.optimal is not None],
-        "health/refine_compliance": [refine_compliance(r) for r in refinements if r is not None],
+        "health/refine_compliance": [float(r.complies) for r in refinements if r is not None],
         "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in refinements if r is not None],
         "critic/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
     }
@@ -157,12 +152,14 @@ _FORMATS = {
 }
 _MIN_FORMAT_RATE = 0.2
 _MAX_CLIPPED_RATIO = 0.5
+_MAX_TOO_LONG_RATIO = 0.2
 
 
 @dataclass
 class FormatMonitor:
     """
-    Warn when most answers of a role cannot be read, or most answers are cut off. Neither is ever trained on. A model
+    Warn when most answers of a role cannot be read, or most answers are cut off, or many prompts are too long to be
+    answered. None of it is ever trained on. A model
     that never could play a role does not forget it, so [`HealthMonitor`] is silent.
 
     Args:
@@ -184,7 +181,7 @@ class FormatMonitor:
         Returns:
             `list[str]`: the metrics that were reported now. Each is reported again only after it recovered.
         """
-        for name in ("completions/clipped_ratio", *_FORMATS):
+        for name in ("completions/clipped_ratio", TOO_LONG, *_FORMATS):
             if name in metrics:
                 _smooth(self._level, name, metrics[name], self.smoothing)
         causes = self.causes()
@@ -196,6 +193,14 @@ class FormatMonitor:
 
     def causes(self) -> dict[str, str]:
         """Explain why answers are not trained on, and what to do, by metric. Empty while most of them are."""
+        too_long = self._level.get(TOO_LONG, 0.0)
+        if too_long > _MAX_TOO_LONG_RATIO:
+            cause = (
+                f"{too_long:.0%} of the prompts of all roles are longer than `max_prompt_length`, and such prompts "
+                "are not answered. Raise it: the prompts of critic, backup and refinement add an action, an "
+                "observation and earlier answers to a state. Or lower `max_completion_length`, and shorten the task."
+            )
+            return {TOO_LONG: cause}
         clipped = self._level.get("completions/clipped_ratio", 0.0)
         if clipped > _MAX_CLIPPED_RATIO:  # the formats break because of it
             cause = (

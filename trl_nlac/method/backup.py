@@ -61,6 +61,15 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
     return [answers.get(i, Answer(t.state_action, (), "", None)) for i, t in enumerate(transitions)]
 
 
+def is_answerable(roles: Roles, transition: Transition) -> bool:
+    """Whether the first questions about a transition, the critic's and the backup's, keep to `max_prompt_length`."""
+    if transition.terminated:
+        questions = list(_terminated_prompts(roles, [transition]).values())
+    else:
+        questions = [] if roles.options.single_step else _successor_prompts(roles, [transition])
+    return all(roles.fits(prompt) for prompt in [critic_prompt(roles, transition.state_action), *questions])
+
+
 def critic_examples(
     roles: Roles, samples: list[Sample], targets: list[Answer], distills: bool = False
 ) -> list[TrainingExample | None]:
@@ -79,16 +88,17 @@ def critic_examples(
             not the target of thoughts that were rewritten to leave out what that prompt shows.
 
     Returns:
-        `list[TrainingExample | None]`: `None` where there is no target.
+        `list[TrainingExample | None]`: `None` where there is no target, or the critic's question is too long.
     """
     examples: list[TrainingExample | None] = []
     for sample, target in zip(samples, targets, strict=True):
-        if target.parsed is None:
+        prompt = critic_prompt(roles, sample.transition.state_action)
+        if target.parsed is None or not roles.fits(prompt):
             examples.append(None)
             continue
         example = TrainingExample(
             "critic",
-            roles.opened(critic_prompt(roles, sample.transition.state_action)),
+            roles.opened(prompt),
             target.token_ids,
             sample.weight,
             sample.transition_id,
@@ -167,6 +177,8 @@ def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
         rest = transition.episode.turns[transition.index + 1 :]
         end = render(roles.prompts.observed_end, **_score_values(roles, transition))
         future = " ".join(filter(None, [*(f"{turn.action} {turn.next_observation}" for turn in rest), end]))
+        if roles.options.max_prompt_length is not None:
+            future = roles.chat.shortened(future, roles.options.max_prompt_length // 4)
         conversations.append(predicted[i] if i in predicted else prompt.extended(roles.chat.past_turn(future)))
     return conversations
 

@@ -12,16 +12,23 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Training examples to padded micro-batches."""
+"""Training examples to micro-batches: sequences that are padded, or folded into one tree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 from trl.trainer.utils import pad
 
 from ..types import LOSSES, Prompt, Sample, TrainingExample
+from .prefix_tree import PrefixTree
+
+
+Spread = Callable[[list[TrainingExample], int], list[list[TrainingExample]]]
+TokenIds = tuple[list[int], Sequence[int]]  # of a prompt and of its completion
 
 
 def make_batches(
@@ -31,11 +38,11 @@ def make_batches(
     rehearsal_examples: Sequence[Sequence[TrainingExample]],
     num_micro_batches: int,
     end_of_turn_id: int,
+    spread: Spread,
 ) -> list[list[TrainingExample]]:
     """
-    Spread the examples of each gradient step over its micro-batches, as many in each, by length: a policy's example is
-    much shorter than a critic's, and would be padded to it. The gradient is that of the whole step, however they are
-    spread.
+    Spread the examples of each gradient step over its micro-batches. The gradient is that of the whole step, however
+    they are spread.
 
     Args:
         samples (`Sequence[Sample]`):
@@ -48,6 +55,8 @@ def make_batches(
             Number of micro-batches of a gradient step.
         end_of_turn_id (`int`):
             Token that ends an assistant's turn.
+        spread (`Callable`):
+            [`spread_by_length`], or [`spread_by_prefix`] for trees.
 
     Returns:
         `list[list[TrainingExample]]`: micro-batches. None is empty, because every process must run the model: examples
@@ -63,12 +72,15 @@ def make_batches(
             transition = samples[start].transition
             token_ids = transition.action_ids or (end_of_turn_id,)  # an action of which nothing stayed has none
             step.append(TrainingExample("policy", transition.state, token_ids, weight=0.0))
-        batches += spread_by_length(step, num_micro_batches)
+        batches += spread(step, num_micro_batches)
     return batches
 
 
 def spread_by_length(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
-    """Spread examples over `number` batches, as many in each, the shortest in the first."""
+    """
+    Spread examples over `number` batches, as many in each, the shortest in the first: a policy's example is much
+    shorter than a critic's, and would be padded to it.
+    """
     return split(sorted(examples, key=lambda example: example.num_tokens), number)
 
 
@@ -77,51 +89,184 @@ def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExa
     return [examples[i * len(examples) // number : (i + 1) * len(examples) // number] for i in range(number)]
 
 
+def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
+    """
+    Spread examples over `number` batches, such that those that share most are in the same one, and the trees of all
+    have about the same size.
+    """
+    examples = sorted(examples, key=lambda example: [*example.prompt.ids, *example.completion_ids])
+    sequences = [np.array([*example.prompt.ids, *example.completion_ids]) for example in examples]
+    new = [len(sequences[0])]  # tokens that an example adds to the tree of those before it
+    for before, sequence in zip(sequences, sequences[1:], strict=False):
+        length = min(len(before), len(sequence))
+        differs = np.append(before[:length] != sequence[:length], True)
+        new.append(len(sequence) - int(differs.argmax()))
+    sizes = np.cumsum(new)
+    batches, start = [], 0
+    for i in range(1, number + 1):
+        end = int(np.searchsorted(sizes, sizes[-1] * i / number)) + 1
+        end = min(max(end, start + 1), len(examples) - (number - i))  # none is empty
+        batches.append(examples[start:end])
+        start = end
+    return batches
+
+
+@dataclass
+class TokenBatch:
+    """
+    What the model reads in one pass, and the `M` tokens of all completions, one completion after the other.
+
+    Args:
+        inputs (`dict[str, Any]`):
+            Arguments of the model, `logits_to_keep` among them: logits are computed only where a token of a completion
+            comes next.
+        labels (`torch.Tensor` of shape `(M,)`):
+            The tokens of the completions.
+        rows (`torch.Tensor` of shape `(M,)`):
+            The example of each.
+        places (`torch.Tensor` of shape `(M,)`, *optional*):
+            The logits of each among all that are computed; without it they are those, in their order.
+    """
+
+    inputs: dict[str, Any]
+    labels: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> "TokenBatch":
+        """Move the tensors to a device."""
+        return TokenBatch(
+            {name: value.to(device) for name, value in self.inputs.items()},
+            self.labels.to(device),
+            self.rows.to(device),
+            None if self.places is None else self.places.to(device),
+        )
+
+
+@dataclass
+class MicroBatch:
+    """
+    The examples of one pass.
+
+    Args:
+        examples (`list[TrainingExample]`):
+            The `B` examples.
+        tokens ([`TokenBatch`]):
+            Their tokens.
+        weights (`torch.Tensor` of shape `(B,)`), loss_ids (`torch.Tensor` of shape `(B,)`):
+            Their weights and losses, indices into `LOSSES`.
+        transition_ids (`torch.Tensor` of shape `(B,)`):
+            Their transitions, `-1` where an example has none.
+        is_taught (`torch.Tensor` of shape `(M,)`):
+            Whether a token has the distribution of a teacher as its target.
+        teacher ([`TokenBatch`], *optional*):
+            The same tokens after the teacher's prompts.
+        anchored ([`TokenBatch`], *optional*):
+            The policy's examples alone, which stay near the initial weights; the first example where there are none.
+    """
+
+    examples: list[TrainingExample]
+    tokens: TokenBatch
+    weights: torch.Tensor
+    loss_ids: torch.Tensor
+    transition_ids: torch.Tensor
+    is_taught: torch.Tensor
+    teacher: TokenBatch | None
+    anchored: TokenBatch | None
+
+    @property
+    def is_anchored(self) -> torch.Tensor:
+        """The policy's examples, `(B,)`, boolean."""
+        return (self.loss_ids == LOSSES.index("policy")) & (self.weights > 0)
+
+
 @dataclass(frozen=True)
 class NLACCollator:
     """
-    Pad the examples of one micro-batch, on the right.
+    Make a [`MicroBatch`] of examples.
 
     Args:
         pad_token_id (`int`):
             Padding token.
-
-    Returns of a call:
-        `dict[str, torch.Tensor]`: `input_ids`, `attention_mask` and `completion_mask` of shape `(B, T)`; `weights`
-        and `loss_ids` (index into `("critic", "policy", "rehearsal")`) of shape `(B,)`; `transition_ids` of shape
-        `(B,)`, `-1` where an example has none; and where examples have a teacher's prompt `teacher_input_ids`,
-        `teacher_attention_mask` and `teacher_completion_mask` of shape `(C, S)`, with 1 on the tokens from
-        `teacher_start` on, and `taught_mask` of shape `(B, T)`, with 1 on the same tokens.
+        shares_prefixes (`bool`, *optional*, defaults to `False`):
+            Whether to fold the sequences into a [`~method.prefix_tree.PrefixTree`], which only a model with the
+            attention for it can read. Otherwise they are padded on the right.
+        anchors (`bool`, *optional*, defaults to `False`):
+            Whether the policy's examples are also needed alone (`beta`).
+        device (`torch.device`, *optional*, defaults to the CPU):
+            Where to put the tensors.
     """
 
     pad_token_id: int
+    shares_prefixes: bool = False
+    anchors: bool = False
+    device: torch.device = torch.device("cpu")
 
-    def __call__(self, examples: list[TrainingExample]) -> dict[str, torch.Tensor]:
-        transition_ids = [-1 if example.transition_id is None else example.transition_id for example in examples]
-        batch = {
-            **self._pad([(example.prompt.ids, example.completion_ids) for example in examples]),
-            "weights": torch.tensor([example.weight for example in examples]),
-            "loss_ids": torch.tensor([LOSSES.index(example.loss) for example in examples]),
-            "transition_ids": torch.tensor(transition_ids),
-        }
+    def __call__(self, examples: list[TrainingExample]) -> MicroBatch:
         taught = [example for example in examples if example.teacher_prompt is not None]
-        if taught:
-            batch["taught_mask"] = self._pad([_split(e.prompt, e) for e in examples])["completion_mask"]
-            teacher = self._pad([_split(e.teacher_prompt, e) for e in taught])
-            batch.update({f"teacher_{name}": tensor for name, tensor in teacher.items()})
-        return batch
+        policy = [example for example in examples if example.loss == "policy" and example.weight > 0]
+        is_taught = [
+            example.teacher_prompt is not None and i >= example.teacher_start
+            for example in examples
+            for i in range(len(example.completion_ids))
+        ]
+        transition_ids = [-1 if example.transition_id is None else example.transition_id for example in examples]
+        return MicroBatch(
+            examples,
+            self._tokens([_own(example) for example in examples]),
+            torch.tensor([example.weight for example in examples], device=self.device),
+            torch.tensor([LOSSES.index(example.loss) for example in examples], device=self.device),
+            torch.tensor(transition_ids, device=self.device),
+            torch.tensor(is_taught, dtype=torch.bool, device=self.device),
+            self._tokens([_of_teacher(example) for example in taught]) if taught else None,
+            self._tokens([_own(example) for example in policy or examples[:1]]) if self.anchors else None,
+        )
 
-    def _pad(self, sequences: list[tuple[list[int], tuple[int, ...]]]) -> dict[str, torch.Tensor]:
+    def _tokens(self, sequences: list[TokenIds]) -> TokenBatch:
+        make = _fold if self.shares_prefixes else self._pad
+        return make(sequences).to(self.device)
+
+    def _pad(self, sequences: list[TokenIds]) -> TokenBatch:
         input_ids = [torch.tensor([*prompt, *completion]) for prompt, completion in sequences]
-        masks = [torch.tensor([0] * len(prompt) + [1] * len(completion)) for prompt, completion in sequences]
-        return {
+        before = [torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in sequences]  # places of the logits
+        labels, rows = _labels(sequences)
+        kept, places = torch.cat(before).unique(return_inverse=True)
+        inputs = {
             "input_ids": pad(input_ids, padding_value=self.pad_token_id),
             "attention_mask": pad([torch.ones_like(ids) for ids in input_ids], padding_value=0),
-            "completion_mask": pad(masks, padding_value=0),
+            "logits_to_keep": kept,
         }
+        return TokenBatch(inputs, labels, rows, rows * len(kept) + places)
 
 
-def _split(prompt: Prompt, example: TrainingExample) -> tuple[list[int], tuple[int, ...]]:
-    """Split `prompt` and the completion of `example` where a teacher's distribution begins to be the target."""
+def _fold(sequences: list[TokenIds]) -> TokenBatch:
+    tree = PrefixTree.of([[*prompt, *completion] for prompt, completion in sequences])
+    paths = zip(tree.paths, sequences, strict=True)
+    inputs = {
+        "input_ids": tree.input_ids[None],
+        "position_ids": tree.depths[None],
+        "attention_mask": torch.ones(1, 1, 1, 1),  # transformers takes such a mask for complete, and makes none
+        "prefix_tree": tree,
+        "logits_to_keep": torch.from_numpy(
+            np.concatenate([path[len(prompt) - 1 : -1] for path, (prompt, _) in paths])
+        ),
+    }
+    return TokenBatch(inputs, *_labels(sequences))
+
+
+def _labels(sequences: list[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of all completions, and the index of the sequence of each."""
+    lengths = torch.tensor([len(completion) for _, completion in sequences])
+    labels = torch.tensor([token for _, completion in sequences for token in completion], dtype=torch.long)
+    return labels, torch.arange(len(sequences)).repeat_interleave(lengths)
+
+
+def _own(example: TrainingExample) -> TokenIds:
+    return example.prompt.ids, example.completion_ids
+
+
+def _of_teacher(example: TrainingExample) -> TokenIds:
+    """Return the teacher's prompt, and the tokens whose distribution under the teacher is the target."""
+    prompt: Prompt = example.teacher_prompt
     start = example.teacher_start
     return [*prompt.ids, *example.completion_ids[:start]], example.completion_ids[start:]

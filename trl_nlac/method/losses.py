@@ -20,127 +20,159 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trl.trainer.utils import selective_log_softmax
 
-from ..types import LOSSES
-
-
-def batch_logits(model: nn.Module, inputs: dict[str, torch.Tensor], prefix: str = "") -> torch.Tensor:
-    """Compute the logits of a batch, `(B, T, V)`; with `prefix="teacher_"`, of the teacher's side of it."""
-    input_ids, attention_mask = inputs[f"{prefix}input_ids"], inputs[f"{prefix}attention_mask"]
-    return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+from .batches import MicroBatch, TokenBatch
 
 
-def sequence_nll(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+_CHUNK = 2**22  # logits that are in float32 at the same time
+
+
+def answer_logits(model: nn.Module, tokens: TokenBatch) -> torch.Tensor:
+    """Compute the logits of the tokens of all completions, `(M, V)`; those of prompts would be most of the memory."""
+    logits = model(**tokens.inputs, use_cache=False).logits.flatten(0, 1)
+    return logits if tokens.places is None else logits[tokens.places]
+
+
+def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """
-    Compute the negative log-likelihood of each completion, averaged over its tokens, in nats.
-
-    Both losses of the method are of this form: L1 on the sampled Bellman target (the cross-entropy part of equation 5)
-    and L2 on the refined action (equation 6).
+    Compute the log-probability of each label, in float32, without a copy of all logits in float32.
 
     Args:
-        logits (`torch.Tensor` of shape `(B, T, V)`):
-            Output of the model for `input_ids`.
-        input_ids (`torch.Tensor` of shape `(B, T)`):
-            Prompts and completions.
-        completion_mask (`torch.Tensor` of shape `(B, T)`):
-            1 on the tokens of the completions.
+        logits (`torch.Tensor` of shape `(M, V)`):
+            Output of the model.
+        labels (`torch.Tensor` of shape `(M,)`):
+            Tokens.
 
     Returns:
-        `torch.Tensor` of shape `(B,)` and dtype `float32`.
+        `torch.Tensor` of shape `(M,)` and dtype `float32`.
     """
-    return _means(-token_logps(logits, input_ids, completion_mask), completion_mask[:, 1:].bool())
+    return _LogProbabilities.apply(logits, labels)
 
 
-def token_logps(logits: torch.Tensor, input_ids: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
-    """Compute the log-probability of each token of all completions, one row after the other: `(N,)`, in float32."""
-    mask = completion_mask[:, 1:].bool()
-    # Prompts are most of the tokens: in float32, their logits would be most of the memory.
-    return selective_log_softmax(logits[:, :-1][mask].float(), input_ids[:, 1:][mask])
+class _LogProbabilities(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, labels):
+        sums = torch.cat([part.float().logsumexp(-1) for part in _parts(logits)])  # (M,)
+        ctx.save_for_backward(logits, labels, sums)
+        return logits.gather(1, labels[:, None])[:, 0].float() - sums
+
+    @staticmethod
+    def backward(ctx, gradient):
+        logits, labels, sums = ctx.saved_tensors
+        gradients = torch.empty_like(logits)
+        for part, of_part, total, label, own in zip(
+            *map(_parts, (gradients, logits)),
+            *(_like_parts(logits, of) for of in (sums, labels, gradient)),
+            strict=True,
+        ):
+            probabilities = (of_part.float() - total[:, None]).exp_()
+            probabilities.mul_(-own[:, None]).scatter_add_(1, label[:, None], own[:, None])
+            part.copy_(probabilities)
+        return gradients, None
 
 
-def sequence_kl(
-    logits: torch.Tensor,
-    completion_mask: torch.Tensor,
-    teacher_logits: torch.Tensor,
-    teacher_completion_mask: torch.Tensor,
-) -> torch.Tensor:
+def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
     """
-    Compute the Kullback-Leibler divergence of each completion under a model from the same completion under a teacher:
-    exact over the vocabulary at every token, averaged over the tokens, in nats.
+    Compute the Kullback-Leibler divergence of the model from a teacher at every token, exact over the vocabulary, in
+    nats.
 
     With the Bellman backup as the teacher, which has read the next observation, this is equation 5 along a sampled
-    target. [`sequence_nll`] estimates its cross-entropy part from the sampled tokens alone.
+    target. The negative log-likelihood estimates its cross-entropy part from the sampled tokens alone.
 
     Args:
-        logits (`torch.Tensor` of shape `(B, T, V)`):
+        logits (`torch.Tensor` of shape `(M, V)`):
             Output of the model.
-        completion_mask (`torch.Tensor` of shape `(B, T)`):
-            1 on the tokens of the completions.
-        teacher_logits (`torch.Tensor` of shape `(B, S, V)`):
-            Output of the teacher, for other prompts with the same completions.
-        teacher_completion_mask (`torch.Tensor` of shape `(B, S)`):
-            1 on the tokens of the same completions there.
+        teacher_logits (`torch.Tensor` of shape `(M, V)`):
+            Output of the teacher, for other prompts with the same tokens. It gets no gradient.
 
     Returns:
-        `torch.Tensor` of shape `(B,)` and dtype `float32`.
+        `torch.Tensor` of shape `(M,)` and dtype `float32`.
     """
-    mask, teacher_mask = completion_mask[:, 1:].bool(), teacher_completion_mask[:, 1:].bool()
-    logps = F.log_softmax(logits[:, :-1][mask].float(), dim=-1)  # (N, V), N tokens of all completions
-    teacher_logps = F.log_softmax(teacher_logits[:, :-1][teacher_mask].float(), dim=-1)  # (N, V)
-    return _means((teacher_logps.exp() * (teacher_logps - logps)).sum(-1), mask)
+    return _Divergences.apply(logits, teacher_logits)
 
 
-def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Average `values` `(N,)` of the true elements of `mask` `(B, T)` over each row: `(B,)`, 0 where it has none."""
-    rows = mask.nonzero()[:, 0]  # (N,)
-    return values.new_zeros(len(mask)).index_add(0, rows, values) / mask.sum(1).clamp(min=1)
+class _Divergences(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, teacher_logits):
+        ctx.save_for_backward(logits, teacher_logits)
+        values = []
+        for own, of_teacher in zip(_parts(logits), _parts(teacher_logits), strict=True):
+            logps, teacher_logps = (F.log_softmax(part.float(), dim=-1) for part in (own, of_teacher))
+            values.append((teacher_logps.exp() * (teacher_logps - logps)).sum(-1))
+        return torch.cat(values)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        logits, teacher_logits = ctx.saved_tensors
+        gradients = torch.empty_like(logits)
+        for part, own, of_teacher, factor in zip(
+            *map(_parts, (gradients, logits, teacher_logits)), _like_parts(logits, gradient), strict=True
+        ):
+            part.copy_((own.float().softmax(-1) - of_teacher.float().softmax(-1)) * factor[:, None])
+        return gradients, None
 
 
-def anchored_rows(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Find the examples of a batch that are kept near the initial weights, the policy's: `(B,)`, boolean."""
-    return (inputs["loss_ids"] == LOSSES.index("policy")) & (inputs["weights"] > 0)
+def _parts(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return _like_parts(logits, logits)
+
+
+def _like_parts(logits: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Split values of the same tokens as `logits` into parts of at most `_CHUNK` logits."""
+    return values.split(max(1, _CHUNK // logits.shape[1]))
+
+
+def row_means(values: torch.Tensor, rows: torch.Tensor, number: int) -> torch.Tensor:
+    """Average the values of tokens, `(M,)`, over each of `number` examples: `(B,)`, 0 where it has none."""
+    counts = values.new_zeros(number).index_add(0, rows, torch.ones_like(values))
+    return values.new_zeros(number).index_add(0, rows, values) / counts.clamp(min=1)
 
 
 def batch_losses(
-    model: nn.Module, inputs: dict[str, torch.Tensor], teacher: Callable[[], AbstractContextManager] | None = None
+    model: nn.Module,
+    batch: MicroBatch,
+    teacher: Callable[[], AbstractContextManager] | None = None,
+    reference_logps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
-    tokens. On the tokens of `taught_mask`, critic examples with a `teacher` have in its place the divergence from the
-    model with the weights that it has within `teacher()`.
+    tokens, in nats. Both losses of the method are of this form: L1 on the sampled Bellman target (the cross-entropy
+    part of equation 5) and L2 on the refined action (equation 6). With a `teacher`, taught tokens have in its place
+    the divergence from the model with the weights that it has within `teacher()`.
+
+    Args:
+        model (`nn.Module`):
+            The model.
+        batch ([`~method.batches.MicroBatch`]):
+            The batch.
+        teacher (`Callable`, *optional*):
+            Makes a context in which the model has the teacher's weights.
+        reference_logps (`torch.Tensor`, *optional*):
+            Log-probabilities of the tokens of `batch.anchored` under the initial weights.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and for the policy's examples, if `inputs` has the
-        `reference_logps` of the initial weights, an estimate of the divergence from these, averaged over the tokens of
-        a completion, `(B,)`, otherwise 0.
+        `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and with `reference_logps` an estimate of the
+        divergence of the policy's examples from the initial weights, averaged over the tokens of a completion, `(B,)`,
+        otherwise 0.
     """
-    is_taught = "teacher_input_ids" in inputs
+    rows, number = batch.tokens.rows, len(batch.examples)
     if teacher is not None:
         model.eval()
         with torch.no_grad(), teacher():
             # Where weights are sharded, processes run the model together, even one whose targets were all dropped.
-            teacher_logits = batch_logits(model, inputs, "teacher_" if is_taught else "")  # (C, S, V)
+            teacher_logits = answer_logits(model, batch.teacher or batch.tokens)
         model.train()
-    logits = batch_logits(model, inputs)  # (B, T, V)
-    mask = inputs["completion_mask"][:, 1:].bool()
-    logps = token_logps(logits, inputs["input_ids"], inputs["completion_mask"])  # (N,), N tokens of all completions
-    losses = _means(-logps, mask)
-    divergences = torch.zeros_like(losses)
-    if "reference_logps" in inputs:
-        is_anchored = anchored_rows(inputs)[mask.nonzero()[:, 0]]  # (N,)
-        reference = torch.where(is_anchored, inputs["reference_logps"][mask], logps.detach())
-        # As in GRPO: never negative, and right on average over tokens that the model samples.
-        divergences = _means((reference - logps).exp() - (reference - logps) - 1, mask)
-    if is_taught:
-        rows = inputs["loss_ids"] == LOSSES.index("critic")
-        whole, taught = inputs["completion_mask"][rows], inputs["taught_mask"][rows]
-        logits = logits[rows]  # (C, T, V)
-        distilled = sequence_kl(logits, taught, teacher_logits, inputs["teacher_completion_mask"])  # (C,)
-        distilled = distilled.clamp(min=0)
-        if (whole != taught).any():
-            others = sequence_nll(logits, inputs["input_ids"][rows], whole - taught)  # (C,)
-            share = taught.sum(1) / whole.sum(1)
-            distilled = share * distilled + (1 - share) * others
-        losses = losses.masked_scatter(rows, distilled)
-    return losses, divergences
+    logits = answer_logits(model, batch.tokens)  # (M, V)
+    logps = token_logps(logits, batch.tokens.labels)  # (M,)
+    values = -logps
+    if batch.teacher is not None:
+        divergences = token_divergences(logits[batch.is_taught], teacher_logits)
+        values = values.masked_scatter(batch.is_taught, divergences)
+    losses = row_means(values, rows, number)
+    if batch.teacher is not None:
+        losses = losses.clamp(min=0)  # a divergence of 0 can be rounded to less
+    if reference_logps is None:
+        return losses, torch.zeros_like(losses)
+    is_anchored = batch.is_anchored[rows]
+    # As in GRPO: never negative, and right on average over tokens that the model samples.
+    differences = logps.detach().masked_scatter(is_anchored, reference_logps[: is_anchored.sum()]) - logps
+    return losses, row_means(differences.exp() - differences - 1, rows, number)

@@ -23,11 +23,13 @@ from .roles import Roles
 ASKED_ROLES = ("policy", "critique", "backup", "refine")  # always asked; others depend on options and on the steps
 
 
-def readable_answers(
+def sound_answers(
     roles: Roles, transitions: list[Transition], bootstrap: str = "implicit", num_refinements: int = 1
 ) -> dict[str, list[Answer]]:
     """
-    Ask every role about transitions, as an iteration of training does, and keep the answers that can be read.
+    Ask every role about transitions, as an iteration of training does, and keep the sound answers: all that can be
+    read, but of the refined actions only those that do as their critique says. A refinement policy that learns from
+    its lapses as well soon ignores critiques.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -40,9 +42,11 @@ def readable_answers(
             As in [`~method.refinement.refine_actions`].
 
     Returns:
-        `dict[str, list[Answer]]`: by role. A role without a readable answer is missing.
+        `dict[str, list[Answer]]`: by role. A role without a sound answer is missing.
     """
     with roles.collected() as answers:
         bellman_targets(roles, transitions, bootstrap)
-        refine_actions(roles, transitions, num_refinements)
+        refinements = refine_actions(roles, transitions, num_refinements)
+    compliant = {id(r.refined_action.prompt) for r in refinements if r is not None and r.complies}
+    answers["refine"] = [answer for answer in answers["refine"] if id(answer.prompt) in compliant]
     return {role: found for role, found in answers.items() if found}

@@ -41,6 +41,9 @@ FORMAT_METRICS = {
     "correction": "correction/format_rate",
 }
 
+# The metric for the share of prompts that were longer than `max_prompt_length`, and not answered.
+TOO_LONG = "prompts/too_long_ratio"
+
 
 class Roles:
     """
@@ -111,11 +114,11 @@ class Roles:
                 prompt = prompt.extended(self.chat.reply(prompt.last_id, message["content"]))
             else:
                 prompt = prompt.extended(self.chat.past_turn(message))
-        return prompt
+        return self.fitted(prompt)
 
     def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
         """Append the environment's answer to `prompt`, which ends with `action`: s_{t+1} from (s_t, a_t)."""
-        return prompt.extended(self.actions.observation_ids(prompt.last_id, action, observation))
+        return self.fitted(prompt.extended(self.actions.observation_ids(prompt.last_id, action, observation)))
 
     def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
         """Append `answer` to `prompt`, as it stays in the conversation."""
@@ -124,6 +127,30 @@ class Roles:
     def opened(self, prompt: Prompt) -> Prompt:
         """Append the prefill of the chat template: `prompt` as the model sees it when it answers."""
         return prompt.extended(self.chat.prefill)
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether a prompt keeps to `max_prompt_length`. One that does not is never answered."""
+        limit = self.options.max_prompt_length
+        return limit is None or prompt.num_tokens <= limit
+
+    def fitted(self, prompt: Prompt) -> Prompt:
+        """
+        Leave the oldest turns of a prompt out if it is longer than `max_prompt_length`: the opening, a mark, the
+        newest turns that fit, and what follows the state stay. A prompt that cannot be cut so far stays as it is.
+        """
+        if self.fits(prompt):
+            return prompt
+        trunk = prompt.trunk[prompt.trunk_start : prompt.trunk_end].tolist()
+        starts = [start for start in self.chat.answer_starts(trunk) if start >= prompt.opening_length]
+        if not starts:
+            return prompt
+        opening = trunk[: starts[0]]
+        kept = [*opening, *self.chat.reply(opening[-1], self.prompts.history_cut)]
+        room = self.options.max_prompt_length - len(kept) - len(prompt.branch)
+        newest = next((start for start in starts[1:] if len(trunk) - start <= room), None)
+        if newest is None:
+            return prompt
+        return replace(Prompt.of(kept + trunk[newest:], prompt.tools, prompt.opening_length), branch=prompt.branch)
 
     # Questions
 
@@ -172,15 +199,17 @@ class Roles:
 
         Returns:
             `list[Answer]`: in the order of the prompts. [`Answer.parsed`] is `None` where the format is broken or the
-            answer was cut off, after all retries.
+            answer was cut off, after all retries, and where the prompt is longer than `max_prompt_length`: it is not
+            answered.
         """
         sampling = sampling or self.samplings[role]
         retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
         seeds = torch.randint(2**62, (len(prompts),)).tolist() if seeds is None else seeds
-        answers: dict[int, Answer] = {}
-        pending = list(range(len(prompts)))
+        answers = {i: Answer(prompt, (), "", None) for i, prompt in enumerate(prompts)}
+        pending = [i for i, prompt in enumerate(prompts) if self.fits(prompt)]
+        self.metrics[TOO_LONG] += [float(not self.fits(prompt)) for prompt in prompts]
         for attempt in range(1 + retries):
             if not self.generator.any_process(bool(pending)):
                 break

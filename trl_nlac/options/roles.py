@@ -90,10 +90,12 @@ class RoleOptions:
         > Parameters that control sampling
 
         max_prompt_length (`int` or `None`, *optional*, defaults to `8192`):
-            Maximum number of tokens of a state. A longer history is cut in the middle: the system message, the task
-            and the newest turns stay, and a sentence marks the cut. The prompts of critic, backup and refinement add
-            an action, an observation and answers of the roles. `None` for no limit. Where the model's context has no
-            room for it beside an answer, a trainer lowers it, with a warning.
+            Maximum number of tokens of a prompt, in every role. A longer history is cut in the middle: the system
+            message, the task and the newest turns stay, and a sentence marks the cut. The prompts of critic, backup
+            and refinement add an action, an observation and answers of the roles to a state, so they are cut earlier;
+            one that is too long even so is counted and not answered. A single observation is shortened to half of the
+            limit, before anything sees it; a mark says how much is left out. `None` for no limit. Where the model's
+            context has no room for it beside an answer, a trainer lowers it, with a warning.
         max_completion_length (`int`, *optional*, defaults to `512`):
             Maximum number of tokens of an answer. Longer ones are counted and not trained on.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -152,7 +154,7 @@ class RoleOptions:
         metadata={"help": "Whether chains of thought are rewritten before training. If None, whenever there are any."},
     )
     max_prompt_length: int | None = field(
-        default=8192, metadata={"help": "Maximum number of tokens of a state; a longer history is cut in the middle."}
+        default=8192, metadata={"help": "Maximum number of tokens of a prompt; a longer history is cut in the middle."}
     )
     max_completion_length: int = field(default=512, metadata={"help": "Maximum number of tokens of an answer."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of all roles; 0 is greedy."})

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ..types import LOSSES, Answer, Judgement, Refinement, Sample
-from .folder import audit_file
+from ..types import Answer, Judgement, Refinement, Sample, TrainingExample
+from .folder import RECORD_FILE, audit_file
 
 
 SAMPLE = pa.schema(
@@ -76,6 +76,7 @@ class AuditTrail:
         self.total_limit = total_limit
         self._rows: list[dict[str, Any]] = []  # of finished iterations
         self._open: dict[int, list[dict[str, Any]]] = {}  # of the current iteration, by transition
+        self._sizes: dict[Path, int] | None = None  # rows of this process's files, oldest first; read once
 
     def open(
         self,
@@ -117,13 +118,12 @@ class AuditTrail:
                 }
             self._open.setdefault(sample.transition_id, []).append(row)
 
-    def add_losses(self, inputs: dict[str, torch.Tensor], losses: torch.Tensor) -> None:
+    def add_losses(self, examples: list[TrainingExample], losses: torch.Tensor) -> None:
         """Add the losses of a micro-batch."""
-        columns = (inputs[name].tolist() for name in ("transition_ids", "loss_ids", "weights"))
-        for transition_id, loss_id, weight, loss in zip(*columns, losses.tolist(), strict=True):
-            name = f"{LOSSES[loss_id]}_loss"
-            row = next((row for row in self._open.get(transition_id, []) if name not in row), None)
-            if row is not None and weight > 0:
+        for example, loss in zip(examples, losses.tolist(), strict=True):
+            name = f"{example.loss}_loss"
+            row = next((row for row in self._open.get(example.transition_id, []) if name not in row), None)
+            if row is not None and example.weight > 0:
                 row[name] = loss
 
     def close(self) -> None:
@@ -137,13 +137,41 @@ class AuditTrail:
             return
         path = audit_file(self.output_dir, step, self.process)
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(self._rows, schema=SAMPLE), path, compression="zstd")
+        if self._sizes is None:
+            self._sizes = self._read_sizes(path.parent)
+        table = pa.Table.from_pylist(self._rows, schema=SAMPLE)
+        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+        self._sizes[path] = len(self._rows)
         self._rows = []
         if self.total_limit is not None:
-            files = sorted(
-                path.parent.glob(f"audit_*_process{self.process}.parquet"), key=lambda p: p.stat().st_mtime_ns
-            )
-            sizes = [pq.read_metadata(file).num_rows for file in files]
-            while sum(sizes) > self.total_limit and len(files) > 1:
-                files.pop(0).unlink()
-                sizes.pop(0)
+            excess = sum(self._sizes.values()) - self.total_limit
+            for oldest in list(self._sizes)[:-1]:
+                if excess <= 0:
+                    break
+                oldest.unlink(missing_ok=True)
+                excess -= self._sizes.pop(oldest)
+
+    def _read_sizes(self, folder: Path) -> dict[Path, int]:
+        """Count the rows of the files that this process wrote before the run was resumed."""
+        files = [(RECORD_FILE.fullmatch(path.name), path) for path in folder.glob(f"*_process{self.process}.parquet")]
+        steps = sorted((int(match["step"]), path) for match, path in files if match)
+        return {path: _num_rows(path) for _, path in steps}
+
+    def state_dict(self) -> dict[str, list[Any]]:
+        """Return the rows that are not written yet, for a checkpoint."""
+        return {"audit": self._rows, "open_audit": [[number, rows] for number, rows in self._open.items()]}
+
+    def load_state_dict(self, state: dict[str, list[Any]]) -> None:
+        """Load a state from [`AuditTrail.state_dict`]."""
+        self._rows = state.get("audit", [])
+        self._open.clear()
+        for number, rows in state.get("open_audit", []):
+            self._open.setdefault(number, []).extend(rows)
+
+
+def _num_rows(path: Path) -> int:
+    """Count the rows of a file; 0 if it is damaged."""
+    try:
+        return pq.read_metadata(path).num_rows
+    except (pa.ArrowException, OSError):
+        return 0

@@ -12,19 +12,25 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The folder of a run: names of its files, and its log. Records of later steps are set aside when a run resumes."""
+"""The folder of a run: names of its files, and its log. What belongs to later steps is set aside on a resume."""
 
 import json
+import logging
 import math
+import os
 import re
-from itertools import compress
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
-from accelerate.logging import get_logger
 from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..types import RunRefused
 
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
@@ -33,11 +39,24 @@ AUDIT = "_audit"
 SUPERSEDED = "_superseded"
 # Files of episodes and of audited samples; those of an evaluation begin with its kind.
 RECORD_FILE = re.compile(r"(?:(?P<kind>.+)_)?(?:completions|audit)_(?P<step>\d+)(?:_process\d+)?\.parquet")
+_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+_SLASH = "%2F"
+_END = "train_runtime"  # in the last log of a run
 
 
 def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
-    """Name the file of the episodes until a step; `kind` is the prefix of an evaluation, such as `"eval"`."""
+    """
+    Name the file of the episodes until a step; `kind` is the prefix of an evaluation, such as `"eval"`. Slashes in it
+    are quoted, see [`kind_of`].
+    """
+    kind = kind.replace("%", "%25").replace("/", _SLASH) if "/" in kind else kind
     return Path(output_dir, COMPLETIONS, f"{kind}_{COMPLETIONS}_{step:05d}.parquet".lstrip("_"))
+
+
+def kind_of(match: re.Match) -> str:
+    """Return the prefix of the evaluation of a `RECORD_FILE`; empty in training."""
+    kind = match["kind"] or ""
+    return unquote(kind) if _SLASH in kind else kind
 
 
 def audit_file(output_dir: str | Path, step: int, process: int) -> Path:
@@ -45,15 +64,14 @@ def audit_file(output_dir: str | Path, step: int, process: int) -> Path:
     return Path(output_dir, AUDIT, f"audit_{step:05d}_process{process}.parquet")
 
 
-class TrainingLogCallback(TrainerCallback):
-    """
-    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in the output folder. When
-    training starts at a step, the records of later steps are set aside in the folder `_superseded`.
-    """
+def checkpoints(run: str | Path) -> dict[int, Path]:
+    """Find the checkpoints of a run by their steps, oldest first."""
+    found = {int(match[1]): path for path in Path(run).glob("*") if (match := _CHECKPOINT.fullmatch(path.name))}
+    return dict(sorted(found.items()))
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            set_aside(Path(args.output_dir), state.global_step)
+
+class TrainingLogCallback(TrainerCallback):
+    """Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero:
@@ -64,24 +82,93 @@ class TrainingLogCallback(TrainerCallback):
                 file.write(json.dumps(line, default=float) + "\n")
 
 
-def set_aside(run: Path, step: int) -> None:
-    """Move a run's records of later steps into its folder `_superseded`."""
-    aside, log = run / SUPERSEDED, run / TRAINING_LOG
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    is_later = [not line.endswith("\n") or json.loads(line)["step"] > step for line in lines]  # or half-written
-    files = [path for folder in (COMPLETIONS, AUDIT) for path in sorted(run.glob(f"{folder}/*.parquet"))]
-    files = [path for path in files if (match := RECORD_FILE.fullmatch(path.name)) and int(match["step"]) > step]
-    if not any(is_later) and not files:
+def check_unused(run: str | Path) -> None:
+    """
+    Raises:
+        RunRefused: If the folder has a checkpoint, or a run that has ended. What is left of one that was killed before
+            its first checkpoint is no obstacle: nobody can resume it.
+    """
+    found = list(checkpoints(run).values())
+    if found or has_ended(run):
+        resume = f"resume it (`resume_from_checkpoint={str(found[-1])!r}`), " if found else ""
+        raise RunRefused(
+            f"`output_dir` {str(run)!r} has a run already, see {found[-1].name if found else TRAINING_LOG}: {resume}"
+            "choose another folder, or move or remove this one."
+        )
+
+
+def has_ended(run: str | Path, step: int | None = None) -> bool:
+    """Whether the log of a run says that training ended, at this step if one is given."""
+    logs = map(_parse, _lines(Path(run)))
+    return any(_END in logged and step in (None, logged["step"]) for logged in logs)
+
+
+def set_aside(run: str | Path, step: int, recorded: int) -> None:
+    """
+    Move what belongs to later steps of a run into a new folder in its folder `_superseded`.
+
+    Args:
+        run (`str` or `Path`):
+            Folder of the run.
+        step (`int`):
+            Step of the checkpoint that it resumes from. Later checkpoints, logs and evaluations are set aside.
+        recorded (`int`):
+            Last step at which training wrote its records before that. The checkpoint has those of the steps since.
+    """
+    run = Path(run)
+    later = {True: [], False: []}
+    for line in _lines(run):
+        later[_is_later(line, step)].append(line)
+    files = [path for found, path in checkpoints(run).items() if found > step]
+    files += _later_files(run, step, recorded)
+    if not later[True] and not files:
         return
-    aside.mkdir(exist_ok=True)
-    if any(is_later):
-        with open(aside / TRAINING_LOG, "a") as file:
-            file.writelines(compress(lines, is_later))
-        log.write_text("".join(line for line, later in zip(lines, is_later, strict=True) if not later))
+    aside = _new_folder(run / SUPERSEDED)
     for path in files:
-        (aside / path.parent.name).mkdir(exist_ok=True)
-        path.replace(aside / path.parent.name / path.name)
-    logger.info(f"Training starts at step {step}: the records of later steps are now in {aside}.")
+        (aside / path.parent.relative_to(run)).mkdir(exist_ok=True)
+        path.rename(aside / path.relative_to(run))
+    if later[True]:
+        (aside / TRAINING_LOG).write_bytes(b"".join(later[True]))
+        written = run / f"{TRAINING_LOG}.new"
+        written.write_bytes(b"".join(later[False]))
+        os.replace(written, run / TRAINING_LOG)  # a process that is killed meanwhile leaves one or the other
+    logger.warning(f"Training starts at step {max(0, step)}: what {run} had of other steps is now in {aside}.")
+
+
+def _new_folder(parent: Path) -> Path:
+    """Make the folder of the next number."""
+    number = 1 + max((int(path.name) for path in parent.glob("*") if path.name.isdecimal()), default=0)
+    folder = parent / str(number)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _later_files(run: Path, step: int, recorded: int) -> Iterator[Path]:
+    """Find the files of evaluations after `step`, and those of training after `recorded`."""
+    for folder in (COMPLETIONS, AUDIT):
+        for path in sorted(run.glob(f"{folder}/*.parquet")):
+            match = RECORD_FILE.fullmatch(path.name)
+            if match and int(match["step"]) > (step if match["kind"] else recorded):
+                yield path
+
+
+def _lines(run: Path) -> list[bytes]:
+    log = run / TRAINING_LOG
+    return log.read_bytes().splitlines(keepends=True) if log.exists() else []
+
+
+def _is_later(line: bytes, step: int) -> bool:
+    """Whether a line is of a later step, or half-written."""
+    return not line.endswith(b"\n") or _parse(line)["step"] > step
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """Parse a line of the log; one that is damaged belongs to step 0, so that it stays where it is."""
+    try:
+        logged = json.loads(line)
+        return {**logged, "step": int(logged["step"])}
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return {"step": 0}
 
 
 def _finite(value):

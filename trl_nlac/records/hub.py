@@ -106,7 +106,7 @@ def model_card(
         dataset_name (`str`, *optional*):
             Dataset of the tasks on the Hub.
     """
-    repo_id = repo_id or str(args.output_dir)
+    repo_id = repo_id or Path(args.output_dir).name
     model_name = model_name or Path(repo_id).name
     base_model = None if not base_model or Path(base_model).is_dir() else base_model
     evaluations = first_and_last(state.log_history)

@@ -15,6 +15,7 @@
 """The log of a run: `training_log.jsonl`, and the evaluations in it."""
 
 import json
+import logging
 import math
 import re
 from collections import defaultdict
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+
+logger = logging.getLogger(__name__)
 
 # Metrics that had other names in earlier versions, when "critic" meant the Bellman backup in some of them.
 RENAMED = {
@@ -93,34 +96,39 @@ class TrainingLog:
             there is only one.
         seconds (`float`, *optional*):
             Duration of training. `None` if it has not ended.
-        num_unreadable (`int`):
-            Number of lines that are not JSON, such as one that is being written.
+        unreadable (`list[int]`):
+            Numbers of the lines, from 1, that are no log: damaged ones, or one that is being written.
     """
 
     training: list[dict[str, float]]
     evaluations: dict[str, list[dict[str, float]]]
     seconds: float | None
-    num_unreadable: int
+    unreadable: list[int]
 
 
 def read_log(path: Path) -> TrainingLog:
     """Read the log of a run; it is empty if there is no file."""
     rows, training = [], []
-    seconds, num_unreadable = None, 0
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    seconds, unreadable = None, []
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else [], start=1):
+        if not line.strip():
+            continue
         try:
             logged = json.loads(line)
-        except ValueError:
-            num_unreadable += 1
+            row = with_new_names({name: value for name, value in logged.items() if _is_finite(value)})
+            row["step"] = int(row["step"])
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            unreadable.append(number)
             continue
-        row = with_new_names({name: value for name, value in logged.items() if _is_finite(value)})
         rows.append(row)
         if "loss" in logged:
             training.append(row)
             seconds = None  # the run was resumed after its end
         seconds = row.get("train_runtime", seconds)
-    return TrainingLog(training, find_evaluations(rows), seconds, num_unreadable)
+    if unreadable:
+        logger.warning(f"{path}: these lines are no logs and are left out: {', '.join(map(str, unreadable))}.")
+    return TrainingLog(training, find_evaluations(rows), seconds, unreadable)
 
 
 def _is_finite(value) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and math.isfinite(value)  # an integer can be too large to tell

@@ -28,7 +28,7 @@ from ..evaluation.evaluation import Evaluation
 from ..evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor
 from ..evaluation.metrics import episode_metrics, is_played, mean_over_processes
 from ..nlac_config import NLACConfig
-from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample
+from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample
 from .audit import AuditTrail
 from .log import RENAMED
 from .tables import EpisodeTables
@@ -71,6 +71,7 @@ class Records:
         self.formats = FormatMonitor(args.max_completion_length)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
+        self._recorded: int | None = 0  # step at which they were written down last, `None` if it is not known
         self.audit = None
         if args.audit_samples:
             self.audit = AuditTrail(args.output_dir, args.process_index, args.audit_total_limit)
@@ -145,7 +146,7 @@ class Records:
 
     def add_losses(
         self,
-        inputs: dict[str, torch.Tensor],
+        examples: list[TrainingExample],
         losses: torch.Tensor,
         divergences: torch.Tensor,
         reduce: Callable[[torch.Tensor], torch.Tensor],
@@ -154,8 +155,8 @@ class Records:
         Add the losses of a micro-batch, and count its transitions.
 
         Args:
-            inputs (`dict[str, torch.Tensor]`):
-                The micro-batch.
+            examples (`list[TrainingExample]`):
+                The examples of the micro-batch.
             losses (`torch.Tensor` of shape `(B,)`):
                 Loss of each example.
             divergences (`torch.Tensor` of shape `(B,)`):
@@ -166,9 +167,9 @@ class Records:
         if self.num_samples is not None:
             self.num_samples += self.args.per_device_train_batch_size * self.args.world_size
         if self.audit is not None:
-            self.audit.add_losses(inputs, losses)
-        kinds = torch.arange(len(LOSSES), device=losses.device)[:, None]
-        chosen = (inputs["loss_ids"] == kinds) & (inputs["weights"] > 0)  # (3, B)
+            self.audit.add_losses(examples, losses)
+        kinds = [[example.loss == name and example.weight > 0 for example in examples] for name in LOSSES]
+        chosen = torch.tensor(kinds, device=losses.device)  # (3, B)
         sums = reduce(torch.stack([(chosen * values).sum(1) for values in (losses, divergences, 1)], dim=1))
         for name, (loss, divergence, number) in zip(LOSSES, sums.tolist(), strict=True):
             self.metrics[f"{name}/loss"] += round(number) * [loss / max(1, number)]
@@ -195,6 +196,7 @@ class Records:
 
     def write(self, step: int) -> None:
         """Write down the episodes and audited samples so far."""
+        self._recorded = step
         if self.tables is not None:
             self.tables.write(self._rows, step)
             self._rows = []
@@ -214,6 +216,8 @@ class Records:
             "version": 1,  # states without it have the metric names of earlier versions
             "environment_steps": self.num_environment_steps,
             "samples": self.num_samples,
+            "metrics": {name: [float(value) for value in values] for name, values in self.metrics.items()},
+            "recorded": self._recorded,
             "health": self.health.state_dict(),
             "success": self.success.state_dict(),
         }
@@ -227,5 +231,18 @@ class Records:
             health["warned"] = [RENAMED.get(name, name) for name in state["health"]["warned"]]
         self.num_environment_steps = state["environment_steps"]
         self.num_samples = state.get("samples")
+        self.metrics.update(state.get("metrics", {}))
+        self._recorded = state.get("recorded")
         self.health.load_state_dict(health)
         self.success.load_state_dict(state["success"])
+
+    def rows(self) -> dict[str, list[Any]]:
+        """Return the rows of this process that are not written down yet, by kind, for a checkpoint."""
+        return {"episodes": self._rows, **(self.audit.state_dict() if self.audit is not None else {})}
+
+    def load_rows(self, rows: dict[str, list[Any]]) -> None:
+        """Load rows from [`Records.rows`]; those of a kind that is no longer recorded are left out."""
+        if self.tables is not None:
+            self._rows = rows.get("episodes", [])
+        if self.audit is not None:
+            self.audit.load_state_dict(rows)

@@ -25,6 +25,7 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import print_prompt_completions_sample
 
 from ..nlac_config import NLACConfig
+from ..terminal import printable
 from ..types import Episode, Judgement, Transition
 from .folder import completions_file
 
@@ -137,7 +138,7 @@ class EpisodeTables:
             table = table.append_column(name, _array(values))
         path = completions_file(self.args.output_dir, step, kind)
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, compression="zstd")
+        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
         if not kind:
             self._show(rows, extra, step)
 
@@ -147,7 +148,10 @@ class EpisodeTables:
         completions = [_messages(row["turns"]) for row in rows]
         number = self.args.num_completions_to_print
         if number != 0:
-            print_prompt_completions_sample(prompts, completions, {"return": returns}, None, step, number, extra)
+            shown = [[{**m, "content": printable(m["content"])} for m in messages] for messages in completions]
+            notes = {name: [printable(str(value)) for value in values] for name, values in extra.items()}
+            tasks = [printable(prompt) for prompt in prompts]
+            print_prompt_completions_sample(tasks, shown, {"return": returns}, None, step, number, notes)
         trackers = _trackers(self.args.report_to)
         if trackers:
             texts = ["\n".join(f"{m['role']}: {m['content']}" for m in messages) for messages in completions]

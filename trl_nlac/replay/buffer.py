@@ -27,6 +27,10 @@ from .store import EpisodeStore
 from .sum_tree import SumTree
 
 
+_LEFT_OUT = float(np.finfo(np.float64).tiny)  # priority of a transition that is left out of the draws
+_WEIGHT_LEFT_OUT = 1e-30  # nothing beside another transition, and an equal share where all are left out
+
+
 class PrioritizedReplay:
     """
     Replay buffer D of algorithm 1, with P(i) proportional to priority_i^alpha
@@ -191,10 +195,24 @@ class PrioritizedReplay:
             self._priorities[slots] = values
             self._weigh(slots)
 
+    def leave_out(self, transition_ids: Sequence[int]) -> None:
+        """Leave transitions out of the draws, for as long as there are others."""
+        ids = np.asarray(transition_ids, dtype=np.int64)
+        slots = ids[ids >= self._first_id] % self.capacity
+        if len(slots):
+            self._priorities[slots] = _LEFT_OUT
+            self._weigh(slots)
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of stored transitions that are left out of the draws."""
+        return int((self._priorities == _LEFT_OUT).sum())
+
     def _weigh(self, slots: np.ndarray) -> None:
         """Update the sampling weights of slots; free slots have none."""
         priorities = self._priorities[slots]
-        self._tree.set(slots, np.where(priorities > 0, priorities**self.priority_exponent, 0.0))
+        weights = np.where(priorities > 0, priorities**self.priority_exponent, 0.0)
+        self._tree.set(slots, np.where(priorities == _LEFT_OUT, _WEIGHT_LEFT_OUT, weights))
 
     def save(self, directory: str | Path) -> None:
         """Write the buffer to `episodes.parquet` and `replay.json` in `directory`."""

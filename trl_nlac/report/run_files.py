@@ -14,9 +14,11 @@
 
 """Selection of a run's episodes from its parquet files, without loading all of them."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..records.folder import AUDIT, COMPLETIONS, RECORD_FILE
+from ..records.folder import AUDIT, COMPLETIONS, RECORD_FILE, kind_of
 from .episodes import audited_episode, played_episode
 
 
+logger = logging.getLogger(__name__)
+
 MAX_EPISODES = 1000
+_KEYS = ["step", "process", "episode"]
 
 Key = tuple[int, int]  # process, and number of the episode there
 
@@ -48,7 +53,8 @@ class Episodes:
         verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
             Verdict scores of actions and whether their episodes succeeded, by dataset and step of the evaluation.
         unreadable (`list[str]`):
-            Names of files that are not parquet, such as one that was being written when the run was killed.
+            Names of files of which something could not be read, such as one that was being written when the run was
+            killed. Their other rows are among the episodes.
     """
 
     shown: list[dict[str, Any]]
@@ -91,11 +97,11 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
         limit (`int`, *optional*, defaults to `MAX_EPISODES`):
             Maximum number of episodes.
     """
-    unreadable: list[str] = []
-    completions, audits = (list(_files(run / folder, unreadable)) for folder in (COMPLETIONS, AUDIT))
-    evaluations, verdicts = _look_at_evaluations([file for file in completions if file.kind])
-    played = list(_look_at_training([file for file in completions if not file.kind]))
-    first_audits = _look_at_audits(audits)
+    files = _Files()
+    completions, audits = (list(files.find(run / folder)) for folder in (COMPLETIONS, AUDIT))
+    evaluations, verdicts = _look_at_evaluations(files, [file for file in completions if file.kind])
+    played = list(_look_at_training(files, [file for file in completions if not file.kind]))
+    first_audits = _look_at_audits(files, audits)
     known = {place.key for place in played}
     audited = [place for place in played if place.key in first_audits]
     audited += [_Place(step, key, None, 0) for key, step in first_audits.items() if key not in known]
@@ -105,49 +111,80 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
     room = limit - len(chosen)
     chosen += _spread(sorted(audited, key=lambda place: place.step), max(room // 2, room - len(others)))
     chosen += _spread(others, limit - len(chosen))
-    shown = _read(sorted(chosen, key=lambda place: place.step), audits)
-    return Episodes(shown, len(audited) + len(others), len(evaluations), verdicts, unreadable)
+    shown = list(_read(files, sorted(chosen, key=lambda place: place.step), audits))
+    return Episodes(shown, len(audited) + len(others), len(evaluations), verdicts, list(files.unreadable))
 
 
-def _files(folder: Path, unreadable: list[str]) -> Iterator[_File]:
-    """Yield the files of a folder by step; add those that cannot be read to `unreadable`."""
-    found = [(match, path) for path in folder.glob("*.parquet") if (match := RECORD_FILE.fullmatch(path.name))]
-    for match, path in sorted(found, key=lambda pair: (int(pair[0]["step"]), pair[1].name)):
+class _Files:
+    """Read the files of a run. Those of which something cannot be read are named once, and the rest is read."""
+
+    def __init__(self):
+        self.unreadable: dict[str, None] = {}  # names, in order
+
+    def find(self, folder: Path) -> Iterator[_File]:
+        """Yield the files of a folder by step."""
+        found = [(match, path) for path in folder.glob("*.parquet") if (match := RECORD_FILE.fullmatch(path.name))]
+        for match, path in sorted(found, key=lambda pair: (int(pair[0]["step"]), pair[1].name)):
+            yield _File(path, int(match["step"]), kind_of(match))
+
+    def rows(
+        self, file: _File, columns: list[str] | None = None, chosen: set[int] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows of a file, or some `chosen` ones, with their numbers; without those that are damaged."""
+        start = 0
+        with self.skipping(file), pq.ParquetFile(file.path, page_checksum_verification=True) as parquet:
+            missing = {*(columns or [])} - {*parquet.schema_arrow.names}
+            if missing:
+                raise KeyError(f"the column {min(missing)} is missing")
+            for group in range(parquet.num_row_groups):
+                end = start + parquet.metadata.row_group(group).num_rows
+                numbers = [i for i in range(start, end) if chosen is None or i in chosen]
+                with self.skipping(file):
+                    table = parquet.read_row_group(group, columns=columns).take([i - start for i in numbers])
+                    yield from zip(numbers, table.to_pylist(), strict=True)
+                start = end
+
+    @contextmanager
+    def skipping(self, file: _File) -> Iterator[None]:
+        """Name the file where something in it is odd, and go on after it."""
         try:
-            pq.read_metadata(path)
-        except pa.ArrowInvalid:
-            unreadable.append(path.name)
-        else:
-            yield _File(path, int(match["step"]), match["kind"] or "")
+            yield
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            if file.path.name not in self.unreadable:
+                logger.warning(f"{file.path} is damaged, and a part of it is left out: {' '.join(str(error).split())}")
+            self.unreadable[file.path.name] = None
 
 
-def _look_at_evaluations(files: list[_File]) -> tuple[list[_Place], dict[tuple[str, int], list[tuple[float, bool]]]]:
+def _look_at_evaluations(
+    files: _Files, evaluations: list[_File]
+) -> tuple[list[_Place], dict[tuple[str, int], list[tuple[float, bool]]]]:
     """Return the places of the episodes, and the critic's verdicts on them."""
     places, verdicts = [], defaultdict(list)
-    for file in files:
-        rows = pq.read_table(file.path, columns=["step", "turns", "success", "failure"]).to_pylist()
-        for i, row in enumerate(rows):
-            places.append(_Place(row["step"], None, file, i))
-            if row["failure"] is None:
-                scores = [turn["verdict_score"] for turn in row["turns"]]
-                pairs = [(score, row["success"]) for score in scores if score is not None and math.isfinite(score)]
-                verdicts[file.dataset, file.step] += pairs
+    for file in evaluations:
+        for i, row in files.rows(file, ["step", "turns", "success", "failure"]):
+            with files.skipping(file):
+                if row["failure"] is None:
+                    scores = [turn["verdict_score"] for turn in row["turns"]]
+                    pairs = [(score, row["success"]) for score in scores if score is not None and math.isfinite(score)]
+                    verdicts[file.dataset, file.step] += pairs
+                places.append(_Place(int(row["step"]), None, file, i))
     return places, {evaluation: pairs for evaluation, pairs in verdicts.items() if pairs}
 
 
-def _look_at_training(files: list[_File]) -> Iterator[_Place]:
-    for file in files:
-        table = pq.read_table(file.path, columns=["step", "process", "episode"])
-        for i, row in enumerate(table.to_pylist()):
-            yield _Place(row["step"], (row["process"], row["episode"]), file, i)
+def _look_at_training(files: _Files, completions: list[_File]) -> Iterator[_Place]:
+    for file in completions:
+        for i, row in files.rows(file, _KEYS):
+            with files.skipping(file):
+                yield _Place(int(row["step"]), (row["process"], row["episode"]), file, i)
 
 
-def _look_at_audits(files: list[_File]) -> dict[Key, int]:
+def _look_at_audits(files: _Files, audits: list[_File]) -> dict[Key, int]:
     """Return the step of the first audited sample of every episode that has one."""
     steps: dict[Key, int] = {}
-    for file in files:
-        for row in pq.read_table(file.path, columns=["step", "process", "episode"]).to_pylist():
-            steps.setdefault((row["process"], row["episode"]), row["step"])
+    for file in audits:
+        for _, row in files.rows(file, _KEYS):
+            with files.skipping(file):
+                steps.setdefault((row["process"], row["episode"]), int(row["step"]))
     return steps
 
 
@@ -158,30 +195,27 @@ def _spread(places: list[_Place], number: int) -> list[_Place]:
     return [places[(i + 1) * len(places) // number - 1] for i in range(number)]
 
 
-def _read(places: list[_Place], audits: list[_File]) -> list[dict[str, Any]]:
+def _read(files: _Files, places: list[_Place], audits: list[_File]) -> Iterator[dict[str, Any]]:
     """Read the episodes at these places, in order."""
     keys = {place.key for place in places}
     samples = defaultdict(list)
     for file in audits:
-        for row in pq.read_table(file.path).to_pylist():
-            if (row["process"], row["episode"]) in keys:
-                samples[row["process"], row["episode"]].append(row)
-    of_file = defaultdict(list)
+        for _, row in files.rows(file):
+            with files.skipping(file):
+                if (row["process"], row["episode"]) in keys:
+                    audited_episode([row])  # a damaged sample costs itself alone
+                    samples[row["process"], row["episode"]].append(row)
+    chosen = defaultdict(set)
     for place in places:
         if place.file is not None:
-            of_file[place.file].append(place)
-    rows = {}
-    for file, of_it in of_file.items():
-        table = pq.read_table(file.path).take([place.row for place in of_it])
-        rows.update(zip(of_it, table.to_pylist(), strict=True))
-    return [
-        audited_episode(samples[place.key])
-        if place.file is None
-        else played_episode(
-            rows[place],
-            "eval" if place.file.kind else "train",
-            place.file.dataset,
-            samples[place.key] if place.key else [],
-        )
-        for place in places
-    ]
+            chosen[place.file].add(place.row)
+    rows = {(file, i): row for file, of_it in chosen.items() for i, row in files.rows(file, chosen=of_it)}
+    for place in places:
+        of_it = samples[place.key] if place.key else []
+        if place.file is None:
+            if of_it:
+                yield audited_episode(of_it)
+        elif (place.file, place.row) in rows:
+            split = "eval" if place.file.kind else "train"
+            with files.skipping(place.file):
+                yield played_episode(rows[place.file, place.row], split, place.file.dataset, of_it)

@@ -15,12 +15,17 @@
 """The summary at the top of the report."""
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from huggingface_hub import ModelCard
 
 from ..records.log import TrainingLog
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ class Summary:
             One for each evaluation dataset.
         training_success (`float`, *optional*):
             Success rate in training, last logged value.
+        unreadable (`list[str]`):
+            Names of files that could not be read.
     """
 
     name: str
@@ -80,20 +87,23 @@ class Summary:
     duration: str | None
     successes: list[Success]
     training_success: float | None
+    unreadable: list[str]
 
 
 def summarize(run: Path, log: TrainingLog) -> Summary:
     """Summarize a run from its log and the model in its folder."""
     rows = [*log.training, *(row for rows in log.evaluations.values() for row in rows)]
+    model, unreadable = _model(run)
     training_rates = [row["episode/success_rate"] for row in log.training if "episode/success_rate" in row]
     return Summary(
         name=run.name,
-        model=_model(run),
+        model=model,
         step=max((row["step"] for row in rows), default=0),
         environment_steps=max((row.get("environment/steps", 0) for row in rows), default=0),
         duration=None if log.seconds is None else _duration(log.seconds),
         successes=[success for item in log.evaluations.items() if (success := _success(*item)) is not None],
         training_success=training_rates[-1] if training_rates else None,
+        unreadable=unreadable,
     )
 
 
@@ -106,12 +116,27 @@ def _success(dataset: str, rows: list[dict[str, float]]) -> Success | None:
     return Success(dataset, rates[0], max(rates), rates[-1], low, high)
 
 
-def _model(run: Path) -> str | None:
-    card, config = run / "README.md", run / "config.json"
-    base = ModelCard.load(card, ignore_metadata_errors=True).data.base_model if card.exists() else None
-    if base is None and config.exists():
-        base = json.loads(config.read_text()).get("architectures")
-    return ", ".join(base) if isinstance(base, list) else base
+def _model(run: Path) -> tuple[str | None, list[str]]:
+    """Find the trained model; returns it, and the names of files that could not be read."""
+    unreadable = []
+    for name, read in (("README.md", _base_model), ("config.json", _architectures)):
+        try:
+            found = read(run / name) if (run / name).exists() else None
+        except (ValueError, TypeError, AttributeError, OSError, RecursionError, yaml.YAMLError) as error:
+            logger.warning(f"{run / name} cannot be read: {error}")
+            unreadable.append(name)
+            continue
+        if found:
+            return ", ".join(map(str, found)) if isinstance(found, list) else str(found), unreadable
+    return None, unreadable
+
+
+def _base_model(card: Path) -> str | list[str] | None:
+    return ModelCard.load(card, ignore_metadata_errors=True).data.base_model
+
+
+def _architectures(config: Path) -> list[str] | None:
+    return json.loads(config.read_text(encoding="utf-8")).get("architectures")
 
 
 def _duration(seconds: float) -> str:

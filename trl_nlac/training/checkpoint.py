@@ -14,25 +14,32 @@
 
 """What a checkpoint adds to TRL's: replay buffer, target weights, and the place within an iteration."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate.logging import get_logger
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers import PretrainedConfig
 
+from ..chat.encoder import ChatEncoder
 from ..method.target_weights import TargetWeights
 from ..replay.buffer import PrioritizedReplay
-from ..types import Prompt, TrainingExample
+from ..types import Prompt, RunRefused, TrainingExample
 
 
 logger = get_logger(__name__)
 
 _TARGET_WEIGHTS = "target_weights.safetensors"
+_ROWS = "records.parquet"
+# Options of a model's configuration without which its weights fit no other.
+_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _EXAMPLE = pa.schema(
     {
         "batch": pa.int32(),
@@ -110,11 +117,8 @@ def load_state(
         FileNotFoundError: If the checkpoint has no state of this process.
     """
     folder, first = _folder(directory, rank), _folder(directory, 0)
-    if not folder.exists() and not first.exists():
-        raise FileNotFoundError(
-            f"The checkpoint {directory} has no replay buffer of process {rank}. It was saved with "
-            "`save_only_model=True`, or not all of its files were copied."
-        )
+    if not first.exists():
+        _check_state(directory, folder, rank)
     # Without a shared file system, a node has only the files of its own processes.
     saved_world_size = _state(first if first.exists() else folder)["world_size"]
     _load_target_weights(directory, target_weights)
@@ -131,6 +135,126 @@ def load_state(
     state = _state(first)
     del state["rehearsal_rng"]
     return [], state
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """
+    Read the state of the first process that [`save_state`] wrote, before anything else is loaded.
+
+    Raises:
+        FileNotFoundError: If the checkpoint has none.
+    """
+    folder = _folder(checkpoint, 0)
+    _check_state(checkpoint, folder, 0)
+    return _state(folder)
+
+
+def describe_run(
+    config: PretrainedConfig,
+    chat: ChatEncoder,
+    prompts: dict[str, Any],
+    action_format: str,
+    environment: dict[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """
+    Describe what a run must have in common with a checkpoint that it resumes from, for [`check_identity`].
+
+    Args:
+        config ([`~transformers.PretrainedConfig`]):
+            Configuration of the model.
+        chat ([`~chat.encoder.ChatEncoder`]):
+            Encodes messages with the tokenizer.
+        prompts (`dict[str, Any]`):
+            The prompts by name.
+        action_format (`str`):
+            How actions are written.
+        environment (`dict[str, Any]`):
+            Properties of the environment.
+    """
+    shape = config.get_text_config().to_dict()
+    return {
+        "model": {name: shape.get(name) for name in _SHAPE},
+        "tokenizer": {
+            "vocabulary": _digest(sorted(chat.tokenizer.get_vocab().items())),
+            "chat_template": _digest(chat.tokenizer.chat_template),
+        },
+        "prompts": {name: _digest(prompt) for name, prompt in prompts.items()},
+        "options": {"action_format": action_format},
+        "environment": {
+            name: value if isinstance(value, str) else _digest(value) for name, value in environment.items()
+        },
+    }
+
+
+def _digest(value: Any) -> dict[str, str]:
+    return {"sha256": hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()}
+
+
+def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict[str, dict[str, Any]]) -> None:
+    """
+    Compare what a run was made of with what a checkpoint was. Parts that the checkpoint does not know, because an
+    earlier version wrote it, pass.
+
+    Args:
+        checkpoint (`Path`):
+            The checkpoint.
+        saved (`dict[str, dict[str, Any]]`), own (`dict[str, dict[str, Any]]`):
+            The parts of the checkpoint and of the run, each with its properties, as JSON holds them.
+
+    Raises:
+        RunRefused: If they differ; the message names the parts.
+    """
+    foreign = []
+    for part, properties in own.items():
+        others = saved.get(part, properties)
+        foreign += [
+            f"{name} of the {part} ({_difference(others.get(name), properties.get(name))})"
+            for name in sorted({*properties, *others})
+            if properties.get(name) != others.get(name)
+        ]
+    if foreign:
+        raise RunRefused(
+            f"The checkpoint {checkpoint} is of another run, says its nlac/rank_00000/state.json: "
+            f"{', '.join(foreign)}. Resume with what that run had, or start a new run with `model` set to the "
+            "checkpoint and an `output_dir` of its own."
+        )
+
+
+def _difference(saved: Any, own: Any) -> str:
+    return "changed" if isinstance(own, dict) else f"{saved!r}, now {own!r}"
+
+
+def save_rows(directory: Path, rank: int, rows: dict[str, list[Any]]) -> None:
+    """Write the records of one process that are not written down yet, by kind, as JSON in parquet."""
+    table = pa.table(
+        {
+            "kind": pa.array([kind for kind, of_it in rows.items() for _ in of_it], pa.string()),
+            "row": pa.array(
+                [json.dumps(row, default=_plain) for of_it in rows.values() for row in of_it], pa.string()
+            ),
+        }
+    )
+    pq.write_table(table, _folder(directory, rank) / _ROWS, compression="zstd")
+
+
+def load_rows(directory: Path, rank: int, world_size: int) -> dict[str, list[Any]]:
+    """
+    Read the rows of [`save_rows`]. If they were saved by another number of processes, the first one gets all of them.
+    Checkpoints of earlier versions have none.
+    """
+    folders = [_folder(directory, rank)]
+    if _state(_folder(directory, 0) if _folder(directory, 0).exists() else folders[0])["world_size"] != world_size:
+        folders = sorted(directory.glob("nlac/rank_*")) if rank == 0 else []
+    rows: dict[str, list[Any]] = {}
+    for path in [folder / _ROWS for folder in folders if (folder / _ROWS).exists()]:
+        for row in pq.read_table(path).to_pylist():
+            rows.setdefault(row["kind"], []).append(json.loads(row["row"]))
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    """Return what a user's function noted as JSON can hold it: numbers of numpy and torch, and text of all else."""
+    return value.tolist() if isinstance(value, np.generic | torch.Tensor) else str(value)
 
 
 def load_learned(directory: Path, rank: int, target_weights: TargetWeights) -> dict[str, Any]:
@@ -157,6 +281,14 @@ def _load_batches(folder: Path) -> list[list[TrainingExample]]:
             )
         )
     return batches
+
+
+def _check_state(checkpoint: Path, folder: Path, rank: int) -> None:
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"The checkpoint {checkpoint} has no replay buffer of process {rank}. It was saved with "
+            "`save_only_model=True`, or not all of its files were copied."
+        )
 
 
 def _state(folder: Path) -> dict[str, Any]:

@@ -23,10 +23,14 @@ import torch
 from accelerate.utils import gather
 
 from ..chat.template import ChatTemplate
-from ..types import LOSSES, Episode
+from ..method.batches import MicroBatch, NLACCollator
+from ..terminal import printable
+from ..types import Episode, Prompt, TrainingExample
 
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = TrainingExample("rehearsal", Prompt.of([0]), (0,), weight=0.0)
 
 
 class TrainingStopped(RuntimeError):
@@ -67,7 +71,7 @@ class FailureMonitor:
         return (
             f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes; "
             f"`max_environment_failure_rate` is {self.max_rate}. Training stops, {checkpoint} is saved. The last "
-            f"failure on this process:\n{traceback or 'none'}"
+            f"failure on this process:\n{printable(traceback) or 'none'}"
         )
 
 
@@ -179,7 +183,19 @@ def nothing_played(episodes: list[Episode]) -> str:
     """Explain, for an error, why there is nothing to train on."""
     return (
         f"None of {len(episodes)} episodes had a single turn, so there is nothing to train on. The first ended with: "
-        f"{episodes[0].failure}."
+        f"{printable(str(episodes[0].failure))}."
+    )
+
+
+MAX_LEFT_BEHIND = 1000  # on a process
+
+
+def too_many_hang(number: int, checkpoint: Path) -> str:
+    """Explain, for an error, why training stops although few environments fail."""
+    return (
+        f"{number} environments took longer than `environment_timeout` and still hang, in threads that cannot be "
+        f"ended. Training stops, {checkpoint} is saved. Resume there in a new process, which has none, and limit the "
+        "time of what hangs in the environment itself."
     )
 
 
@@ -203,9 +219,10 @@ class LossGuard:
 
     def finite_losses(
         self,
-        compute: Callable[[dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]],
-        inputs: dict[str, torch.Tensor],
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        compute: Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]],
+        batch: MicroBatch,
+        collate: NLACCollator,
+    ) -> tuple[MicroBatch, torch.Tensor, torch.Tensor]:
         """
         Compute finite losses of a batch. If some are not finite on any process, the model runs again on all processes
         without those examples.
@@ -213,68 +230,56 @@ class LossGuard:
         Args:
             compute (`Callable`):
                 Computes the loss of each example of a batch, and its divergence from the initial weights, each `(B,)`.
-            inputs (`dict[str, torch.Tensor]`):
+            batch ([`~method.batches.MicroBatch`]):
                 The batch.
+            collate ([`~method.batches.NLACCollator`]):
+                Makes a batch of the examples that are left.
 
         Returns:
-            `tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]`: the batch without dropped examples, its
-            losses and its divergences.
+            `tuple[MicroBatch, torch.Tensor, torch.Tensor]`: the batch without dropped examples, its losses and its
+            divergences.
 
         Raises:
             TrainingStopped: If examples were dropped from too many micro-batches in a row.
             RuntimeError: If losses are not finite even without them.
         """
-        losses, divergences = compute(inputs)
+        losses, divergences = compute(batch)
         totals = (losses + divergences).detach()
         dropped = ~totals.isfinite()
         number = _count(dropped)
         self.num_batches = self.num_batches + 1 if number else 0
         if not number:
-            return inputs, losses, divergences
+            return batch, losses, divergences
         self.num_dropped += number
-        self._report(totals, inputs, dropped)
+        self._report(totals, batch, dropped)
         if self.num_batches >= self.max_batches:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
                 "Training stops, a checkpoint is saved. See the warnings for the transitions; lower `learning_rate` "
                 "or `max_grad_norm`, or train in float32 or bfloat16 instead of float16."
             )
-        inputs = _without(inputs, dropped)
-        losses, divergences = compute(inputs)
+        # An example of weight 0 takes its place: every process still has a batch.
+        chosen = zip(batch.examples, dropped.tolist(), strict=True)
+        batch = collate([_NOTHING if is_dropped else example for example, is_dropped in chosen])
+        losses, divergences = compute(batch)
         if _count(~(losses + divergences).detach().isfinite()):
             raise RuntimeError(
                 "All losses of the model are not finite: its weights are corrupted. Resume from an earlier "
                 "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
             )
-        return inputs, losses, divergences
+        return batch, losses, divergences
 
     @staticmethod
-    def _report(losses: torch.Tensor, inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> None:
+    def _report(losses: torch.Tensor, batch: MicroBatch, dropped: torch.Tensor) -> None:
         for i in dropped.nonzero()[:, 0].tolist():
+            example = batch.examples[i]
+            last = [*example.prompt.ids, *example.completion_ids][-20:]
             logger.warning(
-                f"The {LOSSES[inputs['loss_ids'][i]]} loss of transition {int(inputs['transition_ids'][i])} is "
-                f"{losses[i].item()}; the example is not trained on. Its tokens end with "
-                f"{inputs['input_ids'][i][inputs['attention_mask'][i].bool()][-20:].tolist()}."
+                f"The {example.loss} loss of transition {example.transition_id} is {losses[i].item()}; the example is "
+                f"not trained on. Its tokens end with {last}."
             )
 
 
 def _count(chosen: torch.Tensor) -> int:
     """Count true elements on all processes."""
     return int(gather(chosen.sum()).sum())
-
-
-def _without(inputs: dict[str, torch.Tensor], dropped: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Replace the dropped examples by others of weight 0: shapes stay the same, as other processes expect."""
-    inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-    inputs["weights"][dropped] = 0.0
-    inputs["transition_ids"][dropped] = -1
-    rows = {"": dropped}
-    if "teacher_input_ids" in inputs:
-        rows["teacher_"] = dropped[inputs["loss_ids"] == LOSSES.index("critic")]
-    for prefix, chosen in rows.items():
-        for name, first in (("input_ids", 0), ("attention_mask", 1), ("completion_mask", 0)):
-            inputs[prefix + name][chosen] = first
-        inputs[f"{prefix}completion_mask"][chosen, 1] = 1
-    if "taught_mask" in inputs:
-        inputs["taught_mask"][dropped] = inputs["completion_mask"][dropped]
-    return inputs

@@ -22,11 +22,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, extract_model_from_parallel, is_peft_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import disable_dropout_in_model, get_config_model_id, use_adapter
 
-from ..method.losses import anchored_rows, batch_logits, token_logps
+from ..method.batches import MicroBatch
+from ..method.losses import answer_logits, token_logps
 from ..nlac_config import NLACConfig
 from .model import REFERENCE_ADAPTER, load_by_name
 
@@ -81,29 +82,28 @@ class Reference:
         else:
             self.model = accelerator.prepare_model(reference, evaluation_mode=True)
 
+    def use_attention(self, config: PreTrainedConfig) -> None:
+        """Let the second model attend as the model with this configuration does."""
+        if self.model is not None:
+            own = extract_model_from_parallel(self.model).config.get_text_config()
+            own._attn_implementation = config.get_text_config()._attn_implementation
+
     @torch.no_grad()
-    def logps(self, model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def logps(self, model: nn.Module, batch: MicroBatch) -> torch.Tensor:
         """
         Compute the log-probabilities that the initial weights give to the tokens of the policy's completions.
 
         Args:
             model (`nn.Module`):
                 The model in training, wrapped or not.
-            inputs (`dict[str, torch.Tensor]`):
-                A batch.
+            batch ([`~method.batches.MicroBatch`]):
+                A batch with `anchored`.
 
         Returns:
-            `torch.Tensor` of shape `(B, T - 1)` and dtype `float32`: 0 for all other tokens.
+            `torch.Tensor` of dtype `float32`: of each token of `batch.anchored`.
         """
-        rows = anchored_rows(inputs)
-        if not rows.any():
-            rows[0] = True  # where weights are sharded, processes run the model together
-        chosen = {name: inputs[name][rows] for name in ("input_ids", "attention_mask", "completion_mask")}
         with self._initial(model) as initial:
-            logits = batch_logits(initial, chosen)
-        mask = inputs["completion_mask"][:, 1:].bool() & rows[:, None]
-        values = token_logps(logits, chosen["input_ids"], chosen["completion_mask"])
-        return torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values)
+            return token_logps(answer_logits(initial, batch.anchored), batch.anchored.labels)
 
     @contextmanager
     def _initial(self, model: nn.Module) -> Iterator[nn.Module]:

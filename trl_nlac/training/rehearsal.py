@@ -54,8 +54,8 @@ class Rehearsal:
             Seed of the draws.
 
     Raises:
-        ValueError: If there is a ratio without a dataset, a dataset without one of the columns, or a dataset beside
-            another source.
+        ValueError: If there is a ratio without a dataset, a dataset without one of the columns, a row that the chat
+            template cannot show, or a dataset beside another source.
     """
 
     def __init__(self, dataset: Dataset | None, source: str, ratio: float, chat: ChatEncoder, seed: int):
@@ -75,7 +75,7 @@ class Rehearsal:
         self.roles: list[str] = []  # of the samples, where they are known
         self._examples: list[TrainingExample] = []
         if dataset and ratio:
-            self._examples = [_example(row, chat) for row in _checked(dataset)]
+            self._examples = [_example(i, row, chat) for i, row in enumerate(_checked(dataset))]
         elif dataset:
             logger.warning("`rehearsal_dataset` is not used, because `rehearsal_ratio` is 0.")
 
@@ -95,7 +95,7 @@ class Rehearsal:
         missing = [role for role in ASKED_ROLES if role not in by_role]
         if missing:
             logger.warning(
-                "`rehearsal_source='self'`: the model gave no readable answer as %s, and cannot rehearse that. Add "
+                "`rehearsal_source='self'`: the model gave no sound answer as %s, and cannot rehearse that. Add "
                 "worked examples to the prompts (`NLACPrompts.examples`), or let a stronger model write a "
                 "`rehearsal_dataset`: `trl-nlac rehearse`.",
                 ", ".join(missing),
@@ -141,8 +141,11 @@ def _checked(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _example(row: dict, chat: ChatEncoder) -> TrainingExample:
+def _example(number: int, row: dict, chat: ChatEncoder) -> TrainingExample:
     tools = row.get("tools")
-    token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
-    completion = tuple(chat.completion(row["completion"][0]))
+    try:
+        token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
+        completion = tuple(chat.completion(row["completion"][0]))
+    except ValueError as error:
+        raise ValueError(f"Row {number} of `rehearsal_dataset` cannot be encoded: {error}") from error
     return TrainingExample("rehearsal", Prompt.of([*token_ids, *chat.prefill]), completion)

@@ -15,14 +15,18 @@
 """Checkpoints that are complete even if the process is killed while saving."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
+from transformers import TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from trl.trainer.base_trainer import _BaseTrainer
+
+from .manifest import write_manifest
 
 
 logger = get_logger(__name__)
@@ -39,9 +43,12 @@ class AtomicSavingTrainer(_BaseTrainer):
     Attributes:
         checkpoint_sizes (`dict[str, int]`):
             Bytes of the last checkpoint by kind of file, on the process that writes it.
+        saved_step (`int`, *optional*):
+            Step of the last checkpoint that this trainer saved.
     """
 
     checkpoint_sizes: dict[str, int] = {}
+    saved_step: int | None = None
     _writes_aside = False
 
     def train(self, *args, **kwargs):
@@ -82,10 +89,12 @@ class AtomicSavingTrainer(_BaseTrainer):
             self.checkpoint_sizes = _sizes(written)
             sizes = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in self.checkpoint_sizes.items())
             logger.info(f"{checkpoint}: {sizes}")
+            write_manifest(written)
             _publish(written, checkpoint)
             if self.args.save_total_limit is not None:
                 _delete_oldest(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()
+        self.saved_step = self.state.global_step
         if pushes:
             self._push_from_checkpoint(str(checkpoint))
 
@@ -108,6 +117,22 @@ class AtomicSavingTrainer(_BaseTrainer):
         self.lr_scheduler.load_state_dict(schedule)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+class TrainBeginCallback(TrainerCallback):
+    """
+    Call a function once a [`~transformers.Trainer`] has prepared everything, before its first step.
+
+    Args:
+        action (`Callable[[], None]`):
+            The function.
+    """
+
+    def __init__(self, action: Callable[[], None]):
+        self.action = action
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.action()
 
 
 def recover(run_dir: Path) -> None:

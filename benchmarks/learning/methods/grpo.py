@@ -147,15 +147,14 @@ class EpisodeGRPOTrainer(GRPOTrainer):
             )
         self.rehearsal = Rehearsal(task.rehearsal, "dataset", rehearsal_ratio, chat, seed=acting.seed)
         self.rehearsal_coef = rehearsal_coef
-        self.collate_rehearsal = NLACCollator(chat.tokenizer.pad_token_id)
+        self.collate_rehearsal = NLACCollator(chat.tokenizer.pad_token_id, device=args.device)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         examples = self.rehearsal.draw(len(inputs["advantages"]))
         if not examples or not inputs["advantages"].any():  # rehearsal alone would only narrow exploration
             return loss
-        batch = {name: tensor.to(loss.device) for name, tensor in self.collate_rehearsal(examples).items()}
-        return loss + self.rehearsal_coef * batch_losses(model, batch)[0].mean()
+        return loss + self.rehearsal_coef * batch_losses(model, self.collate_rehearsal(examples))[0].mean()
 
 
 def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, Any]:

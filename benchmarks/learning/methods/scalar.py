@@ -43,8 +43,8 @@ from transformers import PreTrainedModel
 from benchmarks.learning.playing import LearningCurve, Player, max_gradient_steps, train_until_spent
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.method.batches import NLACCollator
-from trl_nlac.method.losses import batch_losses, sequence_nll
+from trl_nlac.method.batches import MicroBatch, NLACCollator
+from trl_nlac.method.losses import batch_losses, row_means, token_logps
 from trl_nlac.training.model import load_model
 from trl_nlac.types import LOSSES, Prompt, Sample, TrainingExample
 
@@ -62,15 +62,6 @@ class ValueExample(TrainingExample):
     target: float = 0.0
 
 
-@dataclass(frozen=True)
-class ValueCollator(NLACCollator):
-    """Adds `targets` of shape `(C,)` to a batch: the targets of its critic examples, in their order."""
-
-    def __call__(self, examples: list[TrainingExample]) -> dict[str, torch.Tensor]:
-        targets = [example.target for example in examples if isinstance(example, ValueExample)]
-        return {**super().__call__(examples), "targets": torch.tensor(targets)}
-
-
 def add_value_head(model: PreTrainedModel, initial_value: float) -> None:
     """Add the submodule `value_head` to a model. Before training it gives every action the value `initial_value`."""
     model.value_head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=model.dtype)
@@ -78,17 +69,14 @@ def add_value_head(model: PreTrainedModel, initial_value: float) -> None:
     nn.init.constant_(model.value_head.bias, math.log(initial_value / (1 - initial_value)))
 
 
-def logits_and_values(
-    model: PreTrainedModel, inputs: dict[str, torch.Tensor], **kwargs
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the logits of the tokens, `(B, T, V)`, and the logit of Q at the last token, `(B,)`, in one pass."""
-    input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
-    outputs = model(
-        input_ids=input_ids, attention_mask=attention_mask, use_cache=False, output_hidden_states=True, **kwargs
-    )
-    rows = torch.arange(len(input_ids), device=input_ids.device)
-    last_hidden_states = outputs.hidden_states[-1][rows, attention_mask.sum(1) - 1]  # (B, H)
-    return outputs.logits, model.value_head(last_hidden_states)[:, 0].float()
+def logits_and_values(model: PreTrainedModel, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the logits of the completions, `(M, V)`, and the logit of Q at each last token, `(B,)`, in one pass."""
+    tokens = batch.tokens
+    outputs = model(**tokens.inputs, use_cache=False, output_hidden_states=True)
+    lengths = tokens.inputs["attention_mask"].sum(1)
+    rows = torch.arange(len(lengths), device=lengths.device)
+    last_hidden_states = outputs.hidden_states[-1][rows, lengths - 1]  # (B, H)
+    return outputs.logits.flatten(0, 1)[tokens.places], model.value_head(last_hidden_states)[:, 0].float()
 
 
 class ScalarActorCriticTrainer(NLACTrainer):
@@ -128,7 +116,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         self.player = Player.of_trainer(task, self)
         self.num_candidates = num_candidates
         self.entropy_temperature = entropy_temperature
-        self._collate = ValueCollator(self._collate.pad_token_id)
+        self._collate = NLACCollator(self.roles.chat.tokenizer.pad_token_id, device=args.device)
 
     def _iteration(self, tasks):
         self.replay.add(self.player.play(tasks))
@@ -191,27 +179,29 @@ class ScalarActorCriticTrainer(NLACTrainer):
         """Compute Q of each action with the current weights of the model."""
         values, size = [], self.args.max_generation_batch_size
         for start in range(0, len(state_actions), size):
-            batch = self._batch([TrainingExample("critic", p, ()) for p in state_actions[start : start + size]])
-            values += logits_and_values(self.model, batch, logits_to_keep=1)[1].sigmoid().tolist()
+            batch = self._collate([TrainingExample("critic", p, ()) for p in state_actions[start : start + size]])
+            values += logits_and_values(self.model, batch)[1].sigmoid().tolist()
         return values
-
-    def _batch(self, examples: list[TrainingExample]) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self.model.device) for name, tensor in self._collate(examples).items()}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         logits, values = logits_and_values(model, inputs)
-        likelihood_losses = sequence_nll(logits, inputs["input_ids"], inputs["completion_mask"])
-        is_critic = inputs["loss_ids"] == LOSSES.index("critic")
-        td_losses = F.binary_cross_entropy_with_logits(values[is_critic], inputs["targets"], reduction="none")
-        self.replay.update_priorities(inputs["transition_ids"][is_critic].tolist(), td_losses.tolist())
+        likelihood_losses = row_means(
+            -token_logps(logits, inputs.tokens.labels), inputs.tokens.rows, len(inputs.examples)
+        )
+        is_critic = inputs.loss_ids == LOSSES.index("critic")
+        targets = [example.target for example in inputs.examples if isinstance(example, ValueExample)]
+        td_losses = F.binary_cross_entropy_with_logits(
+            values[is_critic], torch.tensor(targets, device=values.device), reduction="none"
+        )
+        self.replay.update_priorities(inputs.transition_ids[is_critic].tolist(), td_losses.tolist())
         losses = {
-            "critic": (inputs["weights"][is_critic] * td_losses).sum(),
-            "policy": (inputs["weights"] * likelihood_losses)[~is_critic].sum(),
+            "critic": (inputs.weights[is_critic] * td_losses).sum(),
+            "policy": (inputs.weights * likelihood_losses)[~is_critic].sum(),
         }
         size = self.args.per_device_train_batch_size
         rehearsed = self.rehearsal.draw(size)
         if rehearsed:  # a separate pass: the other examples would be padded to its length
-            losses["rehearsal"] = batch_losses(model, self._batch(rehearsed))[0].sum()
+            losses["rehearsal"] = batch_losses(model, self._collate(rehearsed))[0].sum()
         for name, loss in losses.items():
             self.records.metrics[f"{name}/loss"].append(loss.item() / size)
         coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef, "rehearsal": 1.0}

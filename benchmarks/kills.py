@@ -1,0 +1,308 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Runs that are killed at random moments, and checkpoints with damaged files: do they end like an undisturbed run?
+
+python -m benchmarks.kills --json benchmarks/results/kills.json
+
+A killed run is resumed from its last checkpoint, until it ends. Its weights, target weights, replay buffer, log,
+episodes and audited samples must be those of the undisturbed run, bit for bit, except for measured times. For damages
+one file of a checkpoint is changed, and the run is resumed from it: either the result is the same again, or the run is
+refused and the message names the file. Everything else counts as a silent difference.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks import reporting
+from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.environments.embedded import (
+    COMPACT_PROMPTS,
+    TINY_MODEL,
+    make_environment,
+    make_rehearsal_dataset,
+    make_tasks,
+)
+from trl_nlac.records.folder import checkpoints
+from trl_nlac.training.manifest import check_manifest, checksum, write_manifest
+from trl_nlac.types import RunRefused
+
+
+NUM_STEPS = 12
+DAMAGES = ("bit flip", "truncation", "deletion", "empty")
+MEASURED = ("time/", "checkpoint/", "train_runtime", "train_s", "train_t")  # beginnings of the names of metrics
+
+
+def make_trainer(output_dir: Path, **changes) -> NLACTrainer:
+    """Make a trainer with every record, whose checkpoints fall between its logs and within its iterations."""
+    torch.set_num_threads(1)
+    desk, tasks = make_tasks("rooms", 0)
+    settings = dict(
+        output_dir=str(output_dir),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+        learning_rate=1e-3,
+        max_steps=NUM_STEPS,
+        episodes_per_iteration=2,
+        per_device_train_batch_size=2,
+        samples_per_iteration=4,
+        rehearsal_ratio=0.5,
+        bootstrap="implicit",
+        action_format="text",
+        max_completion_length=32,
+        max_turns=3,
+        save_strategy="steps",
+        save_steps=3,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=6,
+        eval_on_start=True,
+        log_completions=True,
+        num_completions_to_print=0,
+        audit_samples=2,
+    )
+    return NLACTrainer(
+        model=TINY_MODEL,
+        args=NLACConfig(**{**settings, **changes}),
+        train_dataset=tasks,
+        eval_dataset={"held/out": tasks.select(range(2))},
+        environment_factory=lambda: make_environment(desk),
+        prompts=COMPACT_PROMPTS,
+        rehearsal_dataset=make_rehearsal_dataset("rooms", 64),
+    )
+
+
+def train(output_dir: Path, kill: tuple[str, float] | None = None, **changes) -> None:
+    """Continue the run in `output_dir` to its end or to a kill, some time `"after"` the start or once it `"saves"`."""
+    trainer = make_trainer(output_dir, **changes)
+    if kill is not None:
+        threading.Thread(target=kill_later, args=(output_dir, *kill), daemon=True).start()
+    trainer.train(resume_from_checkpoint=bool(checkpoints(output_dir)))
+    trainer.save_model()
+
+
+def kill_later(output_dir: Path, when: str, seconds: float) -> None:
+    while when == "saves" and not (output_dir / "_incomplete").exists():
+        time.sleep(1e-3)
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(*args, **changes) -> int:
+    """Return the exit code of `train` in a separate process, forked from one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.kills"])
+    process = context.Process(target=train, args=args, kwargs=changes)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def contents(output_dir: Path) -> dict[str, str]:
+    """Return a checksum of everything that a run leaves and that must not depend on kills, by name."""
+    last = list(checkpoints(output_dir).values())[-1]
+    found = {
+        "model": checksum(output_dir / "model.safetensors"),
+        "target weights": checksum(last / "target_weights.safetensors"),
+        "last checkpoint": _digest(last.name),
+        "training_log.jsonl": _digest([_steady(json.loads(line)) for line in _lines(output_dir)]),
+        "trainer_state.json": _digest([_steady(log) for log in _state(last)["log_history"]]),
+    }
+    tables = [*last.glob("nlac/*/*.parquet"), *output_dir.glob("completions/*"), *output_dir.glob("_audit/*")]
+    found |= {path.relative_to(output_dir).as_posix(): _digest(pq.read_table(path).to_pylist()) for path in tables}
+    return found
+
+
+def _lines(output_dir: Path) -> list[str]:
+    return (output_dir / "training_log.jsonl").read_text().splitlines()
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "trainer_state.json").read_text())
+
+
+def _steady(log: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is measured."""
+    return {
+        name: value
+        for name, value in log.items()
+        if not name.startswith(MEASURED) and not name.endswith(("_runtime", "_per_second"))
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def differences(found: dict[str, str], expected: dict[str, str]) -> list[str]:
+    return [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
+
+
+def kill_runs(folder: Path, number: int, rng: random.Random, longest: float, **changes) -> dict[str, Any]:
+    """Kill runs `number` times in all, and compare those that ended with one that was not killed."""
+    changes = {"save_total_limit": 2, **changes}
+    assert run(folder / "whole", **changes) == 0
+    expected = contents(folder / "whole")
+    num_kills, ended, kills = 0, [], Counter()
+    while True:
+        output_dir = folder / f"killed_{len(ended)}"
+        last = num_kills == number
+        kill = None if last else (rng.choice(["saves", "after"]), 0.0)
+        if kill is not None:
+            kill = (kill[0], rng.uniform(0, 0.15 if kill[0] == "saves" else longest))
+        code = run(output_dir, kill, **changes)
+        if code == 0:
+            ended.append(differences(contents(output_dir), expected))
+            if last:
+                break
+        elif code == -signal.SIGKILL:
+            num_kills += 1
+            kills[kill[0]] += 1
+        else:
+            raise RuntimeError(f"{output_dir} ended with exit code {code} after {kill}")
+    return {
+        "kills": num_kills,
+        "while_saving": kills["saves"],
+        "runs": len(ended),
+        "different_runs": sum(map(bool, ended)),
+        "differences": sorted({name for names in ended for name in names}),
+    }
+
+
+def damage(path: Path, kind: str, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    path.unlink()  # it can be a link to the file of another copy
+    if kind == "bit flip":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "truncation":
+        del data[rng.randrange(len(data)) :]
+    elif kind == "empty":
+        data.clear()
+    if kind != "deletion":
+        path.write_bytes(data)
+
+
+def damage_checkpoints(folder: Path, number: int, rng: random.Random, **changes) -> dict[str, dict[str, int]]:
+    """Damage one file of a checkpoint `number` times in each way, and resume from it."""
+    whole = folder / "whole_with_all"
+    train(whole, **changes)
+    expected = contents(whole)
+    chosen = list(checkpoints(whole).values())[-2]
+    files = sorted(path for path in chosen.rglob("*") if path.is_file() and path.stat().st_size)
+    outcomes = {kind: Counter() for kind in DAMAGES}
+    for kind in DAMAGES:
+        for _ in range(number):
+            name = rng.choice(files).relative_to(whole)
+            outcome = resume_damaged(whole, folder / "damaged", name, kind, rng, expected, **changes)
+            outcomes[kind][outcome] += 1
+    return {kind: dict(counts) for kind, counts in outcomes.items()}
+
+
+def resume_damaged(
+    whole: Path, copied: Path, name: Path, kind: str, rng: random.Random, expected: dict[str, str], **changes
+) -> str:
+    """Resume a copy of a run from its last checkpoint but one, with a damaged file; returns what happened."""
+    shutil.rmtree(copied, ignore_errors=True)
+    shutil.copytree(whole, copied, copy_function=os.link, ignore=shutil.ignore_patterns("_lock"))
+    (copied / "training_log.jsonl").unlink()
+    shutil.copyfile(whole / "training_log.jsonl", copied / "training_log.jsonl")
+    damage(copied / name, kind, rng)
+    before, checkpoint, _ = list(checkpoints(copied).values())[-3:]
+    trainer = make_trainer(copied, **changes)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    except RunRefused as error:
+        is_named = name.relative_to(checkpoint.name).as_posix() in str(error) and str(before) in str(error)
+        return "refused, the file and the checkpoint before are named" if is_named else "refused without the name"
+    except Exception as error:
+        return f"failed: {type(error).__name__}"
+    for path in copied.glob("model.safetensors"):
+        path.unlink()
+    trainer.save_model()
+    found = differences(contents(copied), expected)
+    return f"silently different ({name.name}: {', '.join(found)})" if found else "resumed, the same bit for bit"
+
+
+def speed(folder: Path, gigabytes: float) -> dict[str, float]:
+    """Measure writing and checking the manifest of a checkpoint, in seconds for a gigabyte."""
+    checkpoint = folder / "checkpoint-1"
+    checkpoint.mkdir()
+    size = int(gigabytes * 1e9 / 4)
+    for i in range(4):
+        with open(checkpoint / f"part_{i}.bin", "wb") as file:
+            for _ in range(math.ceil(size / (1 << 24))):
+                file.write(os.urandom(1 << 24))
+    total = sum(path.stat().st_size for path in checkpoint.iterdir()) / 1e9
+    seconds = {}
+    for name, action in (("write", write_manifest), ("check", check_manifest)):
+        start = time.perf_counter()
+        action(checkpoint)
+        seconds[f"{name}_seconds_per_gb"] = round((time.perf_counter() - start) / total, 2)
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--longest", type=float, default=8.0, help="latest moment of a kill, in seconds of training")
+    parser.add_argument("--damages", type=int, default=60, help="damaged files of each kind")
+    parser.add_argument(
+        "--gigabytes", type=float, default=1.0, help="size of the checkpoint whose checksums are timed"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    report = {
+        "command": "python -m benchmarks.kills",
+        **reporting.setting("torch", "transformers", "trl", "datasets", "accelerate", "pyarrow"),
+        "seed": args.seed,
+        "seconds": {},
+    }
+    parts = {
+        "manifest": lambda folder: speed(folder, args.gigabytes),
+        "kills": lambda folder: kill_runs(folder, args.kills, rng, args.longest),
+        "damages": lambda folder: damage_checkpoints(folder, args.damages, rng),
+    }
+    for name, measure in parts.items():
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            report[name] = measure(Path(folder))
+        report["seconds"][name] = round(time.perf_counter() - start)
+        print(name, json.dumps(report[name], indent=2), flush=True)
+        reporting.write(report, args.json)
+
+
+if __name__ == "__main__":
+    main()

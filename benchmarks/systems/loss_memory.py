@@ -1,0 +1,105 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Peak memory of the loss: bytes for each token of a micro-batch and each word of the vocabulary, for samples of which 94
+% are prompt. `all_logits` is the same loss of the logits of all tokens, as a model returns them by default.
+
+Each side runs in a process of its own, once with a large vocabulary and once with a tiny one; what both need is not
+counted, nor are the weights and their gradients.
+
+    python -m benchmarks.systems.loss_memory --json benchmarks/results/loss_memory.json
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.reporting import setting, write
+from trl_nlac.method.batches import NLACCollator
+from trl_nlac.method.losses import batch_losses
+from trl_nlac.types import Prompt, TrainingExample
+
+
+SIDES = ("answers", "all_logits")
+PROMPT_SHARE, SAMPLES = 0.94, 4
+HIDDEN = 16
+
+
+def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
+    """Measure the peak of a forward and a backward pass, without weights and their gradients."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=HIDDEN, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=tokens,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    length = tokens // SAMPLES
+    examples = [
+        TrainingExample(
+            "critic", Prompt.of(ids[: int(PROMPT_SHARE * length)]), tuple(ids[int(PROMPT_SHARE * length) :])
+        )
+        for ids in torch.randint(vocabulary, (SAMPLES, length)).tolist()
+    ]
+    batch = NLACCollator(0)(examples)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if side == "answers":
+        loss = batch_losses(model, batch)[0].sum()
+    else:
+        inputs = {name: value for name, value in batch.tokens.inputs.items() if name != "logits_to_keep"}
+        logits = model(**inputs, use_cache=False).logits
+        labels = inputs["input_ids"].clone()
+        labels[:, : int(PROMPT_SHARE * length)] = -100
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+    loss.backward()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--vocabulary", type=int, default=32768)
+    parser.add_argument("--cell", nargs=2, metavar=("SIDE", "VOCABULARY"), help="measure this alone, and print it")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.cell:
+        print(peak_bytes(args.cell[0], args.tokens, int(args.cell[1])))
+        return
+    sides = {}
+    for side in SIDES:
+        peaks = []
+        for vocabulary in (args.vocabulary, 32):
+            words = [sys.executable, "-m", "benchmarks.systems.loss_memory", "--tokens", str(args.tokens)]
+            words += ["--cell", side, str(vocabulary)]
+            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+            peaks.append(int(run.stdout.splitlines()[-1]))
+        sides[side] = {
+            "peak_bytes": peaks,
+            "bytes_per_token_word": (peaks[0] - peaks[1]) / args.tokens / args.vocabulary,
+        }
+        print(side, sides[side], flush=True)
+    shape = {"tokens": args.tokens, "vocabulary": args.vocabulary, "prompt_share": PROMPT_SHARE, "dtype": "float32"}
+    write({**setting("torch", "transformers"), "shape": shape, "sides": sides}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+One gradient step on the samples of a long episode: supervised tokens a second, and memory. All sides train the same
+model on the same samples: two for each turn, as of critic and policy, that share the episode up to there.
+
+- `tree`: the samples of the step as one prefix tree (`share_prefixes=True`)
+- `separate`: one by one, padded in pairs (`share_prefixes=False`)
+- `sft`: TRL's `SFTTrainer` with packing
+
+`kv_rows_per_token` counts the rows of keys that an attention holds in memory, its copies among them, for each token:
+TRL's `TreeRow` gathers the whole path of every segment.
+
+    python -m benchmarks.systems.train_step --json benchmarks/results/train_step.json
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+from trl.experimental.async_grpo.packing import TreeRow
+
+from benchmarks.reporting import setting, write
+from trl_nlac import NLACConfig
+from trl_nlac.method.batches import NLACCollator, split
+from trl_nlac.method.losses import batch_losses
+from trl_nlac.training.tree_attention import pieces, start_sharing
+from trl_nlac.types import Prompt, TrainingExample
+
+
+SIDES = ("tree", "separate", "sft")
+SIZES = {
+    "2m": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, vocab_size=4096),
+    "0.5b": dict(
+        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, vocab_size=151936
+    ),
+    "7b": dict(
+        hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, vocab_size=152064
+    ),
+}
+
+
+def make_model(size: str) -> LlamaForCausalLM:
+    """Make a model of random weights. On an accelerator it computes in bfloat16."""
+    torch.manual_seed(0)
+    sizes = SIZES[size]
+    heads = sizes["num_attention_heads"]
+    config = LlamaConfig(**sizes, num_key_value_heads=heads // 2, max_position_embeddings=2**16)
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").to(device)
+    return model if device.type == "cpu" else model.to(torch.bfloat16)
+
+
+def make_examples(turns: int, turn: int, branch: int, vocabulary: int) -> list[TrainingExample]:
+    """Make two samples of each turn, after the episode up to there."""
+    generator = torch.Generator().manual_seed(0)
+    trunk = torch.randint(vocabulary, (turns * turn,), generator=generator).tolist()
+    return [
+        TrainingExample(
+            loss,
+            Prompt.of(trunk[: turn * (i + 1)]),
+            tuple(torch.randint(vocabulary, (branch,), generator=generator).tolist()),
+        )
+        for i in range(turns)
+        for loss in ("critic", "policy")
+    ]
+
+
+def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], shares: bool, repetitions: int) -> float:
+    """Time forward and backward passes of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        args = NLACConfig(output_dir=folder, bf16=False, use_cpu=model.device.type == "cpu", report_to="none")
+    if shares and not start_sharing(model, model.config, args):
+        raise RuntimeError("The model cannot read trees.")
+    collate = NLACCollator(0, shares, device=model.device)
+    times = []
+    for _ in range(1 + repetitions):
+        model.zero_grad()
+        start = time.perf_counter()
+        for examples_of_pass in [examples] if shares else split(examples, len(examples) // 2):
+            batch_losses(model, collate(examples_of_pass))[0].sum().backward()
+        if model.device.type != "cpu":
+            torch.accelerator.synchronize()
+        times.append(time.perf_counter() - start)
+    return median(times[1:])
+
+
+class StepTimes(TrainerCallback):
+    """Times steps of a trainer."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.times.append(time.perf_counter())
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        self.times[-1] = time.perf_counter() - self.times[-1]
+
+
+def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], repetitions: int) -> float:
+    """Time the steps of `SFTTrainer`: the packed rows of all samples are one step."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
+    )
+    rows = [
+        {
+            "input_ids": [*example.prompt.ids, *example.completion_ids],
+            "completion_mask": [0] * len(example.prompt.ids) + [1] * len(example.completion_ids),
+        }
+        for example in examples
+    ]
+    longest = max(len(row["input_ids"]) for row in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        options = dict(
+            output_dir=folder,
+            packing=True,
+            max_length=longest,
+            completion_only_loss=True,
+            per_device_train_batch_size=1,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=model.device.type == "cpu",
+            learning_rate=0.0,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        number = len(SFTTrainer(model, SFTConfig(**options), train_dataset=Dataset.from_list(rows),
+                                processing_class=tokenizer).train_dataset)  # fmt: skip
+        times = StepTimes()
+        options |= dict(gradient_accumulation_steps=number, num_train_epochs=1 + repetitions)
+        trainer = SFTTrainer(
+            model,
+            SFTConfig(**options),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            callbacks=[times],
+        )
+        trainer.train()
+    return median(times.times[1:])
+
+
+def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]:
+    """Measure one side, in a process of its own for its memory."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    model = make_model(args.size)
+    examples = make_examples(turns, args.turn, args.branch, model.config.vocab_size)
+    before = _peak_bytes(model.device)
+    if side == "sft":
+        seconds = seconds_of_sft(model, examples, args.repetitions)
+    else:
+        seconds = seconds_of_ours(model, examples, side == "tree", args.repetitions)
+    supervised = sum(len(example.completion_ids) for example in examples)
+    sequences = [[*e.prompt.ids, *e.completion_ids] for e in examples]
+    tree = NLACCollator(0, True)(examples).tokens.inputs["prefix_tree"]
+    return {
+        "side": side,
+        "turns": turns,
+        "seconds": seconds,
+        "supervised_tokens_per_second": supervised / seconds,
+        "tokens": len(tree) if side == "tree" else sum(map(len, sequences)),
+        "peak_bytes": _peak_bytes(model.device) - before,
+    }
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.accelerator.max_memory_allocated()
+
+
+def kv_rows_of_trl(examples: list[TrainingExample]) -> float:
+    """Count the rows of keys that TRL's tree attention gathers, for each token."""
+    row = TreeRow()
+    for example in examples:
+        ids = [*example.prompt.ids, *example.completion_ids]
+        mask = [0] * len(example.prompt.ids) + [1] * len(example.completion_ids)
+        row.add(
+            {
+                "input_ids": torch.tensor(ids),
+                "completion_mask": torch.tensor(mask),
+                "old_log_probs": torch.zeros(len(ids)),
+                "advantage": 0.0,
+                "group_id": 0,
+            }
+        )
+    packed = row.pack()
+    return len(packed["tree_kv_index"]) / len(packed["input_ids"])
+
+
+def summary(cells: list[dict], args: argparse.Namespace) -> dict[str, float]:
+    """Compare the sides."""
+    of = {(cell["side"], cell["turns"]): cell for cell in cells}
+    trees = {turns: of["tree", turns] for side, turns in of if side == "tree"}
+    found = {}
+    for turns in trees:
+        for other in ("separate", "sft"):
+            if (other, turns) in of:
+                found[f"tree_speedup_{turns}_over_{other}"] = of[other, turns]["seconds"] / trees[turns]["seconds"]
+                found[f"tokens_ratio_{turns}"] = of[other, turns]["tokens"] / trees[turns]["tokens"]
+    if ("sft", 1) in of:
+        rates = [of[side, 1]["supervised_tokens_per_second"] for side in ("tree", "separate", "sft")]
+        found["single_turn_ratio_to_sft"], found["separate_single_turn_ratio_to_sft"] = (
+            rates[0] / rates[2],
+            rates[1] / rates[2],
+        )
+    first, last = min(trees), max(trees)
+    if first < last:
+        growth = torch.tensor([trees[turns]["seconds"] / trees[first]["seconds"] for turns in (last,)]).log()
+        found["cost_exponent"] = float(growth / torch.tensor(last / first).log())
+    if {8, 32} <= trees.keys():
+        per_token = [trees[turns]["peak_bytes"] / trees[turns]["tokens"] for turns in (8, 32)]
+        found["peak_bytes_per_token_growth"] = per_token[1] / per_token[0]
+    examples = make_examples(last, args.turn, args.branch, SIZES[args.size]["vocab_size"])
+    tree = NLACCollator(0, True)(examples).tokens.inputs["prefix_tree"]
+    copied = sum(len(keys) for _, keys, _, _ in pieces(tree) if not isinstance(keys, slice))  # a slice is a view
+    found["kv_rows_per_token"] = (len(tree) + copied) / len(tree)
+    found[f"kv_rows_per_token_of_trl_{last}"] = kv_rows_of_trl(examples)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--turn", type=int, default=512, help="tokens of a turn")
+    parser.add_argument("--branch", type=int, default=128, help="tokens of a completion")
+    parser.add_argument("--size", default="2m", choices=SIZES)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--cell", nargs=2, metavar=("SIDE", "TURNS"), help="measure this alone, and print it")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.cell:
+        print(json.dumps(measure(args.cell[0], int(args.cell[1]), args)))
+        return
+    cells = []
+    for turns in args.turns:
+        for side in args.sides:
+            words = [sys.executable, "-m", "benchmarks.systems.train_step", "--cell", side, str(turns)]
+            for name in ("turn", "branch", "size", "repetitions"):
+                words += [f"--{name}", str(vars(args)[name])]
+            words += ["--threads", str(args.threads)] if args.threads else []
+            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+            cells.append(json.loads(run.stdout.splitlines()[-1]))
+            print(json.dumps(cells[-1]), flush=True)
+    shape = {name: vars(args)[name] for name in ("turn", "branch", "size", "repetitions", "threads")}
+    report = {
+        **setting("torch", "transformers", "trl"),
+        "shape": shape,
+        "summary": summary(cells, args),
+        "cells": cells,
+    }
+    print(json.dumps(report["summary"], indent=2))
+    write(report, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Folders that somebody else made: nothing in them runs because the folder says so."""
+
+import json
+import pickle
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.testing_utils import make_trainer
+
+from trl_nlac import NLACAgent
+from trl_nlac.cli.main import main
+from trl_nlac.cli.options import load_object
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.training.manifest import MANIFEST
+
+
+CODE = """
+from pathlib import Path
+
+from trl_nlac.environments import StepResult
+
+Path("{marker}").touch()
+
+
+class Env:
+    def __init__(self, **kwargs):
+        pass
+
+    def reset(self, **task):
+        return "situ 2"
+
+    def step(self, action):
+        return StepResult("refused", terminated=True)
+
+
+def pay(**kwargs):
+    return [1.0]
+"""
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def marker(tmp_path) -> Path:
+    return tmp_path / "it_ran"
+
+
+@pytest.fixture
+def downloaded(tmp_path, monkeypatch, marker) -> Path:
+    """A model whose folder brings code, and says that it was trained with it."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "downloaded"
+    shutil.copytree(TINY_MODEL, folder)
+    for name in ("genv.py", "sentencepiece.py"):
+        (folder / name).write_text(CODE.format(marker=marker))
+    return folder
+
+
+def claim(folder: Path, **origin) -> None:
+    (folder / "_nlac_run.json").write_text(json.dumps(origin))
+
+
+@pytest.mark.parametrize("command", ["play", "evaluate"])
+@pytest.mark.parametrize(
+    ("origin", "shown"),
+    [
+        ({"environment_factory": ["downloaded/genv.py:Env"]}, "downloaded/genv.py:Env"),
+        ({"tools": ["downloaded/genv.py:pay"]}, "downloaded/genv.py:pay"),
+        (
+            {"environment_factory": ["subprocess:Popen"], "environment_kwargs": {"args": ["touch", "it_ran"]}},
+            'subprocess:Popen --environment_kwargs \'{"args": ["touch", "it_ran"]}\'',
+        ),
+        (
+            {
+                "environment_factory": ["a=os:system", "b=os:abort"],
+                "reward_funcs": ["x y:z;id"],
+                "reward_weights": [1],
+            },
+            "a=os:system b=os:abort --reward_funcs 'x y:z;id' --reward_weights 1",
+        ),
+    ],
+)
+def test_what_a_folder_names_is_shown_and_not_imported(downloaded, marker, capsys, command, origin, shown):
+    claim(downloaded, **origin)
+    assert main([command, "downloaded"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert shown in error and "--trust_remote_code" in error and not marker.exists()
+
+
+def test_what_is_shown_can_be_copied(downloaded, marker, capsys):
+    claim(downloaded, environment_factory=["downloaded/genv.py:Env"], environment_kwargs={"a b": ["'", 2]})
+    assert main(["evaluate", "downloaded"]) == 2
+    error = capsys.readouterr().err
+    flags = shlex.split(error[error.index("--environment_factory") : error.index(" (or")])
+    small = ["--option", "max_completion_length=8", "action_format=text", "--num_critiques", "0"]
+    assert not marker.exists() and main(["evaluate", "downloaded", *flags, *small]) == 0 and marker.exists()
+
+
+def test_trust_is_asked_for_and_says_what_it_imports(downloaded, marker, capsys):
+    claim(downloaded, environment_factory=["downloaded/genv.py:Env"], reward_funcs=["downloaded/genv.py:pay"])
+    small = ["--option", "max_completion_length=8", "action_format=text", "--auto"]
+    assert main(["play", "downloaded", "--trust_remote_code", *small]) == 0 and marker.exists()
+    printed = capsys.readouterr().out
+    assert printed.startswith("Importing downloaded/genv.py:Env, downloaded/genv.py:pay, as downloaded/_nlac_run.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"environment_factory": ["genv:\\u001b]52;c;aWQ=\\u0007"]}', "cannot be printed"),
+        ('{"environment_factory": 3}', "damaged"),
+        ('{"environment_factory": ["a:b"], "environment_kwargs": 7}', "damaged"),
+        ('{"environment_factory": ["a:b"], "reward_weights": ["x"]}', "damaged"),
+        ('{"environment_factory": [["a:b"]]}', "damaged"),
+        ("[1]", "damaged"),
+        ("{", "damaged"),
+    ],
+)
+def test_a_damaged_origin_gives_one_line(downloaded, capsys, text, problem):
+    (downloaded / "_nlac_run.json").write_text(text)
+    assert main(["play", "downloaded"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert problem in error and error.isprintable()
+
+
+def test_code_of_a_model_needs_trust(downloaded, marker, capsys):
+    """`auto_map` of a configuration and of a tokenizer, as the Hub has it."""
+    config = json.loads((downloaded / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "genv.Env", "AutoModelForCausalLM": "genv.Env"}}
+    (downloaded / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        NLACAgent.from_pretrained(str(downloaded))
+    assert main(["buffer", "import", "logs.jsonl", "--model", "downloaded", "--check"]) == 2
+    own = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
+    assert main(["play", "downloaded", *own, "--environment_kwargs", '{"world": "rooms", "seed": 0}']) == 2
+    assert "trust_remote_code" in capsys.readouterr().err and not marker.exists()
+
+
+def test_a_module_that_is_installed_opens_no_folder(downloaded, monkeypatch):
+    """In a downloaded folder, files there are not found in place of packages that are imported later."""
+    monkeypatch.chdir(downloaded)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".", str(downloaded))])
+    load_object("trl_nlac.environments.embedded:demo_environment")
+    assert not {"", ".", str(downloaded)} & set(sys.path)
+
+
+@pytest.mark.parametrize("key", ["trust_remote_code", "torch_compile", "hub_token", "output_dir", "custom_generate"])
+def test_options_of_the_roles_are_all_that_their_file_sets(downloaded, key):
+    (downloaded / "nlac_roles.json").write_text(json.dumps({"temperature": 0.5, key: "genv.py"}))
+    with pytest.raises(ValueError, match=f"`{key}` of .*nlac_roles.json is not an option of the roles"):
+        NLACAgent.from_pretrained(str(downloaded))
+
+
+def test_how_a_model_generates_is_no_code(downloaded, marker):
+    """transformers can take the loop of generation from a folder; the file of the roles cannot ask for that."""
+    (downloaded / "custom_generate").mkdir()
+    (downloaded / "custom_generate" / "generate.py").write_text(CODE.format(marker=marker))
+    code = {"custom_generate": str(downloaded), "trust_remote_code": True}
+    (downloaded / "nlac_roles.json").write_text(json.dumps({"generation_kwargs": code, "max_completion_length": 8}))
+    agent = NLACAgent.from_pretrained(str(downloaded), device="cpu")
+    agent.act([{"role": "user", "content": "situ 2"}])
+    assert not marker.exists()
+
+
+def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
+    trainer = make_trainer(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
+    trainer.train()
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        copy = tmp_path / name / "checkpoint-1"
+        shutil.copytree(tmp_path / "run" / "checkpoint-1", copy)
+        assert (copy / name).exists(), name
+        (copy / name).write_bytes(pickle.dumps(Bomb(marker)))
+        (copy / MANIFEST).unlink()  # otherwise its checksum is refused first
+        try:
+            make_trainer(tmp_path / name, {"max_steps": 2}).train(resume_from_checkpoint=str(copy))
+        except Exception as error:
+            assert "weights_only" in str(error), name
+        NLACAgent.from_pretrained(str(copy), device="cpu")
+        assert not marker.exists(), name
+    pickle.loads(pickle.dumps(Bomb(marker)))
+    assert marker.exists()  # it would have been seen

@@ -1,0 +1,120 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Text of models, environments and exceptions does not control the terminal that shows it."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from helpers.testing_utils import Countdown, make_episode, make_roles, play
+from rich.console import Console
+
+from trl_nlac.cli import main
+from trl_nlac.cli.play import Show
+from trl_nlac.environments import StepResult, TextEnvironment
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.records.tables import EpisodeTables
+from trl_nlac.terminal import printable
+from trl_nlac.training.guards import FailureMonitor, nothing_played
+
+
+ATTACK = "\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\x08\x08\rhidden\x00"
+SHOWN = r"\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\x08\x08\rhidden\x00"
+
+
+def controls(text: str) -> set[str]:
+    return {character for character in text if not character.isprintable()} - {"\n", "\t", " "}
+
+
+class Hostile(TextEnvironment):
+    def reset(self, prompt=None):
+        return f"{ATTACK} situ 2"
+
+    def step(self, action):
+        return StepResult(ATTACK, terminated=True)
+
+    def close(self):
+        raise OSError(ATTACK)
+
+
+class Failing(Countdown):
+    def step(self, action):
+        raise ConnectionError(ATTACK)
+
+
+def test_every_control_character_is_an_escape():
+    text = "".join(map(chr, range(0x300))) + "\u2028\u202e\u2066\ud800 ä\U0001f600"
+    shown = printable(text)
+    assert not controls(shown.replace("\xa0", "").replace("\xad", ""))
+    assert "\t\n" in shown and "ä\U0001f600" in shown and r"\x1b" in shown and r"\u202e" in shown
+    assert printable("a\r\nb\tc") == "a\nb\tc" and printable(ATTACK) == SHOWN
+
+
+def test_playing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = ", ".join(["TextEnvironment", "StepResult"])
+    source = f"from trl_nlac.environments import {names}\n\nATTACK = {ATTACK!r}\n\n\n"
+    source += "class Hostile(TextEnvironment):\n    def reset(self):\n        return ATTACK\n\n"
+    source += "    def step(self, action):\n        return StepResult(ATTACK, terminated=True)\n"
+    (tmp_path / "hostile.py").write_text(source)
+    options = ["--option", "action_format=text", "max_turns=1", "max_completion_length=8"]
+    words = ["play", TINY_MODEL, "--environment_factory", "hostile.py:Hostile", *options, "--auto"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(r"\x1b]52;c;aGk=\x07") >= 2 and not controls(printed)
+
+
+def test_what_play_shows_of_the_model(capsys):
+    show = Show(Console(width=100), waits=False)
+    answer = SimpleNamespace(
+        candidates=[], attempts=[], action=ATTACK, thought=ATTACK, text=ATTACK, judgement=None, token_ids=()
+    )
+    show.action(1, answer)
+    assert SHOWN in capsys.readouterr().out
+
+
+def test_errors_of_commands(capsys):
+    assert main(["play", f"no{ATTACK}", "--environment_factory", "x.py:Y"]) == 2
+    assert not controls(capsys.readouterr().err)
+
+
+def test_failures_of_environments(caplog):
+    with caplog.at_level(logging.WARNING):
+        (failed,) = play([{"start": 3}], Failing)
+        play([{}], Hostile)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(message.startswith("An environment failed") and SHOWN in message for message in messages)
+    assert any(message.startswith("An environment could not be closed") and SHOWN in message for message in messages)
+    assert not controls("".join(caplog.text.splitlines(keepends=True)))
+    assert ATTACK in failed.failure  # the record keeps what was said
+    assert SHOWN in nothing_played([failed])
+
+
+def test_the_error_that_ends_training(tmp_path):
+    monitor = FailureMonitor(0.1)
+    monitor.update([True] * 100)
+    assert SHOWN in monitor.report(tmp_path, f"Traceback\nConnectionError: {ATTACK}")
+
+
+@pytest.mark.parametrize("note", [ATTACK, 3])
+def test_printed_examples(tmp_path, capsys, note):
+    args = SimpleNamespace(num_completions_to_print=1, report_to=[])
+    episode = make_episode(text=ATTACK)
+    turns = [{"text": ATTACK, "next_observation": turn.next_observation} for turn in episode.turns]
+    tables = EpisodeTables(args, make_roles("").chat.decode)
+    tables._show([{"prompt": ATTACK, "return": 1.0, "turns": turns}], {"note": [note]}, 1)
+    printed = capsys.readouterr().out
+    assert r"\x1b" in printed and not controls(printed)

@@ -1,0 +1,52 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import logging
+
+import pytest
+from helpers.testing_utils import make_episode
+
+from benchmarks import chaos
+
+
+@pytest.fixture(autouse=True)
+def quiet_and_at_home(tmp_path, monkeypatch):
+    """Some environments change the folder, the environment variables and the seeds."""
+    monkeypatch.setenv("CHAOS", "")
+    monkeypatch.chdir(tmp_path)
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_episode_is_accounted_for():
+    report = chaos.run(num_episodes=240, timeout=2.0, rollout_size=80)
+    assert report["problems"] == []
+    assert report["episodes"] == sum(report["failures"].values()) == 240
+    assert report["faults"] >= 30 and all(report["failures"][kind] for kind in ("none", "timeout", "reset", "step"))
+    assert report["at_the_end"]["left_behind"] == 0
+    first, end = report["resources"][0], report["at_the_end"]
+    assert end["files"] <= first["files"] and end["threads"] <= first["threads"]
+
+
+def test_what_is_wrong_is_found():
+    """The checks of the benchmark can fail."""
+    task = {"number": 10**6, "fault": "fine"}
+    found = chaos.problems(task, make_episode(), notes=[], may_fail=False)
+    assert found == [
+        "another task",
+        "another opening",
+        "rewards that the environment did not give",
+        "an end that the environment did not give",
+    ]

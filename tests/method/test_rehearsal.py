@@ -1,0 +1,30 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from helpers.method_utils import make_transitions
+from helpers.testing_utils import make_roles
+
+from trl_nlac.method.rehearsal import sound_answers
+
+
+def test_refined_actions_that_ignore_their_critique_are_left_out():
+    """Kept after "Yes" and changed after "No" is what a refinement policy should do; its lapses can be read, too."""
+    no, yes = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
+    targets, actions, critiques, refined = [yes] * 4, ["a", "b", "c", "d"], [yes, yes, no, no], ["a", "b2", "c", "d2"]
+    roles = make_roles([*targets, *actions, *critiques, *refined])
+    transitions = [t for t in make_transitions(roles) if t.terminated] * 4
+    answers = sound_answers(roles, transitions)
+    assert [answer.text for answer in answers["refine"]] == ["a", "d2"]
+    assert [answer.text for answer in answers["policy"]] == actions
+    assert len(answers["critique"]) == len(answers["backup"]) == 4

@@ -1,0 +1,160 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""One odd line or file costs itself alone: it is named on the page and in the log, and the rest is shown."""
+
+import json
+import logging
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.report_utils import make_row, make_sample, training_row, write_audit, write_episodes, write_log
+
+from trl_nlac.records.folder import completions_file
+from trl_nlac.records.tables import EPISODE
+from trl_nlac.report import write_report
+
+
+GOOD = make_row(7, prompt="the good one")
+LINES = [
+    *(b"3", b"null", b"[]", b'"x"', b"{}", b"nonsense", b"\xff\xfe", b"[" * 100_000, b'{"step": 2, "lo'),
+    *(b'{"step": null, "loss": 1}', b'{"step": "two"}', b'{"step": 1e999, "loss": 1}', b'{"step": [1]}'),
+    b'{"step": 2, "loss": 1' + 5000 * b"0" + b"}",
+]
+
+
+def page_of(run, caplog) -> tuple[str, dict]:
+    """Return text and data of the page."""
+    with caplog.at_level(logging.WARNING):
+        text = write_report(run).read_text(encoding="utf-8")
+    data = text.split('<script type="application/json" id="data">')[1].split("</script>")[0]
+    return text, json.loads(data)
+
+
+@pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
+def test_odd_lines_of_the_log(tmp_path, caplog, line):
+    write_log(tmp_path, [training_row(step, **{"critic/loss": 1.0}) for step in (1, 2, 3)])
+    log = tmp_path / "training_log.jsonl"
+    first, *others = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([first, line, b"\n", *others]))
+    text, data = page_of(tmp_path, caplog)
+    assert "1 line of training_log.jsonl could not be read: 2." in text
+    assert f"{log}: these lines are no logs and are left out: 2." in caplog.text
+    assert [chart["title"] for chart in data["charts"]["training"]] == ["Losses"] and "Optimizer steps" in text
+
+
+def flip_pages(path):
+    """Change bytes in the middle of the first column's data."""
+    column = pq.read_metadata(path).row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def rewrite(**columns):
+    """Change columns of a file to other values for all rows, or leave them out."""
+
+    def change(path):
+        table = pq.read_table(path)
+        for name, values in columns.items():
+            index = table.column_names.index(name)
+            table = table.remove_column(index)
+            if values is not None:
+                table = table.append_column(name, values)
+        pq.write_table(table, path)
+
+    return change
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": truncate,
+    "no parquet": lambda path: path.write_bytes(b"PAR1 nonsense PAR1"),
+    "a page": flip_pages,
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "no steps": rewrite(step=None),
+    "null steps": rewrite(step=pa.array([None], pa.int64())),
+    "text steps": rewrite(step=pa.array(["soon"])),
+    "no task": rewrite(task=None),
+}
+
+
+def write_checked(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=EPISODE), path, write_page_checksum=True)
+
+
+@pytest.mark.parametrize("kind", ["", "eval"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_episodes(tmp_path, caplog, kind, damage):
+    write_episodes(tmp_path, [GOOD], step=10, kind=kind)
+    path = completions_file(tmp_path, 20, kind)
+    write_checked(path, [make_row(8)])
+    DAMAGES[damage](path)
+    text, data = page_of(tmp_path, caplog)
+    assert f"These files could not be read: <bdi>{path.name}</bdi>" in text and str(path) in caplog.text
+    assert [episode["prompt"] for episode in data["episodes"]] == ["the good one"]
+
+
+@pytest.mark.parametrize("turns", [None, [None], [{"text": None}]])
+def test_damaged_rows_cost_themselves(tmp_path, caplog, turns):
+    write_episodes(tmp_path, [make_row(8, turns=turns), GOOD], kind="eval")
+    _, data = page_of(tmp_path, caplog)
+    shown = [episode["prompt"] for episode in data["episodes"]]
+    assert shown[-1] == "the good one" and len(shown) <= 2
+    assert (len(shown) == 2) or "eval_completions_00010.parquet is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "no steps", "no task"])
+def test_damaged_audit(tmp_path, caplog, damage):
+    write_audit(tmp_path, [make_sample(1)], step=10)
+    write_audit(tmp_path, [make_sample(2)], step=20)
+    path = tmp_path / "_audit" / "audit_00020_process0.parquet"
+    DAMAGES[damage](path)
+    text, data = page_of(tmp_path, caplog)
+    assert f"could not be read: <bdi>{path.name}</bdi>" in text
+    assert [episode["number"] for episode in data["episodes"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("README.md", b"---\nbase_model: [a\n---\n"),
+        ("README.md", b"\xff\xfe"),
+        ("config.json", b"{"),
+        ("config.json", b"[1]"),
+        ("config.json", b"\xff"),
+    ],
+)
+def test_damaged_files_beside_the_model(tmp_path, caplog, name, content):
+    write_log(tmp_path, [training_row(1)])
+    (tmp_path / name).write_bytes(content)
+    text, _ = page_of(tmp_path, caplog)
+    assert f"These files could not be read: <bdi>{name}</bdi>" in text and f"{name} cannot be read" in caplog.text
+
+
+def test_names_of_evaluations_with_a_slash(tmp_path, caplog):
+    """Also beside one that looks like its file."""
+    for name in ("eval_org/held out", "eval_50%", "eval"):
+        write_episodes(tmp_path, [make_row(prompt=name)], kind=name)
+    write_log(tmp_path, [{"step": 1, "eval_org/held out_episode/success_rate": 0.5}])
+    text, data = page_of(tmp_path, caplog)
+    found = {episode["prompt"]: episode.get("dataset") for episode in data["episodes"]}
+    assert found == {"eval_org/held out": "org/held out", "eval_50%": "50%", "eval": None}
+    assert "Success in evaluation: <bdi>org/held out</bdi>" in text

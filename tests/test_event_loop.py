@@ -1,0 +1,180 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from trl_nlac.event_loop import Coroutines, Withdrawn, finish
+
+
+class TestCoroutines:
+    @pytest.fixture(autouse=True)
+    def no_thread_is_left(self):
+        before = set(threading.enumerate())
+        yield
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5)
+            assert not thread.is_alive(), thread.name
+
+    def test_owners_share_locks(self):
+        coroutines, lock = Coroutines(), asyncio.Lock()
+
+        async def use(number):
+            async with lock:
+                await asyncio.sleep(0.001)
+            return number
+
+        threads, results = [], []
+        for i in range(8):
+            threads.append(threading.Thread(target=lambda i=i: results.append(coroutines.run(use(i), owner=i))))
+            threads[-1].start()
+        for thread in threads:
+            thread.join(10)
+        assert sorted(results) == list(range(8))
+        coroutines.retire()
+
+    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
+    def test_no_error_ends_the_loop(self, error):
+        coroutines = Coroutines()
+
+        async def fail():
+            raise error("no")
+
+        async def fail_in_a_task():
+            asyncio.get_running_loop().create_task(fail())
+            asyncio.get_running_loop().stop()
+
+        async def fine():
+            await asyncio.sleep(0.001)
+            return 1
+
+        with pytest.raises(error):
+            coroutines.run(fail())
+        coroutines.run(fail_in_a_task())
+        assert coroutines.run(fine()) == 1
+        coroutines.retire()
+
+    def test_a_blocked_loop_is_left_behind(self):
+        coroutines, began, release = Coroutines(), threading.Event(), threading.Event()
+
+        async def begin():
+            began.set()
+            await asyncio.sleep(0.01)
+            return "begun"
+
+        async def block():
+            release.wait(20)
+            return "blocker"
+
+        async def follow():
+            return "follower"
+
+        def run(coroutine, owner):
+            while True:
+                try:
+                    results.append(coroutines.run(coroutine, owner))
+                    return
+                except Withdrawn:
+                    results.append("withdrawn")
+
+        results = []
+        threads = {
+            coroutine.__name__: threading.Thread(target=run, args=(coroutine(), coroutine.__name__))
+            for coroutine in (begin, block, follow)
+        }
+        threads["begin"].start()
+        assert began.wait(10)
+        threads["block"].start()
+        while not coroutines.is_blocked_by("block"):
+            time.sleep(0.001)
+        threads["follow"].start()
+        while coroutines.blocker_of("follow") != "block":
+            time.sleep(0.001)
+        assert coroutines.blocker_of("block") is None and not coroutines.is_blocked_by("follow")
+        coroutines.replace_blocked()
+        threads["follow"].join(10)
+        assert results[-2:] == ["withdrawn", "follower"]  # in a new loop
+        release.set()
+        for thread in threads.values():
+            thread.join(10)
+        assert sorted(results) == ["begun", "blocker", "follower", "withdrawn"]  # those in the old one finish
+        assert coroutines.run(follow()) == "follower"
+        coroutines.retire()
+
+    def test_what_is_cancelled_leaves_nothing(self):
+        coroutines, started, ended = Coroutines(), threading.Event(), []
+
+        async def hang():
+            started.set()
+            try:
+                await asyncio.gather(asyncio.sleep(60), asyncio.create_task(asyncio.sleep(60)))
+            finally:
+                ended.append(True)
+
+        def run():
+            with pytest.raises(asyncio.CancelledError):
+                coroutines.run(hang(), owner="owner")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert started.wait(10) and coroutines.cancel("owner")
+        thread.join(10)
+        deadline = time.monotonic() + 10
+        while coroutines.works_for("owner") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert ended == [True] and not coroutines.works_for("owner")
+        coroutines.retire()
+
+    def test_threads_of_a_coroutine_hold_up_neither_others_nor_the_end(self):
+        coroutines, release, started = Coroutines(), threading.Event(), threading.Semaphore(0)
+
+        def wait():
+            started.release()
+            release.wait(20)
+
+        async def hang():
+            await asyncio.gather(*(asyncio.to_thread(wait) for _ in range(40)))
+
+        async def fine():
+            return await asyncio.to_thread(threading.current_thread)
+
+        def run():
+            with pytest.raises(asyncio.CancelledError):
+                coroutines.run(hang(), owner="owner")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        for _ in range(40):  # more than a pool of asyncio has
+            assert started.acquire(timeout=10)
+        assert coroutines.cancel("owner")
+        thread.join(10)
+        assert coroutines.run(fine()).daemon
+        assert coroutines.works_for("owner")
+        release.set()
+        coroutines.retire()
+
+
+def test_finish():
+    async def fail():
+        raise ValueError("no")
+
+    async def fine():
+        return 2
+
+    assert finish(1) == 1 and finish(fine()) == 2
+    with pytest.raises(ValueError, match="no"):
+        finish(fail())

@@ -1,0 +1,83 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+
+from trl_nlac.secrets import HIDDEN, hide_in_text, hide_secrets, is_secret
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hub_token", "token", "api_key", "apiKey", "OPENAI_API_KEY", "X-Api-Key", "aws_secret_access_key", "auth"]
+    + ["password", "db_password_file", "client_secret", "credentials", "Authorization", "accessToken", "api_keys"],
+)
+def test_secret_names(name):
+    assert is_secret(name) and hide_secrets({name: "abc"}) == {name: HIDDEN}
+    assert hide_secrets({"outer": [{name: ["a", "b"]}, {name: {"user": "me"}}, {name: ("x",)}]}) == {
+        "outer": [{name: [HIDDEN, HIDDEN]}, {name: {"user": HIDDEN}}, {name: (HIDDEN,)}]
+    }
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "token_ids", "eos_token_id", "monkey", "key_path", "author", "", "7"])
+def test_other_names(name):
+    assert not is_secret(name) and hide_secrets({name: "abc"}) == {name: "abc"}
+
+
+def test_what_is_not_secret_stays():
+    """The options of the roles come back as they were saved."""
+    options = {
+        "max_tokens": 256,
+        "token": None,
+        "hub_token": True,
+        "eos_token": "</s>",
+        "pad_token": "[PAD]",
+        "key": "",
+    }
+    assert hide_secrets(options) == options and hide_secrets({"role_sampling": {"backup": options}})
+    assert hide_secrets({"password": 1234}) == {"password": HIDDEN}
+    values = [object, 1.5, b"x", None]
+    assert hide_secrets(values) == values and hide_secrets(values) is not values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("at http://me:p@ss@host:80/v1", "at http://<hidden>@host:80/v1"),
+        ("https://abc@github.com/a/b", "https://<hidden>@github.com/a/b"),
+        ("http://host/a?x=1&api_key=abc&y=2", "http://host/a?x=1&api_key=<hidden>&y=2"),
+        ("got {'api_key': 'my own', 'n': 3}", "got {'api_key': '<hidden>', 'n': 3}"),
+        ('Env(token="x y", limit=3)', 'Env(token="<hidden>", limit=3)'),
+        ("Server=a;Password=abc;", "Server=a;Password=<hidden>;"),
+        ("Authorization: Bearer abcdefghijk", "Authorization: Bearer <hidden>"),
+        ("wrong key sk-abcdefghijklmnop1234.", "wrong key <hidden>."),
+        ("hf_abcdefghijklmnop is no token", "<hidden> is no token"),
+        ("ghp_abcdefghijklmnop1234 xoxb-1234567890-abc AKIAABCDEFGHIJKLMNOP", "<hidden> <hidden> <hidden>"),
+    ],
+)
+def test_secrets_in_texts(text, expected):
+    assert hide_in_text(text) == expected == hide_in_text(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens=512, tokens: 3, `hub_token` is missing",
+        "eos_token='</s>', pad_token=\"[PAD]\"",
+        "hf_hub_download failed: http://host/path?email=a@b.c",
+        "use a key: red, or the task-oriented-abcdefghijklmnop",
+        "http://localhost:8000/v1",
+    ],
+)
+def test_texts_without_secrets_stay(text):
+    assert hide_in_text(text) == text

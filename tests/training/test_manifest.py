@@ -1,0 +1,89 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from trl_nlac.training.manifest import MANIFEST, check_manifest, write_manifest
+from trl_nlac.types import RunRefused
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    """The third of three checkpoints, with files of two processes."""
+    for step in (2, 4, 10):
+        folder = tmp_path / f"checkpoint-{step}"
+        for rank in range(2):
+            (folder / "nlac" / f"rank_0000{rank}").mkdir(parents=True)
+            (folder / "nlac" / f"rank_0000{rank}" / "state.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(bytes(100))
+        write_manifest(folder)
+    return folder
+
+
+def test_what_it_holds(checkpoint):
+    check_manifest(checkpoint)
+    files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    assert files.keys() == {
+        "model.safetensors",
+        "nlac/rank_00000/state.json",
+        "nlac/rank_00001/state.json",
+    }
+    assert files["model.safetensors"]["size"] == 100 and len(files["model.safetensors"]["sha256"]) == 64
+    (checkpoint / "notes.txt").write_text("mine")
+    check_manifest(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("content", "damage"),
+    [
+        (bytes(99) + b"\x01", "damaged"),
+        (bytes(50), "50 bytes in place of 100"),
+        (b"", "0 bytes in place of 100"),
+        (None, "missing"),
+    ],
+)
+def test_damaged_files(checkpoint, content, damage):
+    (checkpoint / "model.safetensors").unlink()
+    if content is not None:
+        (checkpoint / "model.safetensors").write_bytes(content)
+    with pytest.raises(RunRefused, match=rf"model.safetensors \({damage}\).*resume from .*/checkpoint-4\. ") as error:
+        check_manifest(checkpoint)
+    assert str(checkpoint) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"files": 3}', '{"files": {"a": {}}}', '{"files": {"a": [1]}}', "[" * 9999]
+)
+def test_a_damaged_manifest(checkpoint, text):
+    (checkpoint / MANIFEST).write_text(text)
+    with pytest.raises(RunRefused, match=rf"{MANIFEST} \(cannot be read\).*checkpoint-4"):
+        check_manifest(checkpoint)
+
+
+def test_the_first_checkpoint(checkpoint):
+    first = checkpoint.with_name("checkpoint-2")
+    (first / "model.safetensors").unlink()
+    with pytest.raises(RunRefused, match="resume from another checkpoint; there is none before it"):
+        check_manifest(first)
+
+
+def test_checkpoints_of_earlier_versions_have_none(checkpoint, caplog):
+    (checkpoint / MANIFEST).unlink()
+    with caplog.at_level(logging.WARNING):
+        check_manifest(checkpoint)
+    assert [f"has no {MANIFEST}" in record.message for record in caplog.records] == [True]

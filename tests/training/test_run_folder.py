@@ -1,0 +1,184 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A run and its folder: what a second run, a resume and a foreign checkpoint do to it."""
+
+import json
+import logging
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import Countdown, assert_same, make_trainer, weights
+from transformers import TrainerCallback
+
+from trl_nlac.environments.embedded import COMPACT_PROMPTS
+from trl_nlac.records.lock import locked
+from trl_nlac.types import RunRefused
+
+
+CONFIG = {
+    **{"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_steps": 1, "max_turns": 2},
+    **{"log_completions": True, "num_completions_to_print": 0, "audit_samples": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run that has ended. Tests do not change it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    trainer = make_trainer(folder, CONFIG)
+    trainer.train()
+    trainer.save_model()
+    return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "_lock"}
+
+
+def copied(run: Path, folder: Path) -> Path:
+    for path, content in contents(run).items():
+        (folder / path.relative_to(run)).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path.relative_to(run)).write_bytes(content)
+    return folder
+
+
+class TestSecondRun:
+    def test_is_refused(self, finished):
+        before = contents(finished)
+        with pytest.raises(RunRefused, match=r"`output_dir`.*has a run already, see checkpoint-3: resume it"):
+            make_trainer(finished, CONFIG).train()
+        assert contents(finished) == before
+
+    def test_is_refused_without_a_checkpoint(self, tmp_path):
+        config = {"max_steps": 1}
+        make_trainer(tmp_path, config).train()
+        with pytest.raises(RunRefused, match=r"see training_log.jsonl: choose another folder"):
+            make_trainer(tmp_path, config).train()
+
+    def test_remnants_of_a_run_that_nobody_can_resume(self, tmp_path):
+        """It was killed before its first checkpoint. They are kept, apart from the new run's."""
+
+        class Stop(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == 2:
+                    raise KeyboardInterrupt
+
+        trainer = make_trainer(tmp_path, {**CONFIG, "save_strategy": "no"}, callbacks=[Stop()])
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        left = (tmp_path / "training_log.jsonl").read_text()
+        make_trainer(tmp_path, CONFIG).train()
+        logged = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in logged] == [1, 2, 3, 3]
+        aside = tmp_path / "_superseded" / "1"
+        assert (aside / "training_log.jsonl").read_text() == left
+        assert (aside / "completions" / "completions_00001.parquet").exists()
+
+    def test_at_the_same_time(self, tmp_path):
+        """Another process trains there now; nothing of its folder changes, not even an unfinished checkpoint."""
+        context = multiprocessing.get_context("fork")
+        ready, end = context.Event(), context.Event()
+        other = context.Process(target=hold, args=(tmp_path, ready, end))
+        other.start()
+        try:
+            assert ready.wait(120)
+            (tmp_path / "_incomplete").mkdir()
+            with pytest.raises(RunRefused, match=f"Another run is writing .* now: process {other.pid} on"):
+                make_trainer(tmp_path, {"max_steps": 1}).train()
+            assert (tmp_path / "_incomplete").exists()
+        finally:
+            end.set()
+            other.join()
+
+
+def hold(folder: Path, ready, end) -> None:
+    with locked(folder):
+        ready.set()
+        end.wait(120)
+
+
+class TestResume:
+    def test_going_back_sets_later_steps_aside(self, finished, tmp_path):
+        run = copied(finished, tmp_path / "run")
+        other = make_trainer(run, {**CONFIG, "max_steps": 2})
+        other.train(resume_from_checkpoint=str(run / "checkpoint-1"))
+        assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+        aside = run / "_superseded" / "1"
+        assert {path.name for path in aside.iterdir()} >= {"checkpoint-2", "checkpoint-3", "completions", "_audit"}
+        for name in ("checkpoint-3/model.safetensors", "completions/completions_00003.parquet"):
+            assert (aside / name).read_bytes() == (finished / name).read_bytes()
+        again = make_trainer(run, CONFIG)
+        again.train(resume_from_checkpoint=True)
+        assert again.state.global_step == 3
+        again.train(resume_from_checkpoint=str(run / "checkpoint-2"))
+        assert (run / "_superseded" / "2" / "checkpoint-3").exists() and (aside / "checkpoint-3").exists()
+
+    @pytest.mark.parametrize("max_steps", [3, 2])
+    def test_nothing_is_left_to_train(self, finished, max_steps, caplog):
+        before = contents(finished)
+        trainer = make_trainer(
+            finished,
+            {**CONFIG, "max_steps": max_steps, "eval_on_start": True, "eval_strategy": "steps"},
+            eval_dataset=Dataset.from_list([{}]),
+        )
+        with caplog.at_level(logging.WARNING):
+            output = trainer.train(resume_from_checkpoint=True)
+        assert "Nothing is left to train" in caplog.text and trainer.had_ended
+        assert contents(finished) == before and output.global_step == 3
+        whole = make_trainer(finished / "unused", CONFIG, model=str(finished))
+        assert_same(weights(trainer.model), weights(whole.model))
+
+    def test_into_a_folder_with_a_run_of_its_own(self, finished, tmp_path):
+        run = copied(finished, tmp_path / "run")
+        with pytest.raises(RunRefused, match="has a run already"):
+            make_trainer(run, CONFIG).train(resume_from_checkpoint=str(finished / "checkpoint-1"))
+
+    def test_no_checkpoint(self, tmp_path):
+        with pytest.raises(RunRefused, match="`resume_from_checkpoint` is True, and .* has no checkpoint"):
+            make_trainer(tmp_path, CONFIG).train(resume_from_checkpoint=True)
+
+
+class TestForeignCheckpoint:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (
+                {"prompts": replace(COMPACT_PROMPTS, refine="Better: {action_format}")},
+                r"refine of the prompts \(changed\)",
+            ),
+            ({"config": {"action_format": "react"}}, r"action_format of the options \('text', now 'react'\)"),
+            (
+                {"environment_factory": Countdown, "train_dataset": Dataset.from_dict({"start": [2] * 8})},
+                r"name of the environment \('\w+', now 'Countdown'\)",
+            ),
+        ],
+    )
+    def test_is_refused(self, finished, tmp_path, changes, message):
+        changes = dict(changes)
+        config = {**CONFIG, **changes.pop("config", {})}
+        with pytest.raises(RunRefused, match=rf"checkpoint-2 is of another run.*state.json: .*{message}.*new run"):
+            make_trainer(tmp_path, config, **changes).train(resume_from_checkpoint=str(finished / "checkpoint-2"))
+
+    def test_another_vocabulary(self, finished, tmp_path):
+        trainer = make_trainer(tmp_path, CONFIG)
+        tokenizer = trainer.processing_class
+        tokenizer.add_tokens(["unheard-of"])
+        trainer = make_trainer(tmp_path, CONFIG, processing_class=tokenizer)
+        with pytest.raises(RunRefused, match=r"vocabulary of the tokenizer \(changed\)"):
+            trainer.train(resume_from_checkpoint=str(finished / "checkpoint-2"))
+        assert not (tmp_path / "training_log.jsonl").exists()

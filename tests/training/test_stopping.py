@@ -1,0 +1,247 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Real processes that get real signals."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers import signal_runs
+from safetensors.torch import load_file
+
+from trl_nlac.cli.train import resume_command
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.training.stopping import StopSignals, closing_on_sigterm
+
+
+SCRIPT = Path(signal_runs.__file__)
+OPTIONS = dict(
+    max_steps=4,
+    per_device_train_batch_size=2,
+    episodes_per_iteration=2,
+    samples_per_iteration=2,
+    use_cpu=True,
+    bf16=False,
+    gradient_checkpointing=False,
+    report_to="none",
+    disable_tqdm=True,
+    learning_rate=1e-3,
+    bootstrap="implicit",
+    action_format="text",
+    max_completion_length=16,
+    max_turns=2,
+    logging_steps=1,
+    save_strategy="no",
+    model_name_or_path=TINY_MODEL,
+    environment_factory=f"{SCRIPT}:GatedDesk",
+    environment_kwargs=json.dumps({"folder": "."}),
+)
+
+
+class Runs:
+    """Starts runs, one at a time."""
+
+    def __init__(self):
+        tests = SCRIPT.parent.parent
+        path = os.pathsep.join([str(tests), str(tests.parent)])
+        self.server = subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, folder: Path, **job) -> list[int]:
+        """Start a run and return its processes."""
+        self.server.stdin.write(json.dumps({"folder": str(folder), **job}) + "\n")
+        self.server.stdin.flush()
+        return json.loads(self.server.stdout.readline())
+
+    def command(self, folder: Path, **options) -> list[int]:
+        words = [f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()]
+        return self.start(folder, words=["train", "--output_dir", "run", *words])
+
+    def end(self) -> list[int]:
+        """Wait for the run to end and return its exit codes."""
+        return json.loads(self.server.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def runs():
+    runs = Runs()
+    yield runs
+    runs.server.stdin.close()
+    assert runs.server.wait(20) == 0
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} does not come:\n{(path.parent / 'output').read_text()}"
+        time.sleep(0.01)
+
+
+def assert_no_process_is_left(folder: Path) -> None:
+    for number in map(int, (folder / "processes").read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a run in its second rollout."""
+    folder.mkdir()
+    (folder / "gate").touch()
+    yield
+    (folder / "gate").unlink()
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(runs, tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole.mkdir()
+    runs.command(whole)
+    assert runs.end() == [0] and "What was learned" in (whole / "output").read_text()
+    with held(stopped):
+        (process,) = runs.command(stopped)
+        wait_for(stopped / "reached")
+        os.kill(process, signal.SIGINT)
+    assert runs.end() == [130]
+    assert_no_process_is_left(stopped)
+    output = (stopped / "output").read_text()
+    assert "SIGINT: training stops with a checkpoint at the end of the step" in output
+    assert "Stopped at step 2 of 4" in output and "What was learned" not in output and "Traceback" not in output
+    assert [path.name for path in stopped.glob("run/checkpoint-*")] == ["checkpoint-2"]
+    assert (stopped / "run/checkpoint-2/nlac/rank_00000/episodes.parquet").exists()
+    (command,) = [line.strip() for line in output.splitlines() if line.startswith("  trl-nlac train")]
+    assert command.endswith("--resume_from_checkpoint last")
+    runs.start(stopped, words=shlex.split(command)[1:])
+    assert runs.end() == [0]
+    assert "What was learned" in (stopped / "output").read_text().removeprefix(output)
+    first, second = (load_file(folder / "run" / "model.safetensors") for folder in (whole, stopped))
+    assert first.keys() == second.keys() and all(value.equal(second[name]) for name, value in first.items())
+    logs = [
+        [
+            {name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "train_"))}
+            for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()
+        ]
+        for folder in (whole, stopped)
+    ]
+    for log, other in zip(*([line for line in lines if "loss" in line] for lines in logs), strict=True):
+        assert {name: log[name] for name in log} == {name: other[name] for name in log}
+
+
+def test_the_second_signal_stops_at_once(runs, tmp_path):
+    run = tmp_path / "run"
+    with held(run):
+        (process,) = runs.command(run)
+        wait_for(run / "reached")
+        os.kill(process, signal.SIGTERM)
+        time.sleep(0.7)
+        os.kill(process, signal.SIGTERM)
+        assert runs.end() == [143]
+    assert not list(run.rglob("checkpoint-*"))
+    assert_no_process_is_left(run)
+
+
+def test_a_script_ends_with_a_keyboard_interrupt(runs, tmp_path):
+    run = tmp_path / "run"
+    with held(run):
+        (process,) = runs.start(run, options={"max_steps": 4})
+        wait_for(run / "reached")
+        os.kill(process, signal.SIGINT)
+    assert runs.end() == [-signal.SIGINT]  # 130 in a shell
+    output = (run / "output").read_text()
+    assert f"SIGINT at step 2 of 4; {run}/run/checkpoint-2 is saved" in output and "KeyboardInterrupt" in output
+    assert_no_process_is_left(run)
+
+
+def test_processes_stop_at_the_same_step(runs, tmp_path):
+    """Only one of them gets the signal."""
+    run = tmp_path / "run"
+    with held(run), socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        processes = runs.start(run, options={"max_steps": 4}, world_size=2, port=port)
+        wait_for(run / "reached")
+        os.kill(processes[1], signal.SIGTERM)
+    assert runs.end() == [143, 143]
+    assert sorted(path.name for path in run.glob("run/checkpoint-2/nlac/*")) == ["rank_00000", "rank_00001"]
+    assert_no_process_is_left(run)
+
+
+class TestSignals:
+    def test_handlers_are_restored(self):
+        signals = StopSignals()
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        with pytest.raises(ValueError), signals.noted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # at once, as launchers pass it on
+            assert signals.received == signals.agreed() == signal.SIGTERM
+            raise ValueError
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+        with signals.noted():
+            assert not signals.agreed()
+
+    def test_handlers_of_the_program_stay(self):
+        def handle(number, frame):
+            received.append(number)
+
+        received = []
+        before = signal.signal(signal.SIGTERM, handle)
+        try:
+            with StopSignals().noted():
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert received == [signal.SIGTERM]
+
+    def test_other_threads_leave_signals_alone(self):
+        def train():
+            with StopSignals().noted():
+                handlers.append(signal.getsignal(signal.SIGINT))
+
+        handlers = []
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        assert handlers == [signal.getsignal(signal.SIGINT)]
+
+    def test_sigterm_ends_a_command_in_order(self):
+        closed = []
+        with pytest.raises(SystemExit) as stopped, closing_on_sigterm():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(10)
+            finally:
+                closed.append(True)
+        assert stopped.value.code == 143 and closed
+
+
+def test_commands_that_resume():
+    for words in ["--seed 1", "--resume_from_checkpoint a --seed 1", "--seed 1 --resume_from_checkpoint=last"]:
+        command = resume_command(words.split())
+        assert command == "trl-nlac train --seed 1 --resume_from_checkpoint last"

@@ -1,0 +1,212 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import random
+import re
+
+import pytest
+import torch
+from helpers.testing_utils import make_trainer, weights
+from peft import LoraConfig, get_peft_model
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers import (
+    AutoModelForCausalLM,
+    FalconMambaConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+from trl_nlac import NLACConfig
+from trl_nlac.method import prefix_tree
+from trl_nlac.method.batches import NLACCollator
+from trl_nlac.method.losses import batch_losses
+from trl_nlac.method.prefix_tree import PrefixTree
+from trl_nlac.training import tree_attention
+from trl_nlac.training.tree_attention import TREE_ATTENTION, block_mask, pieces, start_sharing
+from trl_nlac.types import Prompt, TrainingExample
+
+
+SMALL = dict(
+    vocab_size=97, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=16
+)
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL, num_hidden_layers=3),
+    "qwen3": Qwen3Config(**SMALL, num_hidden_layers=3),
+    "gemma3": Gemma3TextConfig(**SMALL, num_hidden_layers=6, sliding_window=8),
+    "mistral": MistralConfig(**SMALL, num_hidden_layers=2, sliding_window=24),
+}
+
+
+def make_args(tmp_path, **options) -> NLACConfig:
+    return NLACConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", **options)
+
+
+def make_model(config: PreTrainedConfig):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def episode_examples(seed: int = 0) -> list[TrainingExample]:
+    """A critic's, a policy's and a backup's sample of each turn of two episodes of a task."""
+    rng = random.Random(seed)
+
+    def tokens(number: int) -> list[int]:
+        return [rng.randrange(97) for _ in range(number)]
+
+    task, examples = tokens(7), []
+    for _ in range(2):
+        history = [*task, *tokens(3)]
+        for turn in range(4):
+            action, question = tokens(5), tokens(4)
+            answers = [tuple(tokens(rng.randint(1, 30))) for _ in range(3)]
+            examples += [
+                TrainingExample("policy", Prompt.of(history), answers[0], 0.5, turn),
+                TrainingExample("critic", Prompt.of([*history, *action, *question]), answers[1], 1.0, turn),
+                TrainingExample("critic", Prompt.of([*history, *action, *question]), answers[2], 2.0, turn),
+            ]
+            history = [*history, *action, *tokens(11)]
+    return examples
+
+
+def losses_and_gradients(model, examples: list[TrainingExample], shares: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    model.zero_grad()
+    losses, _ = batch_losses(model, NLACCollator(0, shares)(examples))
+    (losses * torch.arange(1, len(losses) + 1)).sum().backward()
+    return losses.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_losses_and_gradients_are_those_of_separate_sequences(tmp_path, name, seed):
+    model, examples = make_model(CONFIGS[name]), episode_examples(seed)
+    separate = losses_and_gradients(model, examples, False)
+    assert start_sharing(model, model.config, make_args(tmp_path))
+    shared = losses_and_gradients(model, examples, True)
+    for one, other in zip(separate, shared, strict=True):
+        assert (one - other).norm() < 1e-5 * one.norm()
+
+
+@pytest.mark.parametrize("change", ["end", "depth", "part"])
+def test_a_wrong_tree_is_noticed(tmp_path, monkeypatch, caplog, change):
+    """By the trial at the start of training: the model goes on with separate sequences."""
+    right = PrefixTree.of
+
+    def wrong(sequences):
+        tree = right(sequences)
+        if change == "depth":
+            tree.depths[9:] += 1
+        elif change == "part":
+            tree.parts = tree.parts[:-1]
+        else:  # a branch sees the one before it
+            first = next(part for part in tree.parts if not part.is_causal)
+            tree.parts = tuple(p._replace(last_key=p.last_key + 1) if p is first else p for p in tree.parts)
+        return tree
+
+    monkeypatch.setattr(prefix_tree.PrefixTree, "of", wrong)
+    model = make_model(CONFIGS["llama"])
+    assert not start_sharing(model, model.config, make_args(tmp_path))
+    assert "its output on a tree differs by" in caplog.text
+    assert model.config._attn_implementation == "sdpa"
+
+
+MOE = dict(num_local_experts=2, num_experts=2, num_experts_per_tok=1)
+UNFIT = {
+    "another attention": (LlamaConfig(**SMALL, num_hidden_layers=1), "eager", "`attn_implementation` is 'eager'"),
+    "dropout": (LlamaConfig(**SMALL, num_hidden_layers=1, attention_dropout=0.1), "sdpa", "`attention_dropout`"),
+    "sinks": (GptOssConfig(**SMALL, **MOE, num_hidden_layers=2), "sdpa", "attention sinks"),
+    "capped scores": (Gemma2Config(**SMALL, num_hidden_layers=2), "sdpa", "`softcap`"),
+    "a state space": (FalconMambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=1), "sdpa", "a tree|windows"),
+    "linear attention": (Qwen3NextConfig(**SMALL, **MOE, num_hidden_layers=4), "sdpa", "type 'linear_attention'"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_other_models_are_told_by_name(tmp_path, caplog, kind):
+    config, attention, reason = UNFIT[kind]
+    model = AutoModelForCausalLM.from_config(config)
+    model.config._attn_implementation = attention
+    assert not start_sharing(model, model.config, make_args(tmp_path))
+    (record,) = [r for r in caplog.records if "share_prefixes" in r.message]
+    assert re.search(reason, record.message)
+    assert model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("window", [None, 8, 600])
+def test_masks_of_flex_attention(window):
+    """The same attention by blocks as by pieces, and as with the whole mask."""
+    rng = random.Random(0)
+    trunk = [rng.randrange(97) for _ in range(500)]
+    sequences = [trunk[:cut] + [rng.randrange(97) for _ in range(40)] for cut in (10, 90, 90, 300, 499)]
+    tree = PrefixTree.of([trunk, *sequences, sequences[3] + trunk, trunk[100:]])
+    number = len(tree)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, number, 16) for _ in range(3))
+    q, k = torch.arange(number)[:, None], torch.arange(number)[None]
+    mask = (k <= q) & (q < tree.ends[None])
+    if window is not None:
+        mask &= tree.depths[:, None] - tree.depths[None] < window
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    by_pieces = tree_attention._PiecewiseAttention.apply(query, key, value, pieces(tree, window), 0.25)
+    torch.testing.assert_close(by_pieces, expected)
+    blocks = block_mask(tree, window)
+    torch.testing.assert_close(flex_attention(query, key, value, block_mask=blocks), expected)
+    exact = create_block_mask(blocks.mask_mod, None, None, number, number, device="cpu").to_dense() > 0
+    assert (blocks.to_dense() > 0)[exact].all() and blocks.sparsity() > 30
+
+
+@pytest.mark.parametrize("kind", ["full", "lora", "checkpointing"])
+def test_training_is_the_same_with_and_without(tmp_path, kind):
+    """Also where the critic is taught by the backup, and the policy stays near the initial weights."""
+    trained = []
+    for shares in (True, False):
+        options = {"share_prefixes": shares, "max_steps": 1, "logging_steps": 1, "optim": "sgd", "temperature": 0.0}
+        options |= {"critic_loss_type": "distill", "beta": 0.1, "gradient_checkpointing": kind == "checkpointing"}
+        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if kind == "lora" else None
+        trainer = make_trainer(tmp_path / str(shares), options, peft_config=lora)
+        trainer.train()
+        assert trainer._collate.shares_prefixes == shares
+        trained.append((weights(trainer.model), trainer.state.log_history[0]["grad_norm"]))
+    (one, norm), (other, expected) = trained
+    assert norm == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_generation_is_that_of_sdpa(tmp_path):
+    model = make_model(CONFIGS["gemma3"])
+    ids = torch.arange(2, 40).reshape(2, 19)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    expected = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
+    assert start_sharing(model, model.config, make_args(tmp_path))
+    assert model.config._attn_implementation == TREE_ATTENTION
+    assert model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=20, do_sample=False).equal(expected)
+    model.save_pretrained(tmp_path / "saved")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").config._attn_implementation == "sdpa"
+
+
+def test_adapters(tmp_path):
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    model = get_peft_model(make_model(CONFIGS["qwen3"]), lora)
+    separate = losses_and_gradients(model, episode_examples(), False)
+    assert start_sharing(model, model.config, make_args(tmp_path))
+    shared = losses_and_gradients(model, episode_examples(), True)
+    for one, other in zip(separate, shared, strict=True):
+        assert (one - other).norm() < 1e-5 * one.norm()

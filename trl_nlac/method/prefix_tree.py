@@ -1,0 +1,172 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Token sequences as one tree, in which a prefix that several of them share stands once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+
+class Part(NamedTuple):
+    """
+    A rectangle of the attention of a [`PrefixTree`]: its queries see all of its keys, or if `is_causal`, in which case
+    both are the same tokens, those up to themselves.
+    """
+
+    first_query: int
+    last_query: int  # exclusive, as `last_key`
+    first_key: int
+    last_key: int
+    is_causal: bool
+
+
+@dataclass(eq=False)
+class PrefixTree:
+    """
+    Tokens of a tree in preorder, the largest subtree first. A token sees itself and its ancestors: token q sees token
+    k where `k <= q < ends[k]`.
+
+    A path on which every next token is the largest child is contiguous in this order, a *chain*. A token therefore has
+    its ancestors in at most log2(N) ranges, and the attention consists of two rectangles for each chain: the chain
+    itself, causally, and all that branches off behind a token of it, which sees the chain up to there.
+
+    Args:
+        input_ids (`torch.Tensor` of shape `(N,)`):
+            The tokens.
+        depths (`torch.Tensor` of shape `(N,)`):
+            Number of ancestors of each token, its position in its sequences.
+        ends (`torch.Tensor` of shape `(N,)`):
+            The first token behind the subtree of each.
+        parts (`tuple[Part, ...]`):
+            The rectangles that cover the attention without overlap, the causal ones first.
+        paths (`list[numpy.ndarray]`):
+            Where the tokens of each sequence stand.
+        layouts (`dict[int | None, Any]`):
+            What an attention made of the tree for its own use, by the sliding window of the layer.
+    """
+
+    input_ids: torch.Tensor
+    depths: torch.Tensor
+    ends: torch.Tensor
+    parts: tuple[Part, ...]
+    paths: list[np.ndarray]
+    layouts: dict[int | None, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]]) -> "PrefixTree":
+        """Fold sequences of at least one token each."""
+        root = _grow([np.asarray(sequence, dtype=np.int64) for sequence in sorted(map(list, sequences))])
+        nodes, parts = _lay_out(root)
+        input_ids = np.concatenate([node.tokens for node in nodes])
+        depths = np.concatenate([np.arange(node.depth, node.stop) for node in nodes])
+        ends = np.concatenate([np.full(len(node.tokens), node.position + node.size) for node in nodes])
+        return cls(
+            *map(torch.from_numpy, (input_ids, depths, ends)), parts, [_path(root, sequence) for sequence in sequences]
+        )
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def to(self, device: torch.device) -> "PrefixTree":
+        """Move the tensors to a device."""
+        input_ids, depths, ends = (tensor.to(device) for tensor in (self.input_ids, self.depths, self.ends))
+        return replace(self, input_ids=input_ids, depths=depths, ends=ends, layouts={})
+
+
+@dataclass
+class _Node:
+    """Tokens that the same sequences share."""
+
+    tokens: np.ndarray
+    depth: int
+    children: "dict[int, _Node]" = field(default_factory=dict)  # by their first token
+    size: int = 0  # of the subtree, in tokens
+    position: int = 0  # of the first token, in preorder
+
+    @property
+    def stop(self) -> int:
+        return self.depth + len(self.tokens)
+
+
+def _grow(sequences: list[np.ndarray]) -> _Node:
+    """Make the tree of sequences in lexicographic order; its root has no token."""
+    root = _Node(np.empty(0, dtype=np.int64), 0)
+    path, previous = [root], root.tokens
+    for sequence in sequences:
+        shared = _common_prefix(previous, sequence)
+        while len(path) > 1 and path[-1].depth >= shared:
+            path.pop()
+        last = path[-1]
+        if shared < last.stop:
+            tokens, cut = last.tokens, shared - last.depth
+            last.tokens, below = tokens[:cut], last.children
+            last.children = {int(tokens[cut]): _Node(tokens[cut:], shared, below)}
+        if shared < len(sequence):
+            path.append(_Node(sequence[shared:], shared))
+            last.children[int(sequence[shared])] = path[-1]
+        previous = sequence
+    return root
+
+
+def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
+    """Count the tokens with which both begin."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _lay_out(root: _Node) -> tuple[list[_Node], tuple[Part, ...]]:
+    """Give every node its place. Returns the nodes in preorder, and the parts of the attention."""
+    downwards, stack = [], [root]
+    while stack:
+        downwards.append(stack.pop())
+        stack += downwards[-1].children.values()
+    for node in reversed(downwards):
+        node.size = len(node.tokens) + sum(child.size for child in node.children.values())
+    nodes, chains, branches, position = [], [], [], 0
+    stack = [(root, 0)]
+    while stack:
+        node, chain = stack.pop()  # the chain's first token
+        node.position, position = position, position + len(node.tokens)
+        nodes.append(node)
+        largest, *others = sorted(node.children.values(), key=lambda child: -child.size) or [None]
+        if node is root:
+            start = node.size
+            for child in reversed([largest, *others]):
+                start -= child.size
+                stack.append((child, start))
+        elif largest is None:
+            chains.append(Part(chain, position, chain, position, True))
+        else:
+            start, end = position + largest.size, node.position + node.size
+            if others:
+                branches.append(Part(start, end, chain, position, False))
+            for child in reversed(others):
+                end -= child.size
+                stack.append((child, end))
+            stack.append((largest, chain))
+    return nodes, (*chains, *branches)
+
+
+def _path(root: _Node, sequence: Sequence[int]) -> np.ndarray:
+    """Find where the tokens of a sequence stand."""
+    node, ranges = root, []
+    while node.stop < len(sequence):
+        node = node.children[int(sequence[node.stop])]
+        ranges.append(np.arange(node.position, node.position + len(node.tokens)))
+    return np.concatenate(ranges)

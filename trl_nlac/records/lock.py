@@ -1,0 +1,79 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A lock on the folder of a run: two runs that write into it would destroy each other's files."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ..types import RunRefused
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+logger = logging.getLogger(__name__)
+
+LOCK = "_lock"  # not uploaded with the output folder, because of the underscore
+
+
+@contextmanager
+def locked(run: str | Path) -> Iterator[None]:
+    """
+    Hold the lock of a run's folder. One process of a run holds it for all of them. The system releases it when the
+    process ends, however it ends; child processes do not inherit it. On a shared file system it holds on all hosts, if
+    the file system has locks; otherwise a warning says that nothing prevents a second run.
+
+    Args:
+        run (`str` or `Path`):
+            Folder of the run, made if it does not exist.
+
+    Raises:
+        RunRefused: If another process holds the lock.
+    """
+    path = Path(run, LOCK)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        _acquire(file, path)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def _acquire(file: IO[str], path: Path) -> None:
+    try:
+        if fcntl is None:
+            raise OSError("Python's `fcntl` is missing on this system")
+        # Of the process, unlike that of `flock`, which a child that outlives it would keep.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        file.seek(0)
+        owner = file.read() or "a process of which nothing is known"
+        raise RunRefused(
+            f"Another run is writing into `output_dir` {str(path.parent)!r} now: {owner}. Wait until it ends, or "
+            "choose another folder."
+        ) from error
+    except OSError as error:
+        logger.warning(
+            f"{path.parent} cannot be locked ({error}): nothing prevents a second run in it, which would destroy the "
+            "files of this one."
+        )

@@ -1,0 +1,33 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What others wrote, on its way to a terminal."""
+
+import re
+
+
+# All control characters but newlines and tabs, and those that turn the direction of text around.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    r"""
+    Write the control characters of a text as escapes (`\x1b`), so that a terminal shows them and does not obey.
+
+    Args:
+        text (`str`):
+            Text of a model, an environment or an exception. Newlines and tabs stay.
+    """
+    text = text.replace("\r\n", "\n").encode(errors="backslashreplace").decode()
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,116 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What the files of a checkpoint must be: their sizes and checksums, read before anything is loaded."""
+
+import hashlib
+import json
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..types import RunRefused
+
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "nlac_manifest.json"
+_CHUNK = 1 << 22  # bytes read at once
+_THREADS = 8  # hashing releases Python's lock
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """Write sizes and checksums of all files of a checkpoint into it, as its last file."""
+    paths = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        files = {
+            path.relative_to(checkpoint).as_posix(): {"size": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, threads.map(checksum, paths), strict=True)
+        }
+    written = checkpoint / f"{MANIFEST}.new"
+    written.write_text(json.dumps({"files": files}, indent=1) + "\n")
+    os.replace(written, checkpoint / MANIFEST)
+
+
+def check_manifest(checkpoint: Path) -> None:
+    """
+    Compare the files of a checkpoint with its manifest. Files that it does not name are left alone. A checkpoint
+    without one, as earlier versions wrote it, passes with a warning.
+
+    Raises:
+        RunRefused: If files are missing or damaged; the message names them, and the checkpoint before this one.
+    """
+    path = checkpoint / MANIFEST
+    if not path.exists():
+        logger.warning(
+            f"{checkpoint} has no {MANIFEST}: whether its files are complete and undamaged is not known. Checkpoints "
+            "of earlier versions have none."
+        )
+        return
+    try:
+        files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in _entries(path).items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RunRefused(_refusal(checkpoint, [f"{MANIFEST} (cannot be read)"])) from error
+    with ThreadPoolExecutor(_THREADS) as threads:
+        results = threads.map(lambda name: _damage(checkpoint / name, *files[name]), files)
+        damages = [f"{name} ({damage})" for name, damage in zip(files, results, strict=True) if damage]
+    if damages:
+        raise RunRefused(_refusal(checkpoint, damages))
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes())["files"]
+
+
+def _damage(path: Path, size: int, digest: str) -> str | None:
+    """Say what is wrong with a file, if anything is."""
+    if not path.is_file():
+        return "missing"
+    if path.stat().st_size != size:
+        return f"{path.stat().st_size:,} bytes in place of {size:,}"
+    return None if checksum(path) == digest else "damaged"
+
+
+def _refusal(checkpoint: Path, damages: list[str]) -> str:
+    named = ", ".join(damages[:5]) + (f" and {len(damages) - 5} more" if len(damages) > 5 else "")
+    return (
+        f"The checkpoint {checkpoint} is not as it was written: {named}. Copy it again, or resume from "
+        f"{_before(checkpoint)}. If you changed it on purpose, remove its {MANIFEST}."
+    )
+
+
+def _before(checkpoint: Path) -> str:
+    """Name the checkpoint before this one."""
+
+    def step(path: Path) -> int:
+        number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        return int(number) if number.isdecimal() else -1
+
+    others = [
+        path for path in checkpoint.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if -1 < step(path) < step(checkpoint)
+    ]
+    return str(max(others, key=step)) if others else "another checkpoint; there is none before it in its folder"

@@ -1,0 +1,106 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Stopping by a signal: Ctrl-C (SIGINT) and SIGTERM save a checkpoint first, and what is open is closed."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from accelerate.utils import gather_object
+
+
+REPEAT_SECONDS = 0.5  # within which a signal is the first one again: launchers pass on what a terminal sends to all
+_NOTE = (
+    "\n{name}: training stops with a checkpoint at the end of the step under way, its rollout included. Another one "
+    "stops it at once.\n"
+)
+
+
+def stop_at_once(number: int, frame: FrameType | None = None) -> None:
+    """
+    Handle a signal: end the program so that all `finally` blocks run.
+
+    Raises:
+        KeyboardInterrupt: For SIGINT.
+        SystemExit: For others, with 128 plus the number of the signal.
+    """
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+class StopSignals:
+    """
+    Note the first SIGINT or SIGTERM, so that training can stop in order. The second one stops it at once.
+
+    Attributes:
+        received (`int`):
+            Number of the signal; 0 if there was none.
+    """
+
+    def __init__(self):
+        self.received = 0
+        self._received_at = 0.0
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """
+        Note signals, in the main thread: no other can. A signal that is ignored or that the program handles itself
+        stays as it is.
+        """
+        self.received = 0
+        with _handled_by(self._note, signal.SIGINT, signal.SIGTERM):
+            yield
+
+    def agreed(self) -> int:
+        """Return the signal that any process received, the same on all; 0 if there was none."""
+        return max(gather_object([self.received]))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.received:
+            self.received, self._received_at = number, now
+            # Python's own streams may be in the middle of a write.
+            os.write(2, _NOTE.format(name=signal.Signals(number).name).encode())
+        elif now - self._received_at > REPEAT_SECONDS:
+            stop_at_once(number)
+
+
+@contextmanager
+def closing_on_sigterm() -> Iterator[None]:
+    """End the program in order when it is told to, as Ctrl-C does, so that environments are closed."""
+    with _handled_by(stop_at_once, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def _handled_by(handler, *numbers: int) -> Iterator[None]:
+    defaults = (signal.SIG_DFL, signal.default_int_handler, stop_at_once)
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()
+    previous = {number: signal.getsignal(number) for number in numbers}
+    replaced = [number for number, other in previous.items() if other in defaults]
+    for number in replaced:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in replaced:
+            signal.signal(number, previous[number])

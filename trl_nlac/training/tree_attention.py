@@ -1,0 +1,303 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Attention over token trees, as an attention implementation of transformers."""
+
+import math
+
+import torch
+from accelerate.logging import get_logger
+from accelerate.utils import gather_object
+from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from ..method.batches import NLACCollator
+from ..method.losses import answer_logits
+from ..method.prefix_tree import PrefixTree
+from ..nlac_config import NLACConfig
+from ..types import Prompt, TrainingExample
+
+
+logger = get_logger(__name__)
+
+TREE_ATTENTION = "sdpa_with_prefix_trees"
+_BLOCK = 128  # tokens; of FlexAttention
+_WINDOW_BLOCK = 512  # queries of which a mask is written out, in layers with a sliding window
+
+# The queries and keys of a piece of the attention, whether it is causal, and its mask if it needs one.
+Piece = tuple[slice | torch.Tensor, slice, bool, torch.Tensor | None]
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    prefix_tree: PrefixTree | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """
+    Attend over a [`~method.prefix_tree.PrefixTree`], which the model got as `prefix_tree`; without one this is the
+    attention `"sdpa"` of transformers. Memory is linear in the number of tokens: no key or value is copied for a
+    branch, and no mask covers the whole tree.
+
+    Args:
+        module (`nn.Module`):
+            The layer.
+        query (`torch.Tensor` of shape `(B, H, N, D)`), key, value (`torch.Tensor` of shape `(B, K, N, D)`):
+            Of all tokens; `B` is 1 with a tree.
+        attention_mask (`torch.Tensor`, *optional*):
+            Used without a tree only.
+        scaling, dropout, sliding_window:
+            As transformers passes them. A window is counted in positions, as in separate sequences.
+
+    Returns:
+        `tuple[torch.Tensor, None]`: the output, `(B, N, H, D)`.
+
+    Raises:
+        ValueError: If there is attention dropout.
+    """
+    if prefix_tree is None:
+        window = {} if sliding_window is None else {"sliding_window": sliding_window}
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **window, **kwargs
+        )
+    if dropout:
+        raise ValueError(f"Attention over prefix trees has no dropout, and it is {dropout}.")
+    if sliding_window not in prefix_tree.layouts:
+        make = pieces if query.device.type == "cpu" else block_mask
+        prefix_tree.layouts[sliding_window] = make(prefix_tree, sliding_window)
+    layout = prefix_tree.layouts[sliding_window]
+    if query.device.type != "cpu":
+        return flex_attention_forward(module, query, key, value, layout, scaling=scaling, **kwargs)[0], None
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        raise ValueError("On a CPU, attention over prefix trees knows neither capped scores nor attention sinks.")
+    groups = query.shape[1] // key.shape[1]
+    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    output = _PiecewiseAttention.apply(query, repeat_kv(key, groups), repeat_kv(value, groups), layout, scale)
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(TREE_ATTENTION, attend)
+AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
+
+
+def pieces(tree: PrefixTree, window: int | None = None) -> list[Piece]:
+    """
+    Cut the attention over a tree into pieces. Of those of a query, the one with itself comes first.
+
+    Args:
+        tree ([`~method.prefix_tree.PrefixTree`]):
+            The tree.
+        window (`int`, *optional*):
+            Number of positions that a token sees, itself included.
+    """
+    found: list[Piece] = []
+    for part in tree.parts:
+        queries, keys = slice(part.first_query, part.last_query), slice(part.first_key, part.last_key)
+        depths, first, last = tree.depths[queries], int(tree.depths[keys.start]), int(tree.depths[keys.stop - 1])
+        if window is None or int(depths.max()) - first < window:
+            found.append((queries, keys, part.is_causal, None))
+            continue
+        seeing = torch.arange(queries.start, queries.stop)
+        if not part.is_causal:
+            seeing = seeing[depths - last < window]
+        for rows in seeing.split(_WINDOW_BLOCK):
+            of_rows = tree.depths[rows]
+            nearest, furthest = min(last, int(of_rows.max())), max(first, int(of_rows.min()) - window + 1)
+            seen = slice(keys.start + furthest - first, keys.start + nearest - first + 1)
+            distances = of_rows[:, None] - tree.depths[seen][None]
+            found.append((rows, seen, False, (distances >= 0) & (distances < window)))
+    return found
+
+
+class _PiecewiseAttention(torch.autograd.Function):
+    """
+    Attention of which the pieces are computed alone and merged by the logarithms of their sums. The gradient of a
+    piece is that of fused attention with the output and the sum of the whole, as in ring attention.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, pieces: list[Piece], scale: float):
+        output = query.new_empty(query.shape, dtype=torch.float32)
+        logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        has_output = torch.zeros(query.shape[2], dtype=torch.bool)
+        for rows, keys, is_causal, mask in pieces:
+            part, part_logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[:, :, rows], key[:, :, keys], value[:, :, keys], 0.0, is_causal,
+                attn_mask=_additive(mask, query), scale=scale,
+            )  # fmt: skip
+            if has_output[rows][0]:
+                before = logsumexp[:, :, rows]
+                total = torch.logaddexp(before, part_logsumexp)
+                part = (
+                    output[:, :, rows] * (before - total).exp()[..., None]
+                    + part * (part_logsumexp - total).exp()[..., None]
+                )
+                part_logsumexp = total
+            output[:, :, rows], logsumexp[:, :, rows], has_output[rows] = part.float(), part_logsumexp, True
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.pieces, ctx.scale = pieces, scale
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, key, value, output, logsumexp = ctx.saved_tensors
+        gradients = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (query, key, value)]
+        for rows, keys, is_causal, mask in ctx.pieces:
+            of_piece = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient[:, :, rows], query[:, :, rows], key[:, :, keys], value[:, :, keys], output[:, :, rows],
+                logsumexp[:, :, rows], 0.0, is_causal, attn_mask=_additive(mask, query), scale=ctx.scale,
+            )  # fmt: skip
+            for total, part, tokens in zip(gradients, of_piece, (rows, keys, keys), strict=True):
+                total[:, :, tokens] += part
+        return *(total.to(query.dtype) for total in gradients), None, None
+
+
+def _additive(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    return None if mask is None else query.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+
+
+def block_mask(tree: PrefixTree, window: int | None = None) -> BlockMask:
+    """
+    Make FlexAttention's mask of a tree. Whether a block is empty or full is read from the smallest and largest values
+    in it, in memory quadratic in the number of blocks only.
+
+    Args:
+        tree ([`~method.prefix_tree.PrefixTree`]):
+            The tree.
+        window (`int`, *optional*):
+            Number of positions that a token sees, itself included.
+    """
+    number = len(tree)
+    padding = -number % _BLOCK
+    depths, ends = tree.depths, tree.ends
+    lowest_end, highest_end = (_by_block(ends, padding, largest) for largest in (False, True))
+    lowest_depth, highest_depth = (_by_block(depths, padding, largest) for largest in (False, True))
+    blocks = torch.arange(len(lowest_end), device=depths.device)
+    first, last = blocks * _BLOCK, (blocks * _BLOCK + _BLOCK - 1).clamp(max=number - 1)
+    is_before = blocks[None, :] < blocks[:, None]  # (query blocks, key blocks)
+    is_seen = (blocks[None, :] <= blocks[:, None]) & (highest_end[None, :] > first[:, None])
+    is_full = is_before & (lowest_end[None, :] > last[:, None])
+    if window is not None:
+        is_seen &= lowest_depth[:, None] - highest_depth[None, :] < window
+        is_full &= highest_depth[:, None] - lowest_depth[None, :] < window
+
+    def sees(batch, head, q, k):
+        is_ancestor = (k <= q) & (q < ends[k])
+        return is_ancestor if window is None else is_ancestor & (depths[q] - depths[k] < window)
+
+    partial, full = _indices(is_seen & ~is_full), _indices(is_full)
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(number, number))
+
+
+def _by_block(values: torch.Tensor, padding: int, largest: bool) -> torch.Tensor:
+    """Reduce the values of tokens to the smallest or largest of each block."""
+    values = torch.cat([values, values[-1:].expand(padding)]).view(-1, _BLOCK)
+    return values.amax(1) if largest else values.amin(1)
+
+
+def _indices(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of chosen key blocks of each query block, and their indices first."""
+    order = chosen.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    return chosen.sum(1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
+
+
+def start_sharing(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> bool:
+    """
+    Let a model read trees, if it computes on a small one what it computes on separate sequences. Otherwise the model
+    stays as it is, and a warning names the reason. All processes decide alike.
+
+    Args:
+        model (`nn.Module`):
+            The model, wrapped or not.
+        config ([`~transformers.PreTrainedConfig`]):
+            Its configuration, whose attention implementation changes.
+        args ([`NLACConfig`]):
+            Options of the run: where and how precisely it computes.
+    """
+    config = config.get_text_config()
+    reason = _unfit(config, args.device)
+    if not reason:
+        config._attn_implementation = TREE_ATTENTION
+        (reason, *_) = [*filter(None, gather_object([_difference(model, config, args)])), ""]
+        if reason:
+            config._attn_implementation = "sdpa"
+    if reason:
+        logger.warning(
+            f"Prefixes that training samples share are computed for each of them (`share_prefixes`): {reason}."
+        )
+    return not reason
+
+
+def _unfit(config: PreTrainedConfig, device: torch.device) -> str:
+    """Explain why a model cannot read trees, as far as its configuration shows."""
+    values = config.to_dict()
+    if config._attn_implementation != "sdpa":
+        return f"`attn_implementation` is '{config._attn_implementation}', and trees need 'sdpa'"
+    if device.type not in ("cpu", "cuda"):
+        return f"there is no attention over trees for the device '{device.type}'"
+    dropouts = [name for name, value in values.items() if "drop" in name and isinstance(value, float) and value > 0]
+    if dropouts:
+        return f"the model is trained with dropout (`{dropouts[0]}` in its configuration)"
+    others = set(values.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    return f"the model has layers of the type '{min(others)}'" if others else ""
+
+
+def _difference(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
+    """Explain how the model's output on a tree differs from that on separate sequences; empty if it does not."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(number: int) -> list[int]:
+        return torch.randint(min(config.vocab_size, 1000), (number,), generator=generator).tolist()
+
+    trunk = tokens(24)
+    ends = [(cut, tuple(tokens(4))) for cut in (8, 8, 16, 24, 24)]
+    collators = [NLACCollator(0, shares, device=args.device) for shares in (False, True)]
+    batches = [
+        collate([TrainingExample("rehearsal", Prompt.of(trunk[:cut]), end) for cut, end in ends]).tokens
+        for collate in collators
+    ]
+    is_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            separate, shared = (answer_logits(model, batch) for batch in batches)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return f"the model cannot read a tree ({type(error).__name__}: {str(error).splitlines()[0]})"
+    finally:
+        model.train(is_training)
+    windows = set(batches[1].inputs["prefix_tree"].layouts)
+    if windows != _windows(config):
+        return f"its layers have the windows {windows}, and its configuration says {_windows(config)}"
+    difference = float((shared - separate).float().norm() / (separate - separate.mean()).float().norm())
+    limit = 1e-3 if separate.dtype == torch.float32 and not (args.bf16 or args.fp16) else 5e-2
+    return "" if difference < limit else f"its output on a tree differs by {difference:.1%}"
+
+
+def _windows(config: PreTrainedConfig) -> set[int | None]:
+    """Return the sliding windows of the layers; `None` for those that see everything."""
+    values = config.to_dict()
+    window = values.get("sliding_window") if values.get("use_sliding_window", True) else None
+    kinds = set(values.get("layer_types") or ["sliding_attention"])
+    return {window if kind == "sliding_attention" else None for kind in kinds}
