@@ -53,7 +53,9 @@ def run(words: list[str]) -> None:
         pool.close()
     if args.json:
         Path(args.json).write_text(json.dumps(metrics, indent=2) + "\n")
-    table = Table("metric", "value", title=f"{args.model}: {len(rows)} tasks, {args.num_episodes} episodes each")
+    # Not the table's title, which would be wrapped to the table's width.
+    print(f"{args.model}: {len(rows)} tasks, {args.num_episodes} episodes each")
+    table = Table("metric", "value")
     for name, value in metrics.items():
         if not name.startswith("environment/") or value:
             table.add_row(name, f"{value:.3f}")

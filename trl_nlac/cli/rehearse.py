@@ -104,7 +104,8 @@ def run(words: list[str]) -> None:
         raise CommandError("not one answer could be read. Add worked examples to the prompts, or ask another model.")
     output.parent.mkdir(parents=True, exist_ok=True)
     dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)
-    table = Table("role", "samples", title=f"{output}: {len(transitions)} steps")
+    print(f"{output}: {len(transitions)} steps")
+    table = Table("role", "samples")
     for role, number in [*Counter(dataset["role"]).items(), *((role, 0) for role in missing)]:
         table.add_row(role, str(number))
     console = Console()
