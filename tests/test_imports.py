@@ -24,7 +24,8 @@ PACKAGE = Path(trl_nlac.__file__).parent
 
 # Folders and modules of the root, and what they may import of the others. `types` is free to all.
 TABLE = {
-    "types options secrets shards terminal event_loop": "",
+    "types secrets shards terminal event_loop": "",
+    "options": "terminal",
     "prompts": "",
     "chat replay": "",
     "generation": "options secrets shards event_loop",
@@ -32,7 +33,7 @@ TABLE = {
     "method": "chat generation options prompts shards",
     "environments": "chat prompts event_loop terminal",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
-    "training": "method replay chat nlac_config shards terminal",
+    "training": "method replay chat prompts nlac_config secrets shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments chat generation options prompts terminal",

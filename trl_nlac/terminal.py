@@ -15,7 +15,10 @@
 """What others wrote, on its way to a terminal."""
 
 import re
+from typing import Any
 
+
+MAX_SHOWN = 200  # characters
 
 # All control characters but newlines and tabs, and those that turn the direction of text around.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -31,3 +34,12 @@ def printable(text: str) -> str:
     """
     text = text.replace("\r\n", "\n").encode(errors="backslashreplace").decode()
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def shown(value: Any) -> str:
+    """Return the `repr` of any value for a message: short, printable, and of a hostile object only its type."""
+    try:
+        text = repr(value)
+        return printable(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} [...]")
+    except BaseException:
+        return f"a {type(value).__name__} that cannot be shown"

@@ -22,7 +22,7 @@ class TestSumTree:
     @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100])
     def test_draws_by_cumulative_sums(self, size):
         rng = np.random.default_rng(size)
-        tree, weights = SumTree(size), np.zeros(size)
+        tree, weights = SumTree(), np.zeros(size)
         for _ in range(20):
             indices = rng.integers(size, size=5)
             weights[indices] = rng.integers(0, 4, size=5) * 0.25  # sums are exact
@@ -35,7 +35,7 @@ class TestSumTree:
                 assert drawn.tolist() == expected.tolist() and found.tolist() == weights[drawn].tolist()
 
     def test_rounding_never_draws_what_has_no_weight(self):
-        tree = SumTree(4)
+        tree = SumTree()
         tree.set(np.array([0, 2]), np.array([0.3, 0.7]))
         largest = np.nextafter(1, 0)
         assert largest * 1.0 - 0.3 >= 0.7  # as if it were past the third index

@@ -16,6 +16,7 @@
 
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,11 @@ from rich.text import Text
 
 from ..agent.agent import NLACAgent
 from ..agent.answers import AgentAction
-from ..environments.base import StepResult, TextEnvironment
+from ..environments.base import StepResult
 from ..environments.pool import NO_TASK
 from ..environments.worker import EnvironmentWorker
 from ..episodes.recorder import Recorder
+from ..episodes.rollout import final_reward, reset, step
 from ..terminal import printable
 from ..types import Judgement
 from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows, one_line_errors, read_json
@@ -59,7 +61,7 @@ def run(words: list[str]) -> None:
     waits = not args.auto and sys.stdin.isatty()
     try:
         show = Show(Console(), waits)
-        recorder.begin(worker.submit(lambda environment: environment.reset(**keywords)).result())
+        recorder.begin(worker.submit(partial(reset, keywords=keywords)).result())
         show.text("task", json.dumps(task, ensure_ascii=False), "dim")
         for message in recorder.prompt_messages:
             show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
@@ -72,7 +74,7 @@ def run(words: list[str]) -> None:
             if recorder.done or not show.wants_next():
                 break
             recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
-        reward = worker.submit(lambda environment: environment.final_reward()).result()
+        reward = worker.submit(final_reward).result()
         if rewards is not None:
             environments = [worker.environment.unwrapped]
             (scored,) = pool.call(lambda: rewards.score([recorder], environments), "the scoring by reward functions")
@@ -96,11 +98,7 @@ def _row(args) -> dict[str, Any]:
 def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction) -> StepResult:
     if turn.action is None:
         return StepResult(agent.roles.prompts.unreadable(agent.roles.actions.name))
-
-    def step(environment: TextEnvironment) -> StepResult:
-        return environment.step(turn.action)
-
-    return worker.submit(step).result()
+    return worker.submit(partial(step, action=turn.action)).result()
 
 
 class Show:

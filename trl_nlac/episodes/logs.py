@@ -19,7 +19,6 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 
 from ..chat.actions import ActionFormat
@@ -27,7 +26,7 @@ from ..environments.pool import NO_TASK
 from ..prompts import NLACPrompts
 from ..types import Episode
 from .conversations import problem_of, record_conversation
-from .recorder import Recorder
+from .recorder import MalformedResult, Recorder, checked_reward
 
 
 logger = logging.getLogger(__name__)
@@ -125,8 +124,11 @@ def _problem(row: dict[str, Any]) -> str | None:
     problem = problem_of(row["messages"])
     if problem is None and not any(message["role"] == "assistant" for message in row["messages"]):
         problem = "there is no message of the assistant"
-    if problem is None and (not isinstance(row["reward"], (int, float)) or not np.isfinite(row["reward"])):
-        problem = f"the reward is {row['reward']}"
+    if problem is None:
+        try:
+            checked_reward(row["reward"])
+        except MalformedResult as error:
+            problem = str(error)
     return problem
 
 

@@ -14,8 +14,8 @@
 
 """Record episodes."""
 
+import json
 import math
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from ..chat.actions import ActionFormat
 from ..environments.base import StepResult, TextEnvironment, describe_error
 from ..prompts import NLACPrompts
+from ..terminal import shown
 from ..types import Episode, Message, Prompt, Turn
 
 
@@ -106,9 +107,7 @@ class Recorder:
             MalformedResult: If that is neither text nor messages.
             ValueError: If it is too long, even with shortened texts.
         """
-        whole = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
-        # Copies: the environment may go on with its own.
-        whole = [{**deepcopy(message), "content": checked_text(message["content"])} for message in whole]
+        whole = checked_messages(observation)
         limit = self.max_prompt_length
         length = self._open(whole, limit)
         if limit is not None and length > limit and self._open(whole, limit // 4 // len(whole)) > limit:
@@ -225,6 +224,24 @@ class Recorder:
         return self.prompts.opening(messages, self.actions.name, shown, instructions)
 
 
+def checked_messages(observation: Any) -> list[Message]:
+    """
+    Return what `reset` returned as messages: copies, because the environment may go on with its own.
+
+    Raises:
+        MalformedResult: If a content is no text, or JSON, as which they are stored, cannot hold a message.
+    """
+    messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+    if not messages:
+        raise MalformedResult("observation", "`reset` returned no message")
+    contents = [checked_text(message["content"]) for message in messages]
+    try:
+        copies = json.loads(json.dumps([{**message, "content": ""} for message in messages]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedResult("observation", f"a message of `reset` cannot be stored: {error}") from error
+    return [{**message, "content": content} for message, content in zip(copies, contents, strict=True)]
+
+
 def checked_text(observation: Any) -> str:
     """
     Check that an observation is text, and return it as such: without what a subclass of `str` adds.
@@ -255,15 +272,8 @@ def checked_reward(reward: Any) -> float:
     except Exception:
         number = math.nan
     if not abs(number) <= MAX_REWARD:
-        raise MalformedResult("reward", f"the reward is {_shown(reward)}, expected a finite number")
+        raise MalformedResult("reward", f"the reward is {shown(reward)}, expected a finite number")
     return number
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r}"[:100]
-    except BaseException:
-        return f"a {type(value).__name__}"
 
 
 def replay_actions(

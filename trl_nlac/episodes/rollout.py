@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +36,11 @@ from tqdm.auto import tqdm
 from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
+from ..event_loop import finish
 from ..method.roles import Roles
 from ..terminal import printable
-from ..types import Answer, Episode, Prompt
-from .recorder import MalformedResult, Recorder, checked_reward, checked_text
+from ..types import Answer, Episode, Message, Prompt
+from .recorder import MalformedResult, Recorder, checked_messages, checked_reward, checked_text
 from .rewards import EpisodeRewards
 
 
@@ -97,6 +99,17 @@ def play_episodes(
                 _score(pool, wave, rewards)
     roles.metrics["environment/num_shortened"] += [float(game.recorder.num_shortened) for game in games]
     return [game.recorder.episode() for game in games]
+
+
+def check_prompt_length(pool: EnvironmentPool, roles: Roles) -> None:
+    """
+    Check that at least an empty task fits into a prompt of the policy.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    limit = roles.options.max_prompt_length
+    Recorder(roles.actions, roles.prompts, {}, pool.example.tool_schemas, limit).begin("")
 
 
 @contextmanager
@@ -192,7 +205,7 @@ class _Rollout:
             if game.worker is None:
                 return
             self.pending.popleft()
-            self._submit(game, "reset", lambda environment, game=game: environment.reset(**deepcopy(game.keywords)))
+            self._submit(game, "reset", partial(reset, keywords=game.keywords))
 
     def _answer(self) -> None:
         """Play one turn of all games that wait."""
@@ -206,7 +219,7 @@ class _Rollout:
             if answer.parsed is None:
                 self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
             else:
-                self._submit(game, "step", lambda environment, action=answer.parsed: environment.step(action))
+                self._submit(game, "step", partial(step, action=answer.parsed))
 
     def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
         timeout = self.pool.timeout
@@ -218,25 +231,19 @@ class _Rollout:
     def _advance(self, game: _Game) -> None:
         """Continue a game whose environment has finished its job."""
         error = game.future.exception()  # no error of a user's environment ends the run
-        if error is None:
-            result = game.future.result()
+        if error is None and game.job == "reset":
             try:
-                if game.job == "reset":
-                    game.recorder.begin(result)
-                elif game.job == "step":
-                    result = _checked_step(result)
-                else:
-                    game.recorder.add_reward(checked_reward(result))
-            except Exception as malformed:
-                error = malformed
+                game.recorder.begin(game.future.result())
+            except Exception as unusable:
+                error = unusable
         if error is not None:
             self._fail(game, error.kind if isinstance(error, MalformedResult) else game.job, error)
-            return
-        if game.job == "reset":
+        elif game.job == "reset":
             self.waiting.append(game)
         elif game.job == "step":
-            self._record(game, result)
+            self._record(game, game.future.result())
         else:
+            game.recorder.add_reward(game.future.result())
             self.bar.update()
             if not self.keeps_instances:
                 self.pool.release(game.worker)
@@ -248,7 +255,7 @@ class _Rollout:
         if not recorder.done:
             recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
         if recorder.done:
-            self._submit(game, "reward", lambda environment: environment.final_reward())
+            self._submit(game, "reward", final_reward)
         else:
             self.waiting.append(game)
 
@@ -301,11 +308,39 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             pool.release(game.worker)
 
 
-def _checked_step(result: Any) -> StepResult:
+def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> list[Message]:
+    """
+    Call `reset` with copies of its keywords, check what it returns, and copy that. As [`step`] and [`final_reward`],
+    it runs in the thread of the environment, so that nothing that the environment returns can harm another one.
+
+    Raises:
+        MalformedResult: If it is neither text nor messages.
+    """
+    return checked_messages(finish(environment.reset(**deepcopy(keywords))))
+
+
+def step(environment: TextEnvironment, action: str) -> StepResult:
+    """
+    Call `step` and check what it returns.
+
+    Raises:
+        MalformedResult: If it is no [`StepResult`] of text, a number and truth values.
+    """
+    result = finish(environment.step(action))
     if not isinstance(result, StepResult):
         raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
     observation, reward = checked_text(result.observation), checked_reward(result.reward)
-    for flag in (result.terminated, result.truncated):
-        if isinstance(flag, str):  # "False" is true
-            raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
-    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
+    flags = (result.terminated, result.truncated)
+    if any(isinstance(flag, str) for flag in flags):  # "False" is true
+        raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
+    return StepResult(observation, reward, *map(bool, flags))
+
+
+def final_reward(environment: TextEnvironment) -> float:
+    """
+    Call `final_reward` and check what it returns.
+
+    Raises:
+        MalformedResult: If it is no finite number.
+    """
+    return checked_reward(finish(environment.final_reward()))

@@ -133,7 +133,8 @@ class TransformersGenerator:
     @torch.no_grad()
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
         inputs = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-        processors = LogitsProcessorList(_sampler(sampling, seeds) if sampling.temperature > 0 else [])
+        finite = _FiniteScores()
+        processors = LogitsProcessorList([finite, *(_sampler(sampling, seeds) if sampling.temperature > 0 else [])])
         generation_config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,  # the processors leave one token to choose
@@ -150,6 +151,7 @@ class TransformersGenerator:
             logits_processor=processors,
             synced_gpus=not self.gathers,
         )
+        finite.check()
         return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
 
     def take_metrics(self) -> dict[str, float]:
@@ -190,6 +192,28 @@ class TransformersGenerator:
         return Completion(token_ids, False)
 
 
+class _FiniteScores(LogitsProcessor):
+    """Note whether the model's scores are finite, without waiting for the device at every token."""
+
+    def __init__(self):
+        self.largest: list[torch.Tensor] = []  # of each token, (B,)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.largest.append(scores.amax(-1))  # NaN if any score is; a model can forbid tokens by minus infinity
+        return scores
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: If they were not.
+        """
+        if not torch.stack(self.largest).isfinite().all():
+            raise RuntimeError(
+                "The model's scores of tokens are not finite: its weights are corrupted. Resume from an earlier "
+                "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
+            )
+
+
 class _SeededChoice(LogitsProcessor):
     """
     Choose a token for each row by the row's own random numbers, so that it depends on nothing else in the batch: the
@@ -209,7 +233,8 @@ class _SeededChoice(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         cumulative = scores.float().softmax(-1).cumsum(-1)  # (B, V)
         numbers = next(self.numbers).to(scores.device)[:, None] * cumulative[:, -1:]
-        choice = torch.searchsorted(cumulative, numbers, right=True)  # (B, 1)
+        # The last one where the scores are not finite: that is noticed once all tokens are there.
+        choice = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)  # (B, 1)
         return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
 
 

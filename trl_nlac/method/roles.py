@@ -21,11 +21,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
 from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
 from ..generation.base import Generator, Sampling
+from ..options.checks import check
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
 from ..types import Answer, Message, Prompt
@@ -104,6 +106,26 @@ class Roles:
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.num_generated_tokens = 0
         self._collected: defaultdict[str, list[Answer]] | None = None
+
+    def check_generation(self, model: nn.Module) -> None:
+        """
+        Sample a token as each role does: generators look at most of `generation_kwargs` only then.
+
+        Args:
+            model (`nn.Module`):
+                The model, for a session of the generator.
+
+        Raises:
+            ValueError: If the generator cannot use them.
+        """
+        prompt = self.opened(Prompt.of(self.chat.start([{"role": "user", "content": "?"}]))).ids
+        try:
+            with self.generator.session(model):
+                for sampling in self.samplings.values():
+                    self.generator.generate([prompt], replace(sampling, max_tokens=1), seeds=[0])
+        except Exception as error:
+            requirement = f"what the generator can use ({type(error).__name__}: {error})"
+            check(self.options, "generation_kwargs", False, requirement)
 
     # Conversations
 
