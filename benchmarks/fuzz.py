@@ -549,8 +549,9 @@ def names(error: BaseException, trial: Trial) -> bool:
         return False
     value = VALUES.get(trial.label)
     if isinstance(value, bool | int | float | np.generic) and not isinstance(value, np.bool_):
-        shown = {repr(value), str(value), f"{value:,}", str(float(value)) if abs(value) < 1e300 else ""}
-        return any(text in message for text in shown if text)
+        number = value.item() if isinstance(value, np.generic) else value
+        shown = {repr(value), repr(number), f"{number:,}", *([f"{float(number)}"] if abs(number) < 10**15 else [])}
+        return any(text in message for text in shown)
     return True
 
 

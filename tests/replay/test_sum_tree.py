@@ -40,3 +40,15 @@ class TestSumTree:
         largest = np.nextafter(1, 0)
         assert largest * 1.0 - 0.3 >= 0.7  # as if it were past the third index
         assert tree.draw(np.array([0.0, 0.5, largest]))[0].tolist() == [0, 2, 2]
+
+    def test_grows(self):
+        rng = np.random.default_rng(0)
+        tree, weights = SumTree(), np.zeros(5000)
+        for largest in (1, 2, 5, 4000, 5000):
+            indices = rng.integers(largest, size=3)
+            weights[indices] = rng.integers(1, 4, size=3) * 0.25
+            tree.set(indices, weights[indices])
+            assert tree.total == weights.sum()
+            fractions = rng.random(20)
+            expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
+            assert tree.draw(fractions)[0].tolist() == expected.tolist()

@@ -89,7 +89,11 @@ def _as_bool(value: Any) -> bool | None:
 
 
 def _as_text(value: Any) -> str | None:
-    return str.__str__(value) if isinstance(value, str) else None
+    """Return text as such, without what a subclass adds; `None` for half a character, which no file can hold."""
+    try:
+        return str.__str__(value).encode().decode() if isinstance(value, str) else None
+    except UnicodeEncodeError:
+        return None
 
 
 def _as_dict(value: Any) -> dict[str, Any] | None:
