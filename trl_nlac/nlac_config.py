@@ -95,6 +95,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Alpha of prioritized replay. `0` samples uniformly.
         importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
             Beta of the importance weights. `0` is none, as in the paper.
+        transitions_per_episode (`int`, *optional*, defaults to `1`):
+            Number of transitions that are drawn together from one episode. Each is drawn as often as before, in
+            proportion to its priority. With `share_prefixes` the tokens that they have in common are computed once; in
+            exchange an iteration sees fewer episodes. `1` is the paper.
 
         > Parameters that control the training
 
@@ -252,6 +256,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     importance_sampling_exponent: float = field(
         default=0.0, metadata={"help": "Beta of the importance weights. 0 is none, as in the paper."}
     )
+    transitions_per_episode: int = field(
+        default=1, metadata={"help": "Number of transitions that are drawn together from one episode."}
+    )
 
     # Parameters that control the training
     target_update_rate: float = field(
@@ -358,7 +365,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
-            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration"),
+            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration", "transitions_per_episode"),
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),

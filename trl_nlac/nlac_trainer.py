@@ -272,6 +272,7 @@ class NLACTrainer(AtomicSavingTrainer):
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
             importance_sampling_exponent=args.importance_sampling_exponent,
+            transitions_per_episode=args.transitions_per_episode,
             seed=args.seed + args.process_index,
             memory_limit=None if args.replay_buffer_memory is None else int(args.replay_buffer_memory * 2**30),
             spill_directory=args.output_dir,
