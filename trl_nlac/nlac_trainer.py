@@ -74,6 +74,7 @@ from .training.checkpoint import (
     save_rows,
     save_state,
 )
+from .training.chunked_head import can_chunk_head
 from .training.guards import (
     LEARNING_RATE_FACTOR,
     MAX_LEFT_BEHIND,
@@ -317,12 +318,14 @@ class NLACTrainer(AtomicSavingTrainer):
 
     @cached_property
     def _collate(self) -> NLACCollator:
-        """Makes the micro-batches: trees, where the model can read them, which is tried when training starts."""
-        shares = self.args.share_prefixes and start_sharing(self.model_wrapped, self.model.config, self.args)
+        """Makes the micro-batches, in the form that the model can read, which is tried when training starts."""
+        of_run = (self.model_wrapped, self.model.config, self.args)
+        keeps_logits = not can_chunk_head(*of_run)
+        shares = self.args.share_prefixes and start_sharing(*of_run)
         if shares and self.reference is not None:
             self.reference.use_attention(self.model.config)
         pad_token_id = self.roles.chat.tokenizer.pad_token_id
-        return NLACCollator(pad_token_id, shares, bool(self.args.beta), self.args.device)
+        return NLACCollator(pad_token_id, shares, keeps_logits, bool(self.args.beta), self.args.device)
 
     # A run and its folder
 
