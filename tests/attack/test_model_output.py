@@ -43,7 +43,7 @@ TEMPLATES = ("qwen3", "qwen2_5", "llama3_1", "gptoss", "glm4moe", "nemotron_3_na
 NUM_OUTPUTS = 2400  # in all
 NUMBERS = ("9" * 400, "9" * 5000, "1e999", "-1e999", "NaN", "-Infinity", "0x" + "f" * 9000, "1_0", "1j", "9" * 30)
 TEXTS = ('"a"', '"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', "'\\x00'", "b'x'", "f'{1}'", "'\\N{BULLET}'", "null")
-NAMES = ("look", "add", "nothing", "", "NLACMESSAGE0X", "NLACTOOL", "NLACBREAK", "__class__", "\0", "lo\nok", "\x1b[2J")
+NAMES = ("look", "add", "none", "", "NLACMESSAGE0X", "NLACTOOL", "NLACBREAK", "__class__", "\0", "lo\nok", "\x1b[2J")
 
 
 class Writer:
@@ -109,7 +109,8 @@ class Writer:
     def _arguments(self) -> str:
         value = self._value()
         forms = (
-            *(f'{{"x": {value}}}', f'{{"numbers": [{value}]}}', f'{{"x": "a", "count": {value}}}', f"{{'x': {value}}}"),
+            *(f'{{"x": {value}}}', f'{{"numbers": [{value}]}}', f'{{"x": "a", "count": {value}}}'),
+            f"{{'x': {value}}}",
             *('{"x": "a"}', '{"numbers": [1, 2]}', '{"": 1}', '{"self": 1, "__class__": 2}', '{"x": 1, "x": [2]}'),
             *("{**{}}", "{(1,): 2}", "{None: 1}", "{1: 2}", '"{\\"x\\": 1}"', "null", '{"x"', f"[{value}]"),
         )
