@@ -19,13 +19,10 @@ import importlib
 import signal
 import sys
 import warnings
-
-import datasets
-import transformers
+from importlib.metadata import version
 
 from ..terminal import printable
-from ..training.stopping import closing_on_sigterm
-from .options import CommandError
+from .errors import CommandError
 
 
 COMMANDS = {
@@ -62,18 +59,23 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_argument_group("commands")
     for name, description in COMMANDS.items():
         commands.add_argument(name, nargs="?", help=description, default=argparse.SUPPRESS)
+    parser.add_argument("--version", action="store_true", help="print the version")
     if not argv or argv[0] in ("-h", "--help"):
         parser.print_help()
+        return 0
+    if argv[0] == "--version":
+        print(version("trl-nlac"))
         return 0
     name, *rest = argv
     if name not in COMMANDS:
         print(f"trl-nlac: error: there is no command {name!r}. Commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    if name != "train":  # warnings of other libraries are not for those who only look
-        warnings.simplefilter("ignore", FutureWarning)
-        transformers.utils.logging.disable_progress_bar()
-        datasets.disable_progress_bars()
+    if name != "train":
+        _silence_libraries()
+    # Imported here: the list of commands needs none of the libraries, which take seconds.
     command = importlib.import_module(f".{name}", __package__)
+    from ..training.stopping import closing_on_sigterm
+
     try:
         with closing_on_sigterm():
             command.run(rest)
@@ -83,3 +85,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"trl-nlac {name}: error: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0
+
+
+def _silence_libraries() -> None:
+    """Hide progress bars and warnings of other libraries, which are not for those who only look."""
+    import datasets
+    import transformers
+
+    warnings.simplefilter("ignore", FutureWarning)
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()

@@ -43,10 +43,11 @@ from .log import first_and_last
 
 
 CITATION = """\
-@misc{nlac,
-    title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
-    author = {Anonymous},
-    note   = {Under double-blind review}
+@article{hong2025nlac,
+    title   = {{Natural Language Actor-Critic: Scalable Off-Policy Learning in Language Space}},
+    author  = {Joey Hong and Kang Liu and Zhan Ling and Jiecao Chen and Sergey Levine},
+    year    = 2025,
+    journal = {arXiv preprint arXiv:2512.04601}
 }"""
 TEMPLATES = Path(__file__).parent / "templates"
 # Options of `TrainingArguments` that a card lists.
