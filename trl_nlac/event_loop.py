@@ -25,6 +25,8 @@ from contextvars import ContextVar, copy_context
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .terminal import printable_traceback
+
 
 logger = logging.getLogger(__name__)
 
@@ -253,8 +255,8 @@ class _Loop:
             self.loop.call_later(after, self.loop.stop)
         try:
             self.loop.run_forever()  # also ended by a coroutine that stops the loop or raises SystemExit
-        except BaseException:
-            logger.warning("A task of an event loop failed.", exc_info=True)
+        except BaseException as error:
+            logger.warning("A task of an event loop failed.\n%s", printable_traceback(error))
 
     def _is_done(self) -> bool:
         with self._lock:

@@ -16,7 +16,8 @@
 
 import math
 import os
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trl.trainer.base_config import _BaseConfig
@@ -25,6 +26,7 @@ from .options.checks import check, check_at_least, check_choices, check_numbers,
 from .options.generation import GenerationOptions
 from .options.records import RecordOptions
 from .options.roles import RoleOptions
+from .secrets import hide_secrets, remember_secrets
 
 
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
@@ -356,6 +358,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     )
 
     def __post_init__(self):
+        remember_secrets(vars(self))
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
         check_numbers(self)
@@ -426,6 +429,30 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                 f"`episodes_per_iteration` ({self.episodes_per_iteration}) must be divisible by the number of "
                 f"processes ({self.world_size})."
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write the options as experiment trackers get them: without secrets."""
+        return hide_secrets(super().to_dict())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={v!r}' for name, v in hide_secrets(asdict(self)).items())})"
+
+    __str__ = __repr__
+
+    # `training_args.bin`, which is uploaded with the model, is a pickle of the options.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return hide_secrets(vars(self))
+
+    def __copy__(self) -> "NLACConfig":
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NLACConfig":
+        copied = object.__new__(type(self))
+        vars(copied).update(deepcopy(vars(self), memo))
+        return copied
 
     @property
     def global_batch_size(self) -> int:

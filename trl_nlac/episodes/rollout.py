@@ -20,7 +20,6 @@ import queue
 import random
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -36,7 +35,7 @@ from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..method.roles import Roles
-from ..terminal import printable
+from ..terminal import printable, printable_traceback
 from ..types import Answer, Episode, Prompt
 from .recorder import MalformedResult, Recorder, checked_reward, checked_text
 from .rewards import EpisodeRewards
@@ -44,7 +43,6 @@ from .rewards import EpisodeRewards
 
 logger = logging.getLogger(__name__)
 
-MAX_TRACEBACK = 20_000  # characters
 Act = Callable[[list[Prompt], list[int]], list[Answer]]
 
 
@@ -270,8 +268,7 @@ class _Rollout:
         game.recorder.fail(kind, error)
         self.pool.discard(game.worker, hangs=kind == "timeout")
         game.worker = None
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        self.pool.last_failure = "".join(lines)[-MAX_TRACEBACK:]
+        self.pool.last_failure = printable_traceback(error)
         logger.warning("An environment failed, its episode is truncated there: %s", printable(game.recorder.failure))
 
 

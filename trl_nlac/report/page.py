@@ -25,6 +25,7 @@ import jinja2
 
 from ..records.folder import AUDIT, COMPLETIONS, TRAINING_LOG
 from ..records.log import TrainingLog, read_log
+from ..secrets import hide_secrets
 from .calibration import first_and_last
 from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .run_files import Episodes, read_episodes
@@ -102,7 +103,7 @@ def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
         script=script,
         # Even if a text of the model or an environment were not escaped, only this script could run.
         policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'",
-        data=_json(data),
+        data=_json(hide_secrets(data)),
     )
 
 
