@@ -47,6 +47,8 @@ from trl_nlac.options.roles import RoleOptions
 class StubGenerator:
     """Generates the same answer for every prompt, in `seconds` for each batch."""
 
+    is_concurrent = False
+
     def __init__(self, token_ids: list[int], seconds: float):
         self.token_ids = token_ids
         self.seconds = seconds
