@@ -73,6 +73,8 @@ class ProcessEnvironment(TextEnvironment):
                 self._process.join(CLOSING_SECONDS)
             except OSError:  # it is gone already
                 pass
+            finally:
+                self._calling.release()
         self._process.kill()
 
     def _call(self, method: str, *args, **kwargs) -> Any:
