@@ -17,6 +17,7 @@
 import multiprocessing
 import random
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -45,11 +46,13 @@ class ProcessEnvironment(TextEnvironment):
     """
 
     def __init__(self, make: Callable[[], TextEnvironment]):
-        # Processes come from a server that has imported the package once.
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            context.set_forkserver_preload([__name__])
+            # The server imports once what scripts would import in every process. vLLM is not to be forked.
+            package = __name__.partition(".")[0]
+            loaded = [name for name in sys.modules if name.startswith(f"{package}.") and "vllm" not in name]
+            context.set_forkserver_preload([__name__, *loaded])
         self._connection, other_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(other_end, cloudpickle.dumps(make)), daemon=True)
         self._process.start()
@@ -104,6 +107,8 @@ def _serve(connection: Connection, pickled_make: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which plays episodes to their end
     random.seed()
     np.random.seed()  # otherwise all processes would draw the same numbers
+    if torch := sys.modules.get("torch"):
+        torch.seed()
     environment = None
     while True:
         try:
