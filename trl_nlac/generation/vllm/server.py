@@ -17,6 +17,7 @@
 import asyncio
 import json
 import logging
+import math
 import shutil
 import tempfile
 import threading
@@ -93,6 +94,8 @@ class ServerEngine(VLLMGeneration):
         self._server_id: str | None = None  # of the server that has our weights
         self._version = 0  # of our weights
         self._recovery = threading.Lock()
+        self._check = threading.Lock()
+        self._checked = (-math.inf, "")  # when the server was last asked for its id, and its answer
         self._adapters: list[Adapter] = []
         self.max_model_length = json.loads(self._request("GET", "/v1/models"))["data"][0]["max_model_len"]
         self._cache_counts = self._read_cache_counts()
@@ -182,7 +185,7 @@ class ServerEngine(VLLMGeneration):
             if bar is not None:
                 bar.reset()
             completions = finish(self._watched(lambda session: self._complete(session, prompts, params, adapter, bar)))
-            if adapter is None and self._read_server_id() != server_id:
+            if adapter is None and self._server_id_from_now() != server_id:
                 raise _ServerLost("it was restarted and does not have our weights")
             return completions
 
@@ -264,6 +267,15 @@ class ServerEngine(VLLMGeneration):
                 "`vllm_server_weights_dir`, servers can be restarted during training."
             )
         self._load_weights()
+
+    def _server_id_from_now(self) -> str:
+        """Return the server's id at a moment after this call. Threads that ask at the same time share an answer."""
+        now = time.monotonic()
+        with self._check:
+            if self._checked[0] < now:
+                asked_at = time.monotonic()
+                self._checked = asked_at, self._read_server_id()
+            return self._checked[1]
 
     def _read_server_id(self) -> str:
         """Return an id that is different for each start of a server."""
