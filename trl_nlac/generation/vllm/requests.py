@@ -65,7 +65,7 @@ class RequestLoop:
 
     def __init__(self, llm: LLM):
         self._engine = llm.llm_engine
-        self._device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None  # of this thread
         self.lock = threading.Lock()
         self._arrived: list[Request] = []
         self._running: dict[str, Request] = {}
@@ -92,7 +92,7 @@ class RequestLoop:
 
     def _work(self) -> None:
         if self._device is not None:
-            torch.accelerator.set_device_index(self._device)
+            torch.cuda.set_device(self._device)
         while True:
             with self.lock:
                 arrived, self._arrived = self._arrived, []
