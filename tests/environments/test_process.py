@@ -101,7 +101,7 @@ def test_the_same_as_in_threads(tmp_path):
     played = []
     for workers, max_instances in (("thread", None), ("process", None), ("process", 2)):
         torch.manual_seed(0)
-        episodes, _ = play_in(workers, make_faulty(tmp_path), tasks, max_instances=max_instances, timeout=60)
+        episodes, _ = play_in(workers, make_faulty(tmp_path), tasks, max_instances=max_instances, timeout=300)
         played.append([(e.token_ids.tolist(), e.turns, e.score, e.terminated, e.failure) for e in episodes])
     assert played[0] == played[1] == played[2]
     assert len({score for _, _, score, _, _ in played[0]}) > 2
@@ -112,7 +112,7 @@ def test_the_same_as_in_threads(tmp_path):
 def test_a_process_that_dies_is_one_failed_episode(tmp_path):
     faults = ["killed", None, "hang", "cannot travel", None]
     tasks = [{"fault": fault, "at": 2} for fault in faults]
-    play_in("process", make_faulty(tmp_path), tasks[1:2], timeout=60)  # starts the server of processes
+    play_in("process", make_faulty(tmp_path), tasks[1:2], timeout=300)  # starts the server of processes
     episodes, num_left_behind = play_in("process", make_faulty(tmp_path), tasks, timeout=5)
     killed, _, hung, odd, _ = episodes
     assert killed.failure == "step: EnvironmentFailure: the process of the environment ended with the exit code -9"
