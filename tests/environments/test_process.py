@@ -113,10 +113,10 @@ def test_a_process_that_dies_is_one_failed_episode(tmp_path):
     faults = ["killed", None, "hang", "cannot travel", None]
     tasks = [{"fault": fault, "at": 2} for fault in faults]
     play_in("process", make_faulty(tmp_path), tasks[1:2], timeout=300)  # starts the server of processes
-    episodes, num_left_behind = play_in("process", make_faulty(tmp_path), tasks, timeout=5)
+    episodes, num_left_behind = play_in("process", make_faulty(tmp_path), tasks, timeout=8)
     killed, _, hung, odd, _ = episodes
     assert killed.failure == "step: EnvironmentFailure: the process of the environment ended with the exit code -9"
-    assert hung.failure == "timeout: TimeoutError: step took longer than `environment_timeout=5` seconds"
+    assert hung.failure == "timeout: TimeoutError: step took longer than `environment_timeout=8` seconds"
     assert odd.failure.startswith("step: EnvironmentFailure: Odd: broken 1 (it could not leave the process: ")
     for episode, fault in zip(episodes, faults, strict=True):
         assert len(episode.turns) == (1 if fault else 3) and episode.terminated == (fault is None)
