@@ -74,6 +74,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         max_concurrent_environments (`int`, *optional*):
             Number of environment instances that exist at the same time on each process. If `None`, one for each
             episode.
+        environment_workers (`str`, *optional*, defaults to `"thread"`):
+            Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
+            processes; `"process"`, each in a process of its own, for environments that compute in Python and would
+            hold up one another and training.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
             count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
@@ -226,6 +230,15 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=None,
         metadata={"help": "Number of environment instances that exist at the same time on each process."},
     )
+    environment_workers: str = field(
+        default="thread",
+        metadata={
+            "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
+            "other processes; 'process', each in a process of its own, for environments that compute in Python and "
+            "would hold up one another and training.",
+            "choices": ["thread", "process"],
+        },
+    )
     environment_timeout: float | None = field(
         default=300.0, metadata={"help": "Seconds after which a call of an environment or of reward functions hangs."}
     )
@@ -365,6 +378,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
         check_choices(self, "bootstrap", "critic_loss_type", "target_update_unit", "rehearsal_source", "on_forgetting")
+        check_choices(self, "environment_workers")
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),

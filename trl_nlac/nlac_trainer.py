@@ -228,13 +228,17 @@ class NLACTrainer(AtomicSavingTrainer):
         if train_dataset is not None and len(train_dataset) == 0:
             raise ValueError("`train_dataset` is empty. Give it one row for each task.")
         self.environments = EnvironmentPool(
-            environment_factory, tools, args.max_concurrent_environments, args.environment_timeout
+            *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
+            workers=args.environment_workers,
         )
         if not self.environments:
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
-        self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
+        self.rewards = load_rewards(
+            *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
+            args.environment_workers,
+        )
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)

@@ -76,6 +76,8 @@ class TransformersGenerator:
             forward pass gathers them, and processes must generate together, see [`~generation.joint.JointGenerator`].
     """
 
+    is_concurrent = False
+
     def __init__(
         self,
         accelerator: Accelerator | None,

@@ -14,9 +14,11 @@
 
 """One model, four roles: ask it to answer in one of them."""
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -44,10 +46,13 @@ FORMAT_METRICS = {
 # The metric for the share of prompts that were longer than `max_prompt_length`, and not answered.
 TOO_LONG = "prompts/too_long_ratio"
 
+_rng: ContextVar[torch.Generator | None] = ContextVar("rng", default=None)
+
 
 class Roles:
     """
-    Ask the model for answers in its roles, in batches, and parse them.
+    Ask the model for answers in its roles, in batches, and parse them. Where the generator is concurrent, threads can
+    ask at the same time.
 
     Args:
         generator ([`~generation.base.Generator`]):
@@ -103,6 +108,7 @@ class Roles:
         self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.num_generated_tokens = 0
+        self._recording = threading.Lock()
         self._collected: defaultdict[str, list[Answer]] | None = None
 
     # Conversations
@@ -164,7 +170,7 @@ class Roles:
             prompts (`list[Prompt]`):
                 The states.
             seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn from torch's global generator.
+                Seed of each answer. If `None`, drawn, see [`seeded`].
             sampling ([`~generation.base.Sampling`], *optional*):
                 In place of the policy's own.
         """
@@ -195,7 +201,7 @@ class Roles:
             max_format_retries (`int`, *optional*):
                 In place of the option.
             seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn from torch's global generator.
+                Seed of each answer. If `None`, drawn, see [`seeded`].
 
         Returns:
             `list[Answer]`: in the order of the prompts. [`Answer.parsed`] is `None` where the format is broken or the
@@ -206,17 +212,17 @@ class Roles:
         retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
-        seeds = torch.randint(2**62, (len(prompts),)).tolist() if seeds is None else seeds
+        seeds = torch.randint(2**62, (len(prompts),), generator=self.rng).tolist() if seeds is None else seeds
         answers = {i: Answer(prompt, (), "", None) for i, prompt in enumerate(prompts)}
         pending = [i for i, prompt in enumerate(prompts) if self.fits(prompt)]
-        self.metrics[TOO_LONG] += [float(not self.fits(prompt)) for prompt in prompts]
+        with self._recording:
+            self.metrics[TOO_LONG] += [float(not self.fits(prompt)) for prompt in prompts]
         for attempt in range(1 + retries):
             if not self.generator.any_process(bool(pending)):
                 break
             opened = [self.opened(prompts[i]).ids for i in pending]
             with self.progress(role, len(pending), "answer") as bar:
                 completions = self.generator.generate(opened, sampling, [seeds[i] + attempt for i in pending], bar)
-            self.num_generated_tokens += sum(len(completion.token_ids) for completion in completions)
             for i, completion in zip(pending, completions, strict=True):
                 if parse is None:
                     text, parsed = self.actions.read(prompts[i], completion.token_ids)
@@ -225,8 +231,11 @@ class Roles:
                     parsed = parse(text)
                 parsed = parsed if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
-                self.metrics[FORMAT_METRICS[role]].append(float(parsed is not None))
-                self.metrics["completions/clipped_ratio"].append(float(not completion.finished))
+            with self._recording:
+                self.num_generated_tokens += sum(len(completion.token_ids) for completion in completions)
+                self.metrics[FORMAT_METRICS[role]] += [float(answers[i].parsed is not None) for i in pending]
+                clipped = [float(not completion.finished) for completion in completions]
+                self.metrics["completions/clipped_ratio"] += clipped
             pending = [i for i in pending if answers[i].parsed is None]
         if self._collected is not None:
             self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
@@ -264,11 +273,31 @@ class Roles:
                 corrected[i] = replace(answers[i], token_ids=tuple(token_ids))
         return corrected
 
+    # Random numbers
+
+    @property
+    def rng(self) -> torch.Generator | None:
+        """What random choices are drawn from: `None` is torch's global generator."""
+        return _rng.get()
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """
+        Draw random choices, the seeds of answers among them, from a generator of its own within this context, in this
+        thread: they do not depend on what other threads draw.
+        """
+        token = _rng.set(torch.Generator().manual_seed(seed))
+        try:
+            yield
+        finally:
+            _rng.reset(token)
+
     # Progress and metrics
 
     def progress(self, description: str, total: int, unit: str) -> tqdm:
-        """Make a progress bar, shown after 5 s."""
-        return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=not self.shows_progress)
+        """Make a progress bar, shown after 5 s if there is more than one thing to do."""
+        hides = not self.shows_progress or total < 2
+        return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=hides)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
