@@ -73,6 +73,21 @@ class TestTraining:
         trainer.train()
         torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
 
+    def test_hard_target_weights_are_copies(self, tmp_path):
+        config = {"target_sync_mode": "hard", "target_sync_steps": 2, "max_steps": 5}
+        trainer = make_trainer(tmp_path, {**config, "target_update_unit": "sample"})
+        copied = {}
+
+        class Copy(TrainerCallback):
+            def on_step_end(self, args, state, control, model=None, **kwargs):
+                if state.global_step == 4:
+                    copied.update(weights(model))
+
+        trainer.add_callback(Copy())
+        trainer.train()
+        assert_same(trainer.target_weights.state_dict(), copied)
+        assert trainer.target_weights.num_updates == 2
+
     def test_samples_per_step(self, tmp_path):
         """Transitions trained on for each environment step so far, also in a run that was resumed."""
         config = {"samples_per_iteration": 8, "episodes_per_iteration": 1, "max_steps": 5, "logging_steps": 1}

@@ -106,8 +106,16 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             What the rate counts for: `"step"` is an update of the target weights, `"sample"` a transition trained on
             since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and each is a
             gradient step; with batches of B it is either. `"sample"` updates with the rate `1 - (1 - tau) ** B`.
+        target_sync_mode (`str`, *optional*, defaults to `"soft"`):
+            What an update of the target weights is: `"soft"` averages, with tau (the paper), `"hard"` copies the
+            trained weights, and needs `target_sync_steps` above 1.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
+        target_max_age (`int`, *optional*, defaults to `0`):
+            A Bellman target stays with its transition, and is used again when the transition is drawn again, until it
+            is older than this number of updates of the target weights. With `0` every target is written anew (the
+            paper), unless the same weights would write the same one again: those that made it have not been updated
+            since, and every role that took part is greedy.
         target_weights_offload (`bool`, *optional*, defaults to `False`):
             Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
             memory.
@@ -265,8 +273,22 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "choices": ["step", "sample"],
         },
     )
+    target_sync_mode: str = field(
+        default="soft",
+        metadata={
+            "help": "Whether an update of the target weights averages or copies the trained weights.",
+            "choices": ["soft", "hard"],
+        },
+    )
     target_sync_steps: int = field(
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
+    )
+    target_max_age: int = field(
+        default=0,
+        metadata={
+            "help": "A Bellman target is used again until it is older than this number of updates of the target "
+            "weights. 0 writes targets anew, as the paper."
+        },
     )
     target_weights_offload: bool = field(
         default=False, metadata={"help": "Whether the target weights are kept in CPU memory."}
@@ -354,7 +376,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_numbers(self)
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
-        check_choices(self, "bootstrap", "critic_loss_type", "target_update_unit", "rehearsal_source", "on_forgetting")
+        check_choices(
+            *(self, "bootstrap", "critic_loss_type", "target_update_unit", "target_sync_mode", "rehearsal_source"),
+            "on_forgetting",
+        )
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
@@ -362,7 +387,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
-            *("beta", "rehearsal_ratio", "num_eval_critiques", "num_oracle_probes"),
+            *("beta", "rehearsal_ratio", "num_eval_critiques", "num_oracle_probes", "target_max_age"),
         )
         check_positive(self, "environment_timeout", "replay_buffer_memory")
         check_share(
@@ -371,6 +396,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
+        if self.target_sync_mode == "hard" and self.target_sync_steps == 1:
+            raise ValueError(
+                "`target_sync_mode='hard'` with `target_sync_steps=1` copies the weights after every optimizer step: "
+                "the target weights would be the trained ones. Set `target_sync_steps`, for example to 100."
+            )
         if self.enable_jit_checkpoint:
             raise ValueError(
                 "`enable_jit_checkpoint=True` saves in the middle of a step, from which a run does not resume as it "

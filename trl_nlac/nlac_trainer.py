@@ -48,7 +48,7 @@ from .evaluation.health import health_metrics
 from .evaluation.metrics import mean_over_processes
 from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
-from .method.backup import bellman_targets, critic_examples, is_answerable
+from .method.backup import critic_examples, is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
@@ -93,6 +93,7 @@ from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
+from .training.targets import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
 from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, Sample, TrainingExample, Transition
@@ -280,7 +281,7 @@ class NLACTrainer(AtomicSavingTrainer):
             shares = (args.process_index, args.world_size, args.max_prompt_length)
             self.replay.fill(episodes_from_logs(replay_dataset, self.roles.actions, self.roles.prompts, *shares))
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
-        update_rate = args.target_update_rate
+        update_rate = 1.0 if args.target_sync_mode == "hard" else args.target_update_rate
         if args.target_update_unit == "sample":
             update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
         self.target_weights = TargetWeights(
@@ -462,7 +463,7 @@ class NLACTrainer(AtomicSavingTrainer):
             if refines_fresh_actions:
                 refinements = self._refine(transitions, {})
         with self.target_weights.swapped_into(self.model), self._generating(), self.records.timed("target"):
-            targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
+            targets = self._targets(samples)
         if not refines_fresh_actions:  # the targets are the first critiques
             with self._generating():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
@@ -546,6 +547,11 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("audit"), self.roles.unrecorded(), torch.random.fork_rng(devices=[]):
             return judge_actions(self.roles, [transition.state_action for transition in transitions])
 
+    def _targets(self, samples: list[Sample]) -> list[Answer]:
+        """Take the Bellman targets that are kept and not too old, and write the others."""
+        version, args = self.target_weights.num_updates, self.args
+        return current_targets(self.roles, samples, self.replay.targets, version, args.target_max_age, args.bootstrap)
+
     def _refine(
         self, transitions: list[Transition], targets: dict[int, Answer], criticise: Criticise = critiques
     ) -> list[Refinement | None]:
@@ -602,6 +608,7 @@ class NLACTrainer(AtomicSavingTrainer):
         forget_gathered(self.model)
         state = load_learned(checkpoint, self.args.process_index, self.target_weights)
         self.records.health.load_state_dict(state["health"])
+        self.replay.targets.clear()  # other target weights wrote them
         self.records.end_iteration()
         guard.restores.append((step, self.state.global_step + 1))
         logger.warning(
@@ -816,6 +823,7 @@ class NLACTrainer(AtomicSavingTrainer):
             **self.records.state_dict(),
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "nonfinite_losses": self.loss_guard.num_dropped,
+            "target_updates": self.target_weights.num_updates,
             "restores": self.forgetting.restores,
             "healthy_checkpoints": self.forgetting.healthy,
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
@@ -840,6 +848,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.records.end_iteration()
             self._saved_losses = state.get("losses")
             self.loss_guard.num_dropped = state["nonfinite_losses"]
+            self.target_weights.num_updates = state.get("target_updates", 0)  # earlier versions kept no targets
             self.rehearsal.load(Path(checkpoint))
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none
             if state["world_size"] == world_size:  # others have no state of some process
