@@ -91,6 +91,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least four for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too).
+        num_updates_per_generation (`int`, *optional*, defaults to `1`):
+            Number of gradient steps on each transition of an iteration, with the same target and refined action: the
+            steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
+            [`~trl.GRPOConfig`]. `1` is the paper.
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha of prioritized replay. `0` samples uniformly.
         importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
@@ -147,6 +151,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             bootstraps only where the episode was cut.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
+        refine_best_actions (`bool`, *optional*, defaults to `True`):
+            Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
+            paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
+            same where the chat template knows chains of thought, of which conversations keep only a part.
         replay_refinement_fraction (`float`, *optional*, defaults to `0.0`):
             Share of transitions whose stored action is refined, after its Bellman target, which has seen the next
             observation. That takes two generations less than a fresh action and its critique. `0` refines fresh
@@ -254,6 +262,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "global batch size. If None, at least four for each step of the iteration's episodes of `max_turns`."
         },
     )
+    num_updates_per_generation: int = field(
+        default=1,
+        metadata={"help": "Number of gradient steps on each transition of an iteration. 1 is the paper."},
+    )
     priority_exponent: float = field(
         default=0.1, metadata={"help": "Alpha of prioritized replay. 0 samples uniformly."}
     )
@@ -321,6 +333,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
+    refine_best_actions: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether an action that its critique calls the best is refined, too. If False, it is its own "
+            "refinement."
+        },
+    )
     replay_refinement_fraction: float = field(
         default=0.0,
         metadata={
@@ -383,7 +402,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
-            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration"),
+            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration", "num_updates_per_generation"),
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
@@ -458,4 +477,5 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     @property
     def steps_per_iteration(self) -> int:
         """Number of micro-batches that each process trains on in one iteration."""
-        return self.samples_per_iteration // (self.per_device_train_batch_size * self.world_size)
+        num_micro_batches = self.samples_per_iteration // (self.per_device_train_batch_size * self.world_size)
+        return num_micro_batches * self.num_updates_per_generation

@@ -469,6 +469,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 refinements = self._refine(transitions, dict(enumerate(targets)))
         batches = self._make_batches(samples, targets, refinements)
         metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
+        self.records.add_tokens(self.roles.tokens)
+        self.state.num_input_tokens_seen = self.records.num_tokens
         forgotten = self.records.add_samples(
             samples, judgements, targets, refinements, metrics, self.state.global_step
         )
@@ -493,7 +495,10 @@ class NLACTrainer(AtomicSavingTrainer):
         self.replay.update_priorities(
             batch.transition_ids[has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
-        self.records.add_losses(batch.examples, losses.detach(), divergences.detach(), self.accelerator.reduce)
+        num_tokens = batch.tokens.inputs["input_ids"].numel()
+        self.records.add_losses(
+            *(batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce)
+        )
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
@@ -559,7 +564,8 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("refine"):
             fraction = self.args.replay_refinement_fraction
             replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
-            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise)
+            keeps_best = not self.args.refine_best_actions
+            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise, keeps_best)
 
     def _iteration_metrics(
         self,
@@ -630,11 +636,12 @@ class NLACTrainer(AtomicSavingTrainer):
         unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
         too_long = [sample for sample in unused if not is_answerable(self.roles, sample.transition)]
         self.replay.leave_out([sample.transition_id for sample in too_long])
+        if not self.args.critic_loss_coef:
+            of_critic = [None] * len(samples)
+        num_updates = self.args.num_updates_per_generation
         return make_batches(
-            samples,
-            of_critic if self.args.critic_loss_coef else [None] * len(samples),
-            of_policy,
-            [self.rehearsal.draw(step_size) for _ in range(len(samples) // step_size)],
+            *(samples * num_updates, of_critic * num_updates, of_policy * num_updates),
+            [self.rehearsal.draw(step_size) for _ in range(len(samples) * num_updates // step_size)],
             num_micro_batches,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
@@ -699,7 +706,7 @@ class NLACTrainer(AtomicSavingTrainer):
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(args.seed + rank)
-                with self.roles.generator.session(self.model_wrapped):
+                with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
         finally:
             if not self.is_in_train:
