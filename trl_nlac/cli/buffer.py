@@ -62,9 +62,9 @@ def run(words: list[str]) -> None:
 def _stats(args: argparse.Namespace) -> None:
     with one_line_errors():
         items = [item for path in _files(args.buffer) for item in read_episodes(path)]
-    _print_counts(args.buffer, [episode for episode, _ in items], args.success_threshold)
+    _print_counts(args.buffer, [item.episode for item in items], args.success_threshold)
     if items:
-        priorities = np.concatenate([values for _, values in items])
+        priorities = np.concatenate([item.priorities for item in items])
         low, middle, high = np.quantile(priorities, [0.05, 0.5, 0.95])
         print(
             f"priorities: mean {priorities.mean():.4g}, 5 % below {low:.4g}, half below {middle:.4g}, 95 % below "
@@ -78,7 +78,7 @@ def _export(args: argparse.Namespace) -> None:
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
     with one_line_errors():
         actions, _ = _load_actions(args.model or args.buffer)
-        episodes = (episode for path in _files(args.buffer) for episode, _ in read_episodes(path))
+        episodes = (item.episode for path in _files(args.buffer) for item in read_episodes(path))
         dataset = to_dataset(episodes, actions)
         output.parent.mkdir(parents=True, exist_ok=True)
         dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)

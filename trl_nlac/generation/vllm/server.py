@@ -207,10 +207,12 @@ class ServerEngine(VLLMGeneration):
 
         async def complete(prompt: list[int], sampling: dict[str, Any]) -> Completion:
             body = {**common, **sampling, "prompt": prompt}
-            choice = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))["choices"][0]
+            answer = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))
+            choice, details = answer["choices"][0], answer["usage"].get("prompt_tokens_details") or {}
             if bar is not None:
                 bar.update()
-            return Completion(choice["token_ids"], choice["finish_reason"] == "stop")
+            ended = choice["finish_reason"] == "stop"
+            return Completion(choice["token_ids"], ended, details.get("cached_tokens"))
 
         return await asyncio.gather(*map(complete, prompts, params))
 
