@@ -32,6 +32,7 @@ from transformers.utils import cached_file
 
 from ..agent.agent import NLACAgent
 from ..environments.pool import EnvironmentPool
+from ..episodes.logs import load_logs
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from .errors import CommandError, one_line_errors
 
@@ -152,6 +153,19 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
         if path.suffix in FILES:
             return load_dataset(FILES[path.suffix], data_files=str(path), split="train")
         return load_dataset(name, config, split=split)
+
+
+def load_conversations(name: str | None, split: str = "train") -> Dataset | None:
+    """
+    Load logged conversations of the Hub, or of a file, see [`load_rows`]. Values of a JSON file stay as they are.
+
+    Raises:
+        CommandError: If there are none, or rows are malformed.
+    """
+    if name is None or not Path(name).is_file() or Path(name).suffix not in (".json", ".jsonl"):
+        return load_rows(name, split=split)
+    with one_line_errors():
+        return load_logs(Path(name))
 
 
 def check_model(name: str, revision: str | None = None) -> None:

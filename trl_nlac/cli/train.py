@@ -27,7 +27,15 @@ from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.saving import TrainBeginCallback
 from ..types import RunRefused
-from .options import CommandError, check_model, load_environment, load_objects, load_rows, one_line_errors
+from .options import (
+    CommandError,
+    check_model,
+    load_conversations,
+    load_environment,
+    load_objects,
+    load_rows,
+    one_line_errors,
+)
 from .origin import note_origin
 from .summary import print_summary
 from .train_options import TrainArguments, TrainParser
@@ -115,7 +123,7 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
             reward_funcs=load_objects(script_args.reward_funcs),
             tools=load_objects(script_args.tools),
             prompts=NLACPrompts.from_file(script_args.prompts) if script_args.prompts else saved_prompts,
-            replay_dataset=load_rows(script_args.replay_dataset),
+            replay_dataset=load_conversations(script_args.replay_dataset),
             rehearsal_dataset=load_rows(script_args.rehearsal_dataset),
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),

@@ -138,15 +138,23 @@ class Recorder:
             self.completion_messages += self.actions.replies(action, self.turns[-1].next_observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
-    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0) -> None:
-        """Record an action as it stays in the conversation, and the observation that followed."""
+    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0, words: str = "") -> None:
+        """
+        Record an action as it stays in the conversation, and the observation that followed; and `words` of a user
+        after it, if it is the results of tools.
+        """
         if self.max_prompt_length is not None:
-            whole, observation = observation, self.actions.shortened(action, observation, self.max_prompt_length // 2)
-            self.num_shortened += observation != whole
+            whole, limit = (observation, words), self.max_prompt_length // (4 if words else 2)
+            observation = self.actions.shortened(action, observation, limit)
+            words = self.actions.chat.shortened(words, limit)
+            self.num_shortened += (observation, words) != whole
+        if words:
+            observation = f"{observation}\n\n{words}"
         start = len(self.token_ids)
         self.token_ids += token_ids
         self.action_starts.append(start)
-        self.turns.append(Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start))
+        turn = Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start, words=words)
+        self.turns.append(turn)
 
     def continue_or_end(self, max_turns: int, turn_limit: str = "truncate") -> None:
         """After an action that did not end the episode: show the observation, or end it at a limit."""
@@ -158,7 +166,7 @@ class Recorder:
     def show_observation(self) -> None:
         """Append the last observation. A history that becomes too long is cut; if that is not enough, the episode."""
         turn = self.turns[-1]
-        reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation)
+        reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation, turn.words)
         length = len(self.token_ids) - self.prompt_start + len(reply)
         if self.max_prompt_length is None or length <= self.max_prompt_length:
             self.token_ids += reply

@@ -30,7 +30,7 @@ from ..chat.encoder import ChatEncoder
 from ..generation.base import Completion, Generator, Sampling
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
-from ..types import Answer, Message, Prompt
+from ..types import Answer, Message, Prompt, Turn
 
 
 # The metric of each role for the share of its answers that keep to their format.
@@ -137,9 +137,10 @@ class Roles:
                 prompt = prompt.extended(self.chat.past_turn(message))
         return self.fitted(prompt)
 
-    def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
-        """Append the environment's answer to `prompt`, which ends with `action`: s_{t+1} from (s_t, a_t)."""
-        return self.fitted(prompt.extended(self.actions.observation_ids(prompt.last_id, action, observation)))
+    def observe(self, prompt: Prompt, turn: Turn) -> Prompt:
+        """Append the observation of `turn` to `prompt`, which ends with its action: s_{t+1} from (s_t, a_t)."""
+        observed = self.actions.observation_ids(prompt.last_id, turn.action, turn.next_observation, turn.words)
+        return self.fitted(prompt.extended(observed))
 
     def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
         """Append `answer` to `prompt`, as it stays in the conversation."""
