@@ -51,10 +51,14 @@ class Sampling:
 
 
 class Completion(NamedTuple):
-    """Sampled tokens, end-of-turn token included, and whether they ended before the limit of tokens."""
+    """
+    Sampled tokens, end-of-turn token included, and whether they ended before the limit of tokens; and how many tokens
+    of the prompt were in a cache, `None` where the generator cannot say.
+    """
 
     token_ids: list[int]
     finished: bool
+    num_cached_tokens: int | None = None
 
 
 class Generator(Protocol):
