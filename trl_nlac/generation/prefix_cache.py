@@ -106,13 +106,17 @@ class PrefixCache:
         self._last_used = np.full(1, NEVER)  # batch that used a place, -1 for free ones
         self._batch = 0
 
+    @property
+    def size(self) -> int:
+        """Size of the keys and values, in bytes."""
+        return sum(part.nbytes for part in chain(*self._layers) if part is not None)
+
     def start_batch(self) -> None:
         """Begin a batch. Paths are valid until the next one: no place that it uses is dropped before."""
         self._batch += 1
 
-    def find(self, readings: list[Reading]) -> int:
-        """Extend the path of each reading by the tokens that are known. Returns how many these are."""
-        found = 0
+    def find(self, readings: list[Reading]) -> None:
+        """Extend the path of each reading by the tokens that are known."""
         for reading in readings:
             start, place = len(reading.path), reading.last_place
             for token_id in reading.token_ids[start:]:
@@ -121,8 +125,6 @@ class PrefixCache:
                     break
                 reading.path.append(place)
             self._last_used[reading.path[start:]] = self._batch
-            found += len(reading.path) - start
-        return found
 
     def load(self, readings: list[Reading], width: int) -> DynamicCache:
         """Make the cache of a batch's first columns, which readings know as far as they reach there."""
@@ -183,7 +185,7 @@ class PrefixCache:
         """Make at least `number` more places if the limit allows it."""
         place_size = sum(part[0].nbytes for part in chain(*self._layers) if part is not None)
         size = len(self._last_used)
-        new_size = min(1 + self.limit // place_size, max(size + number, 2 * size))
+        new_size = min(self.limit // place_size, max(size + number, 2 * size))
         if new_size <= size:
             return
         self._layers = _each(lambda part: _resized(part, new_size), self._layers)

@@ -123,7 +123,8 @@ class Reader:
         """Read beginnings that several sequences share, then those of much longer sequences."""
         while beginnings := shared_beginnings(readings):
             self._read(beginnings)
-            if not self.prefixes.find(readings):
+            self.prefixes.find(readings)
+            if any(len(beginning.path) < len(beginning.token_ids) for beginning in beginnings):
                 return  # there was no room for them
         num_new, _ = plan([reading.num_unread for reading in readings])
         longer = [reading for reading in readings if reading.num_unread > num_new]
