@@ -26,7 +26,6 @@ from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.saving import TrainBeginCallback
-from ..types import RunRefused
 from .options import (
     CommandError,
     check_model,
