@@ -21,6 +21,7 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from ..secrets import hide_secrets
 from ..terminal import shown
 from .checks import as_float, as_whole, check, check_between, check_choices, check_types
 
@@ -239,7 +240,7 @@ class RoleOptions:
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the options next to a model, for [`RoleOptions.from_pretrained`]."""
-        options = {option.name: vars(self)[option.name] for option in fields(RoleOptions)}
+        options = hide_secrets({option.name: vars(self)[option.name] for option in fields(RoleOptions)})
         Path(directory, ROLES_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
 
 
