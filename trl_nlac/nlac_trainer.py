@@ -244,12 +244,12 @@ class NLACTrainer(AtomicSavingTrainer):
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
-        if self.environments:
-            check_tasks(train_dataset, eval_dataset, self.environments.check_task)
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
             args.environment_workers,
         )
+        if self.environments:
+            check_tasks(train_dataset, eval_dataset, self.environments.check_task)
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)
