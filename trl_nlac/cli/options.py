@@ -36,6 +36,7 @@ from ..environments.base import describe_error
 from ..environments.pool import NO_TASK, EnvironmentPool
 from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
+from ..secrets import remember_secrets
 from .errors import CommandError, one_line_errors
 
 
@@ -125,6 +126,7 @@ def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callab
     Raises:
         CommandError: If one does not exist, or several have no names.
     """
+    remember_secrets(options)
     if not names:
         return None
     factories = {}

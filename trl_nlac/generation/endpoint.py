@@ -110,8 +110,8 @@ class Endpoint:
             yield
         except APIConnectionError as error:  # after `max_retries`
             raise EndpointError(
-                f"No server answers at {self._place}: {_shown(error)} Start one, for example with `vllm serve`, or raise "
-                f"`backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
+                f"No server answers at {self._place}: {_shown(error)} Start one, for example with `vllm serve`, or "
+                f"raise `backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
             ) from error
         except APIStatusError as error:
             raise EndpointError(
