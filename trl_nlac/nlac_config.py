@@ -16,7 +16,8 @@
 
 import math
 import os
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trl.trainer.base_config import _BaseConfig
@@ -25,6 +26,7 @@ from .options.checks import check, check_at_least, check_choices, check_numbers,
 from .options.generation import GenerationOptions
 from .options.records import RecordOptions
 from .options.roles import RoleOptions
+from .secrets import hide_secrets, remember_secrets
 
 
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
@@ -72,6 +74,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         max_concurrent_environments (`int`, *optional*):
             Number of environment instances that exist at the same time on each process. If `None`, one for each
             episode.
+        environment_workers (`str`, *optional*, defaults to `"thread"`):
+            Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
+            processes; `"process"`, each in a process of its own, for environments that compute in Python and would
+            hold up one another and training.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
             count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
@@ -99,6 +105,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Alpha of prioritized replay. `0` samples uniformly.
         importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
             Beta of the importance weights. `0` is none, as in the paper.
+        transitions_per_episode (`int`, *optional*, defaults to `1`):
+            Number of transitions that are drawn together from one episode. Each is drawn as often as before, in
+            proportion to its priority. With `share_prefixes` the tokens that they have in common are computed once; in
+            exchange an iteration sees fewer episodes. `1` is the paper.
 
         > Parameters that control the training
 
@@ -236,6 +246,15 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=None,
         metadata={"help": "Number of environment instances that exist at the same time on each process."},
     )
+    environment_workers: str = field(
+        default="thread",
+        metadata={
+            "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
+            "other processes; 'process', each in a process of its own, for environments that compute in Python and "
+            "would hold up one another and training.",
+            "choices": ["thread", "process"],
+        },
+    )
     environment_timeout: float | None = field(
         default=300.0, metadata={"help": "Seconds after which a call of an environment or of reward functions hangs."}
     )
@@ -271,6 +290,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     )
     importance_sampling_exponent: float = field(
         default=0.0, metadata={"help": "Beta of the importance weights. 0 is none, as in the paper."}
+    )
+    transitions_per_episode: int = field(
+        default=1, metadata={"help": "Number of transitions that are drawn together from one episode."}
     )
 
     # Parameters that control the training
@@ -390,6 +412,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     )
 
     def __post_init__(self):
+        remember_secrets(vars(self))
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
         check_numbers(self)
@@ -397,12 +420,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             options.__post_init__(self)
         check_choices(
             *(self, "bootstrap", "critic_loss_type", "target_update_unit", "target_sync_mode", "rehearsal_source"),
-            "on_forgetting",
+            *("on_forgetting", "environment_workers"),
         )
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
-            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration", "num_updates_per_generation"),
+            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration", "transitions_per_episode"),
+            "num_updates_per_generation",
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
@@ -468,6 +492,30 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                 f"`episodes_per_iteration` ({self.episodes_per_iteration}) must be divisible by the number of "
                 f"processes ({self.world_size})."
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write the options as experiment trackers get them: without secrets."""
+        return hide_secrets(super().to_dict())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={v!r}' for name, v in hide_secrets(asdict(self)).items())})"
+
+    __str__ = __repr__
+
+    # `training_args.bin`, which is uploaded with the model, is a pickle of the options.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return hide_secrets(vars(self))
+
+    def __copy__(self) -> "NLACConfig":
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NLACConfig":
+        copied = object.__new__(type(self))
+        vars(copied).update(deepcopy(vars(self), memo))
+        return copied
 
     @property
     def global_batch_size(self) -> int:

@@ -74,6 +74,7 @@ from .training.checkpoint import (
     save_rows,
     save_state,
 )
+from .training.chunked_head import can_chunk_head
 from .training.guards import (
     LEARNING_RATE_FACTOR,
     MAX_LEFT_BEHIND,
@@ -228,13 +229,17 @@ class NLACTrainer(AtomicSavingTrainer):
         if train_dataset is not None and len(train_dataset) == 0:
             raise ValueError("`train_dataset` is empty. Give it one row for each task.")
         self.environments = EnvironmentPool(
-            environment_factory, tools, args.max_concurrent_environments, args.environment_timeout
+            *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
+            workers=args.environment_workers,
         )
         if not self.environments:
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
-        self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
+        self.rewards = load_rewards(
+            *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
+            args.environment_workers,
+        )
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)
@@ -273,6 +278,7 @@ class NLACTrainer(AtomicSavingTrainer):
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
             importance_sampling_exponent=args.importance_sampling_exponent,
+            transitions_per_episode=args.transitions_per_episode,
             seed=args.seed + args.process_index,
             memory_limit=None if args.replay_buffer_memory is None else int(args.replay_buffer_memory * 2**30),
             spill_directory=args.output_dir,
@@ -317,12 +323,14 @@ class NLACTrainer(AtomicSavingTrainer):
 
     @cached_property
     def _collate(self) -> NLACCollator:
-        """Makes the micro-batches: trees, where the model can read them, which is tried when training starts."""
-        shares = self.args.share_prefixes and start_sharing(self.model_wrapped, self.model.config, self.args)
+        """Makes the micro-batches, in the form that the model can read, which is tried when training starts."""
+        of_run = (self.model_wrapped, self.model.config, self.args)
+        keeps_logits = not can_chunk_head(*of_run)
+        shares = self.args.share_prefixes and start_sharing(*of_run)
         if shares and self.reference is not None:
             self.reference.use_attention(self.model.config)
         pad_token_id = self.roles.chat.tokenizer.pad_token_id
-        return NLACCollator(pad_token_id, shares, bool(self.args.beta), self.args.device)
+        return NLACCollator(pad_token_id, shares, keeps_logits, bool(self.args.beta), self.args.device)
 
     # A run and its folder
 

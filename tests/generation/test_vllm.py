@@ -28,7 +28,9 @@ import json
 import sys
 
 import torch
-from helpers.vllm_utils import assert_own_answers, compare, greedy, logged, make_vllm_trainer, prompts_of
+from helpers.vllm_utils import (
+    assert_continuous, assert_own_answers, compare, greedy, logged, make_vllm_trainer, prompts_of
+)
 
 from trl_nlac.generation.base import Completion, Sampling
 
@@ -56,6 +58,8 @@ with generator.session(trainer.model):
     alone = [generator.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
     assert together == alone and generator.generate([], sampling, []) == []
 
+assert_continuous(trainer)
+with generator.session(trainer.model):
     # Prompts that do not fit count as cut off; completions that do not fit are cut.
     long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
     answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)

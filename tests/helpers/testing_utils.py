@@ -188,6 +188,8 @@ class ScriptedGenerator:
             The answers in order, or one that is always given.
     """
 
+    is_concurrent = False
+
     def __init__(self, chat: ChatEncoder, answers: list[str | list[int] | Completion] | str):
         self.chat = chat
         self.answers = answers if isinstance(answers, str) else list(answers)

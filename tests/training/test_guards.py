@@ -45,20 +45,25 @@ CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration
 
 
 class Poison:
-    """Makes the training model return `value` for examples that are `chosen` by the sum of their token ids."""
+    """Multiplies the last hidden state of examples that are `chosen` by the sum of their token ids, in training."""
 
     def __init__(self, trainer: NLACTrainer, chosen: Callable[[int], bool], value: float = torch.nan):
         self.chosen, self.value = chosen, value
-        trainer.model.register_forward_hook(self, with_kwargs=True)
+        self.places: list[int] = []
+        trainer.model.register_forward_pre_hook(self.find, with_kwargs=True)
+        trainer.model.get_output_embeddings().register_forward_pre_hook(self)
 
-    def __call__(self, model, args, kwargs, output):
+    def find(self, model, args, kwargs):
         if model.training:
             ids = kwargs["input_ids"][0]
-            for path in kwargs["prefix_tree"].paths:
-                if self.chosen(int(ids[path].sum())):
-                    last = kwargs["logits_to_keep"] == path[-2]  # where its last token comes next
-                    output.logits[0, last] = output.logits[0, last] * self.value  # and its gradient
-        return output
+            paths = [path for path in kwargs["prefix_tree"].paths if self.chosen(int(ids[path].sum()))]
+            self.places = [path[-2] for path in paths]  # where its last token comes next
+
+    def __call__(self, head, args):
+        states = args[0].clone()
+        states[0, self.places] = states[0, self.places] * self.value  # and its gradient
+        self.places = []
+        return (states,)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

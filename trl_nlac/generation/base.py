@@ -70,7 +70,16 @@ class Completion:
 
 
 class Generator(Protocol):
-    """The interface through which the roles generate."""
+    """
+    The interface through which the roles generate.
+
+    Attributes:
+        is_concurrent (`bool`):
+            Whether threads can call `generate` at the same time, and each gets its completions as soon as they are
+            there, whatever the others ask for.
+    """
+
+    is_concurrent: bool
 
     def session(self, model: nn.Module) -> "contextmanager[None]":
         """Within it, `generate` uses the weights that `model` has at its start."""

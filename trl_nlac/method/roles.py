@@ -14,9 +14,11 @@
 
 """One model, four roles: ask it to answer in one of them."""
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +30,7 @@ from ..chat.encoder import ChatEncoder
 from ..generation.base import Completion, Generator, Sampling
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
-from ..types import Answer, Message, Prompt
+from ..types import Answer, Message, Prompt, Turn
 
 
 # The metric of each role for the share of its answers that keep to their format.
@@ -44,10 +46,13 @@ FORMAT_METRICS = {
 # The metric for the share of prompts that were longer than `max_prompt_length`, and not answered.
 TOO_LONG = "prompts/too_long_ratio"
 
+_rng: ContextVar[torch.Generator | None] = ContextVar("rng", default=None)
+
 
 class Roles:
     """
-    Ask the model for answers in its roles, in batches, and parse them.
+    Ask the model for answers in its roles, in batches, and parse them. Where the generator is concurrent, threads can
+    ask at the same time.
 
     Args:
         generator ([`~generation.base.Generator`]):
@@ -105,6 +110,7 @@ class Roles:
         self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.tokens: Counter[str] = Counter()
+        self._recording = threading.Lock()
         self._collected: defaultdict[str, list[Answer]] | None = None
 
     @property
@@ -131,9 +137,10 @@ class Roles:
                 prompt = prompt.extended(self.chat.past_turn(message))
         return self.fitted(prompt)
 
-    def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
-        """Append the environment's answer to `prompt`, which ends with `action`: s_{t+1} from (s_t, a_t)."""
-        return self.fitted(prompt.extended(self.actions.observation_ids(prompt.last_id, action, observation)))
+    def observe(self, prompt: Prompt, turn: Turn) -> Prompt:
+        """Append the observation of `turn` to `prompt`, which ends with its action: s_{t+1} from (s_t, a_t)."""
+        observed = self.actions.observation_ids(prompt.last_id, turn.action, turn.next_observation, turn.words)
+        return self.fitted(prompt.extended(observed))
 
     def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
         """Append `answer` to `prompt`, as it stays in the conversation."""
@@ -179,7 +186,7 @@ class Roles:
             prompts (`list[Prompt]`):
                 The states.
             seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn from torch's global generator.
+                Seed of each answer. If `None`, drawn, see [`seeded`].
             sampling ([`~generation.base.Sampling`], *optional*):
                 In place of the policy's own.
         """
@@ -211,7 +218,7 @@ class Roles:
             max_format_retries (`int`, *optional*):
                 In place of the option.
             seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn from torch's global generator.
+                Seed of each answer. If `None`, drawn, see [`seeded`].
             counted_as (`str`, *optional*):
                 Role under which its tokens are counted. If `None`, `role`.
 
@@ -224,10 +231,11 @@ class Roles:
         retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
-        seeds = torch.randint(2**62, (len(prompts),)).tolist() if seeds is None else seeds
+        seeds = torch.randint(2**62, (len(prompts),), generator=self.rng).tolist() if seeds is None else seeds
         answers = {i: Answer(prompt, (), "", None) for i, prompt in enumerate(prompts)}
         pending = [i for i, prompt in enumerate(prompts) if self.fits(prompt)]
-        self.metrics[TOO_LONG] += [float(not self.fits(prompt)) for prompt in prompts]
+        with self._recording:
+            self.metrics[TOO_LONG] += [float(not self.fits(prompt)) for prompt in prompts]
         for attempt in range(1 + retries):
             if not self.generator.any_process(bool(pending)):
                 break
@@ -242,8 +250,10 @@ class Roles:
                     parsed = parse(text)
                 parsed = parsed if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
-                self.metrics[FORMAT_METRICS[role]].append(float(parsed is not None))
-                self.metrics["completions/clipped_ratio"].append(float(not completion.finished))
+            with self._recording:
+                self.metrics[FORMAT_METRICS[role]] += [float(answers[i].parsed is not None) for i in pending]
+                clipped = [float(not completion.finished) for completion in completions]
+                self.metrics["completions/clipped_ratio"] += clipped
             pending = [i for i in pending if answers[i].parsed is None]
         if self._collected is not None:
             self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
@@ -261,11 +271,12 @@ class Roles:
         with self.progress(role, len(asked), "answer") as bar:
             answers = self.generator.generate([prompts[i] for i in asked], sampling, [seeds[i] for i in asked], bar)
         completions = dict(zip(asked, answers, strict=True))
-        for i, completion in completions.items():
-            self.tokens[f"generated/{counted_as}"] += len(completion.token_ids)
-            self.tokens[f"prefilled/{counted_as}"] += len(prompts[i])
-            if completion.num_cached_tokens is not None:
-                self.tokens[f"cached/{counted_as}"] += completion.num_cached_tokens
+        with self._recording:
+            for i, completion in completions.items():
+                self.tokens[f"generated/{counted_as}"] += len(completion.token_ids)
+                self.tokens[f"prefilled/{counted_as}"] += len(prompts[i])
+                if completion.num_cached_tokens is not None:
+                    self.tokens[f"cached/{counted_as}"] += completion.num_cached_tokens
         return [completions[i] for i in places]
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
@@ -305,11 +316,31 @@ class Roles:
                 corrected[i] = replace(answers[i], token_ids=tuple(token_ids))
         return corrected
 
+    # Random numbers
+
+    @property
+    def rng(self) -> torch.Generator | None:
+        """What random choices are drawn from: `None` is torch's global generator."""
+        return _rng.get()
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """
+        Draw random choices, the seeds of answers among them, from a generator of its own within this context, in this
+        thread: they do not depend on what other threads draw.
+        """
+        token = _rng.set(torch.Generator().manual_seed(seed))
+        try:
+            yield
+        finally:
+            _rng.reset(token)
+
     # Progress and metrics
 
     def progress(self, description: str, total: int, unit: str) -> tqdm:
-        """Make a progress bar, shown after 5 s."""
-        return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=not self.shows_progress)
+        """Make a progress bar, shown after 5 s if there is more than one thing to do."""
+        hides = not self.shows_progress or total < 2
+        return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=hides)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

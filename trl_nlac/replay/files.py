@@ -36,6 +36,7 @@ _TURN = pa.struct(
         "next_observation": pa.string(),
         "reward": pa.float64(),
         "prompt_start": pa.int32(),
+        "words": pa.string(),
     }
 )
 _EPISODE = pa.schema(
@@ -49,6 +50,7 @@ _EPISODE = pa.schema(
         "failure": pa.string(),
         "is_log": pa.bool_(),
         "tools": pa.string(),  # JSON
+        "messages": pa.string(),  # JSON
         "priorities": pa.list_(pa.float64()),
         "targets": pa.list_(pa.string()),  # JSON
     }
@@ -105,6 +107,7 @@ def _row(stored: StoredEpisode) -> dict[str, Any]:
         "task": json.dumps(episode.task),
         "opening": json.dumps(episode.opening),
         "tools": json.dumps(episode.tools),
+        "messages": json.dumps(episode.messages),
         "turns": [vars(turn) for turn in episode.turns],
         "priorities": stored.priorities,
         "targets": stored.targets,
@@ -113,5 +116,6 @@ def _row(stored: StoredEpisode) -> dict[str, Any]:
 
 def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
     turns = tuple(Turn(**turn) for turn in row["turns"])
-    parsed = {"task": json.loads(row["task"]), **{name: tuple(json.loads(row[name])) for name in ("opening", "tools")}}
+    lists = {name: tuple(json.loads(row[name])) for name in ("opening", "tools", "messages")}
+    parsed = {"task": json.loads(row["task"]), **lists}
     return Episode(**{**row, **parsed, "token_ids": token_ids, "turns": turns})

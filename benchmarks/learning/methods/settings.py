@@ -127,13 +127,15 @@ ABLATIONS = {
     "nlac_refinements_0": {"policy_loss_coef": 0.0},
     "nlac_refinements_2": {"num_refinements": 2},
     "nlac_futures_4": {"num_futures": 4},
+    "nlac_transitions_4": {"transitions_per_episode": 4},
 }
 # Tasks on which they are compared. Several futures are only weighed on the noisy desk, whose base model was trained to
 # do so. On the delayed desk NLAC itself has learned nothing after half of its steps.
 ABLATIONS_BY_TASK = {
     "service_desk_told": tuple(name for name in ABLATIONS if name != "nlac_futures_4"),
-    "service_desk_noisy": (PLAIN, "nlac_futures_4"),
+    "service_desk_noisy": (PLAIN, "nlac_futures_4", "nlac_transitions_4"),
     "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
+    "rooms": ("nlac_transitions_4",),
 }
 # How long a target is kept: two time constants of the average that wrote it, the inverse of its update rate.
 MAX_AGE = 2
