@@ -27,6 +27,7 @@ from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.saving import TrainBeginCallback
 from ..types import RunRefused
+from .launch import OPTION, launch
 from .options import CommandError, check_model, load_environment, load_objects, load_rows, one_line_errors
 from .origin import note_origin
 from .summary import print_summary
@@ -34,6 +35,8 @@ from .train_options import TrainArguments, TrainParser
 
 
 def run(words: list[str]) -> None:
+    if any(word.partition("=")[0] == OPTION for word in words):
+        launch(words)
     parser = TrainParser()
     parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)
