@@ -301,12 +301,15 @@ class Refinement:
             Q_L(s_t, a_t) of that attempt.
         refined_action ([`Answer`]):
             a_t^r, the target of the policy loss.
+        is_kept (`bool`, *optional*, defaults to `False`):
+            Whether the critique calls the action the best, and it is its own refinement, without asking for one.
     """
 
     action: str
     attempt: str
     critique: Critique
     refined_action: Answer
+    is_kept: bool = False
 
     @property
     def complies(self) -> bool:

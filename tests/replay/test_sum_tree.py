@@ -30,9 +30,12 @@ class TestSumTree:
             assert tree.total == weights.sum()
             if tree.total:
                 fractions = rng.random(50)
-                drawn, found = tree.draw(fractions)
+                drawn, offsets = tree.draw(fractions)
                 expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
-                assert drawn.tolist() == expected.tolist() and found.tolist() == weights[drawn].tolist()
+                assert drawn.tolist() == expected.tolist()
+                before = weights.cumsum()[drawn] - weights[drawn]
+                assert offsets == pytest.approx(fractions * weights.sum() - before)
+            assert tree.weights(np.arange(size)).tolist() == weights.tolist()
 
     def test_rounding_never_draws_what_has_no_weight(self):
         tree = SumTree(4)

@@ -156,12 +156,12 @@ class ActionFormat:
             of any other action. `None` if the answer breaks the format, or is meant as a call that cannot be read.
         """
         action = parse_react(text) if self.shows_thoughts else parse_text(text)
-        if not tools:
-            return action
-        calls = read_calls(text if action is None else action, list(tools))
-        if calls is None or (len(calls) > 1 and self.calls_tools and not self.chat.template.takes_several_calls()):
-            return None
-        return format_tool_calls(calls) if calls else action
+        if tools:
+            calls = read_calls(text if action is None else action, list(tools))
+            if calls is None:
+                return None
+            action = format_tool_calls(calls) if calls else action
+        return None if len(self._calls(action)) > 1 and not self.chat.template.takes_several_calls() else action
 
     def text(self, action: str, thought: str) -> str:
         """Write an action in words, as the policy does."""

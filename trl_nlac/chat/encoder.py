@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..types import SPEAKERS, Message
 from .template import ChatTemplate, Scaffold
-from .tool_calls import call_message, format_tool_calls, read_calls_of, results_in_order
+from .tool_calls import call_message, format_tool_calls, is_writable, read_calls_of, results_in_order
 
 
 _CHARACTERS_PER_TOKEN = 16  # more than in any text that is worth its tokens
@@ -262,7 +262,7 @@ class ChatEncoder:
         message = self._parse([*prompt_ids, *self.prefill], token_ids, tools)
         if message is None:
             return ""
-        calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+        calls = [_read_call(call) for call in message.get("tool_calls") or []]
         close_id, unclosed = self.template.call_close_id, token_ids
         if close_id in token_ids:
             unclosed = token_ids[len(token_ids) - token_ids[::-1].index(close_id) :]
@@ -270,10 +270,9 @@ class ChatEncoder:
             return ""
         if not calls:
             return self.decode(token_ids)
-        parsed = [(call.get("name"), call.get("arguments") or {}) for call in calls]
-        if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in parsed):
+        if None in calls or not is_writable(calls) or (len(calls) > 1 and not self.template.takes_several_calls()):
             return ""
-        return format_tool_calls(parsed) if len(parsed) == 1 or self.template.takes_several_calls() else ""
+        return format_tool_calls(calls)
 
     def has_call(self, token_ids: list[int]) -> bool:
         """Whether an answer calls a tool in the template's own format, in a way that can be parsed or not."""
@@ -302,9 +301,10 @@ class ChatEncoder:
         self, prompt_ids: list[int], token_ids: list[int], tools: list[dict[str, Any]] | None = None
     ) -> Message | None:
         """Parse an answer into a message; `None` if it has a call in broken JSON."""
+        text, prefix = self.tokenizer.decode(token_ids), self.tokenizer.decode(prompt_ids)
         try:
-            return self.tokenizer.parse_response(token_ids, prefix=prompt_ids, tools=tools)
-        except (ValueError, TypeError):
+            return self.tokenizer.parse_response(text, prefix=prefix, tools=tools)
+        except Exception:  # of transformers' parser, which meets any text here
             return None
 
     def content_start(self, token_ids: list[int]) -> int:
@@ -408,6 +408,15 @@ def _without_middle(text: str, length: int) -> str:
     """Leave out what stands between the first and the last `length` characters of a text."""
     end = len(text) - length
     return f"{text[:length]} [... {end - length:,} characters left out ...] {text[end:]}"
+
+
+def _read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
+    """Read name and arguments of a call that transformers parsed; `None` if it is none."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments") or {}
+    return (function["name"], arguments) if isinstance(arguments, dict) else None
 
 
 def _from_assistant(message: str | Message) -> Message:

@@ -22,6 +22,9 @@ from typing import Any
 from ..types import Message
 
 
+MAX_NESTING = 64  # templates, copies and tables go down by recursion
+
+
 def format_tool_call(name: str, arguments: dict[str, Any]) -> str:
     """Write a tool call as JSON, `{"name": ..., "arguments": {...}}`."""
     return format_tool_calls([(name, arguments)])
@@ -31,6 +34,24 @@ def format_tool_calls(calls: list[tuple[str, dict[str, Any]]]) -> str:
     """Write the tool calls of one turn as JSON: the call, or a list of several."""
     written = [{"name": name, "arguments": arguments} for name, arguments in calls]
     return json.dumps(written[0] if len(written) == 1 else written, ensure_ascii=False)
+
+
+def is_writable(calls: list[tuple[str, dict[str, Any]]]) -> bool:
+    """
+    Whether calls can be written as JSON in Unicode, and everything that handles them can follow their nesting: neither
+    infinite numbers, nor half characters, nor more than `MAX_NESTING` containers in one another.
+    """
+    containers, depth = [calls], 0
+    while containers:
+        items = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+        containers, depth = [item for item in items if isinstance(item, dict | list | tuple)], depth + 1
+        if depth > MAX_NESTING:
+            return False
+    try:
+        json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True
 
 
 def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:

@@ -81,7 +81,7 @@ class ToolEnvironment(TextEnvironment):
             return _as_text(finish(self.tools[name](**arguments)))
         except EnvironmentFailure:
             raise
-        except Exception as error:  # as in TRL: the model reads what went wrong
+        except (Exception, SystemExit) as error:  # as in TRL, the model reads what went wrong; its code can call exit
             return str({"error": describe_error(error, max_length=None)})
 
     def final_reward(self) -> float:

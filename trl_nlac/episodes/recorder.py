@@ -106,10 +106,7 @@ class Recorder:
             MalformedResult: If that is neither text nor messages.
             ValueError: If it is too long, even with shortened texts.
         """
-        whole = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
-        # Copies: the environment may go on with its own.
-        whole = [{**deepcopy(message), "content": checked_text(message["content"])} for message in whole]
-        limit = self.max_prompt_length
+        whole, limit = checked_opening(observation), self.max_prompt_length
         length = self._open(whole, limit)
         if limit is not None and length > limit and self._open(whole, limit // 4 // len(whole)) > limit:
             raise ValueError(
@@ -231,6 +228,37 @@ class Recorder:
             instructions, messages = messages[0]["content"], messages[1:]
         shown = [] if self.actions.calls_tools else self.tool_schemas
         return self.prompts.opening(messages, self.actions.name, shown, instructions)
+
+
+def checked_opening(observation: Any) -> list[Message]:
+    """
+    Check that the result of `reset` is text or messages, and return it as messages: copies, because the environment
+    may go on with its own.
+
+    Raises:
+        MalformedResult: If it is neither.
+    """
+    messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+    are_messages = [isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages]
+    if not messages or not all(are_messages):
+        raise MalformedResult("observation", "`reset` returned a list, expected messages with `role` and `content`")
+    return [{**deepcopy(message), "content": checked_text(message["content"])} for message in messages]
+
+
+def checked_step(result: Any) -> StepResult:
+    """
+    Check the result of `step`, and return it with values of ours.
+
+    Raises:
+        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
+    """
+    if not isinstance(result, StepResult):
+        raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
+    observation, reward = checked_text(result.observation), checked_reward(result.reward)
+    for flag in (result.terminated, result.truncated):
+        if isinstance(flag, str):  # "False" is true
+            raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
+    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
 
 
 def checked_text(observation: Any) -> str:

@@ -37,15 +37,17 @@ from trl.trainer.base_config import _BaseConfig
 
 from ..nlac_config import NLACConfig
 from ..options.records import RecordOptions
+from ..secrets import hide_in_text, hide_secrets
 from .folder import COMPLETIONS
 from .log import first_and_last
 
 
 CITATION = """\
-@misc{nlac,
-    title  = {{Natural Language Actor-Critic: Policy Iteration in Natural Language Space}},
-    author = {Anonymous},
-    note   = {Under double-blind review}
+@article{hong2025nlac,
+    title   = {{Natural Language Actor-Critic: Scalable Off-Policy Learning in Language Space}},
+    author  = {Joey Hong and Kang Liu and Zhan Ling and Jiecao Chen and Sergey Levine},
+    year    = 2025,
+    journal = {arXiv preprint arXiv:2512.04601}
 }"""
 TEMPLATES = Path(__file__).parent / "templates"
 # Options of `TrainingArguments` that a card lists.
@@ -149,7 +151,7 @@ def model_card(
             base_model=base_model,
             environment=environment,
             num_tasks="the environment's own" if num_tasks is None else f"{num_tasks:,}",
-            example=json.dumps(example, ensure_ascii=False),
+            example=json.dumps(hide_in_text(example), ensure_ascii=False),
             results=results,
             num_environment_steps=f"{num_environment_steps:,}",
             num_optimizer_steps=f"{state.global_step:,}",
@@ -199,7 +201,7 @@ def _changed_options(args: NLACConfig) -> dict[str, Any]:
         value = vars(args)[option.name]
         if option.name in (*listed, *_OPTIMIZATION) and value != option.default:
             changed[option.name] = value.value if isinstance(value, Enum) else value
-    return changed
+    return hide_secrets(changed)
 
 
 def _render(template: str, **values: Any) -> str:

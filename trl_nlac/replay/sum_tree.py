@@ -44,6 +44,10 @@ class SumTree:
             nodes = np.unique(nodes // 2)
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
+    def weights(self, indices: np.ndarray) -> np.ndarray:
+        """Return the weights of indices."""
+        return self._sums[indices + self._num_leaves]
+
     def draw(self, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """
         Return the index at each fraction of the cumulative weights; never one with weight zero.
@@ -53,7 +57,8 @@ class SumTree:
                 At least 0, less than 1.
 
         Returns:
-            `tuple[np.ndarray, np.ndarray]`: Indices and their weights.
+            `tuple[np.ndarray, np.ndarray]`: The indices, and how far into the weight of its index each fraction
+            lies, from 0 up to the weight.
         """
         remainder = fractions * self._sums[1]
         node = np.ones(len(fractions), dtype=np.int64)
@@ -63,4 +68,4 @@ class SumTree:
             right = (remainder >= left) & (self._sums[2 * node + 1] > 0) | (left == 0)
             remainder -= np.where(right, left, 0.0)
             node = 2 * node + right
-        return node - self._num_leaves, self._sums[node]
+        return node - self._num_leaves, remainder.clip(0, self._sums[node])  # however the sums were rounded

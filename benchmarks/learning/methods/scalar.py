@@ -76,7 +76,7 @@ def logits_and_values(model: PreTrainedModel, batch: MicroBatch) -> tuple[torch.
     lengths = tokens.inputs["attention_mask"].sum(1)
     rows = torch.arange(len(lengths), device=lengths.device)
     last_hidden_states = outputs.hidden_states[-1][rows, lengths - 1]  # (B, H)
-    return outputs.logits.flatten(0, 1)[tokens.places], model.value_head(last_hidden_states)[:, 0].float()
+    return tokens.select(outputs.logits), model.value_head(last_hidden_states)[:, 0].float()
 
 
 class ScalarActorCriticTrainer(NLACTrainer):

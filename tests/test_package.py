@@ -1,0 +1,57 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The package as a whole: what importing it costs, and what a distribution has."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import trl_nlac
+
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "transformers", "trl", "datasets", "peft", "accelerate")
+AFTER = f"import sys; print([name for name in {HEAVY} if name in sys.modules])"
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import trl_nlac", "from trl_nlac.cli import main; main(['--help'])", "from trl_nlac.cli import main; main([])"],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(code):
+    run = subprocess.run([sys.executable, "-c", f"{code}\n{AFTER}"], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_public_names():
+    assert set(trl_nlac.__all__) <= set(dir(trl_nlac))
+    for name in trl_nlac.__all__:
+        assert vars(trl_nlac).get(name, getattr(trl_nlac, name)).__name__ == name
+    assert trl_nlac.__version__ == version("trl-nlac")
+    with pytest.raises(AttributeError, match="'trl_nlac' has no attribute 'NLACTrainr'"):
+        trl_nlac.NLACTrainr  # noqa: B018
+
+
+def test_the_wheel_has_every_file_that_the_package_reads():
+    """Data files of the package are listed one by one, so a new one could be forgotten."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["trl_nlac"]
+    package = ROOT / "trl_nlac"
+    shipped = {path for pattern in listed for path in package.glob(pattern)}
+    others = [path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert others and set(others) <= shipped
