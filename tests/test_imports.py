@@ -25,7 +25,8 @@ PACKAGE = Path(trl_nlac.__file__).parent
 # Folders and modules of the root, and what they may import of the others. `types` is free to all.
 TABLE = {
     "types secrets shards prompts": "",
-    "options terminal": "secrets",
+    "terminal": "secrets",
+    "options": "secrets terminal",
     "event_loop": "terminal",
     "chat replay": "",
     "generation": "options secrets shards event_loop",
@@ -33,7 +34,7 @@ TABLE = {
     "method": "chat generation options prompts shards",
     "environments": "chat prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
-    "training": "method replay chat nlac_config shards terminal",
+    "training": "method replay chat prompts nlac_config secrets shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments chat generation options prompts terminal",

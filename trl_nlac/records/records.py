@@ -88,6 +88,15 @@ class Records:
         yield
         self.seconds[phase] += time.perf_counter() - start
 
+    def add_metric(self, name: str, value: float) -> None:
+        """
+        Add a value that a user's function logs.
+
+        Raises:
+            TypeError, ValueError: If it is no number.
+        """
+        self.metrics[str(name)].append(float(value))
+
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
         Add the episodes that were played for training.
