@@ -15,9 +15,11 @@
 """The interface of environments: text in, text out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..secrets import hide_in_text
 from ..types import Message, Transition
 
 
@@ -29,9 +31,12 @@ class EnvironmentFailure(Exception):
 
 
 def describe_error(error: BaseException, max_length: int | None = 2000) -> str:
-    """Return the message of an error of foreign code: valid text even if it cannot be printed, cut if it is longer."""
+    """
+    Return the message of an error of foreign code: valid text even if it cannot be printed, without secrets, cut if it
+    is longer.
+    """
     try:
-        message = str(error)
+        message = hide_in_text(str(error)[: None if max_length is None else 2 * max_length])
         cut = message if max_length is None or len(message) <= max_length else f"{message[:max_length]} [...]"
         return cut.encode(errors="backslashreplace").decode()
     except BaseException as reason:
@@ -125,6 +130,11 @@ class TextEnvironment(ABC):
         """The environment that the user made."""
         return self
 
+    @property
+    def task_reader(self) -> Callable:
+        """The function whose keywords the columns of a task must fit."""
+        return self.reset
+
 
 class PlainEnvironment(TextEnvironment):
     """Plays an object that has `reset`, `step` and possibly `close`, but is not a [`TextEnvironment`]."""
@@ -151,3 +161,7 @@ class PlainEnvironment(TextEnvironment):
     @property
     def unwrapped(self) -> Any:
         return self.environment
+
+    @property
+    def task_reader(self) -> Callable:
+        return self.environment.reset

@@ -118,20 +118,29 @@ class TokenBatch:
 
     Args:
         inputs (`dict[str, Any]`):
-            Arguments of the model, `logits_to_keep` among them: logits are computed only where a token of a completion
-            comes next.
+            Arguments of the model. If `logits_to_keep` is among them, the model computes logits, only where a token of
+            a completion comes next in one of the sequences.
         labels (`torch.Tensor` of shape `(M,)`):
             The tokens of the completions.
         rows (`torch.Tensor` of shape `(M,)`):
             The example of each.
-        places (`torch.Tensor` of shape `(M,)`, *optional*):
-            The logits of each among all that are computed; without it they are those, in their order.
+        places (`torch.Tensor` of shape `(M,)`):
+            Where the model predicts each, in its output, flattened to tokens: its logits or else its hidden states.
     """
 
     inputs: dict[str, Any]
     labels: torch.Tensor
     rows: torch.Tensor
-    places: torch.Tensor | None = None
+    places: torch.Tensor
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether the model computes the logits."""
+        return "logits_to_keep" in self.inputs
+
+    def select(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Select what the model computed for each token: `(B, N, H)` to `(M, H)`."""
+        return outputs.flatten(0, -2).index_select(0, self.places)
 
     def to(self, device: torch.device) -> "TokenBatch":
         """Move the tensors to a device."""
@@ -139,7 +148,7 @@ class TokenBatch:
             {name: value.to(device) for name, value in self.inputs.items()},
             self.labels.to(device),
             self.rows.to(device),
-            None if self.places is None else self.places.to(device),
+            self.places.to(device),
         )
 
 
@@ -191,6 +200,9 @@ class NLACCollator:
         shares_prefixes (`bool`, *optional*, defaults to `False`):
             Whether to fold the sequences into a [`~method.prefix_tree.PrefixTree`], which only a model with the
             attention for it can read. Otherwise they are padded on the right.
+        keeps_logits (`bool`, *optional*, defaults to `True`):
+            Whether the model is to compute the logits of the completions, all at once. Otherwise its output layer is
+            called in chunks, see [`~method.answers.answer_values`].
         anchors (`bool`, *optional*, defaults to `False`):
             Whether the policy's examples are also needed alone (`beta`).
         device (`torch.device`, *optional*, defaults to the CPU):
@@ -199,6 +211,7 @@ class NLACCollator:
 
     pad_token_id: int
     shares_prefixes: bool = False
+    keeps_logits: bool = True
     anchors: bool = False
     device: torch.device = torch.device("cpu")
 
@@ -223,42 +236,36 @@ class NLACCollator:
         )
 
     def _tokens(self, sequences: list[TokenIds]) -> TokenBatch:
-        make = _fold if self.shares_prefixes else self._pad
-        return make(sequences).to(self.device)
+        inputs, columns = self._fold(sequences) if self.shares_prefixes else self._pad(sequences)
+        lengths = torch.tensor([len(completion) for _, completion in sequences])
+        labels = torch.tensor([token for _, completion in sequences for token in completion], dtype=torch.long)
+        rows = torch.arange(len(sequences)).repeat_interleave(lengths)
+        width = inputs["input_ids"].shape[1]
+        if self.keeps_logits:
+            inputs["logits_to_keep"], columns = columns.unique(return_inverse=True)
+            width = len(inputs["logits_to_keep"])
+        of_row = 0 if self.shares_prefixes else rows * width
+        return TokenBatch(inputs, labels, rows, of_row + columns).to(self.device)
 
-    def _pad(self, sequences: list[TokenIds]) -> TokenBatch:
+    def _pad(self, sequences: list[TokenIds]) -> tuple[dict[str, Any], torch.Tensor]:
+        """Return the model's arguments, and the column from which each token of a completion is predicted."""
         input_ids = [torch.tensor([*prompt, *completion]) for prompt, completion in sequences]
-        before = [torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in sequences]  # places of the logits
-        labels, rows = _labels(sequences)
-        kept, places = torch.cat(before).unique(return_inverse=True)
         inputs = {
             "input_ids": pad(input_ids, padding_value=self.pad_token_id),
             "attention_mask": pad([torch.ones_like(ids) for ids in input_ids], padding_value=0),
-            "logits_to_keep": kept,
         }
-        return TokenBatch(inputs, labels, rows, rows * len(kept) + places)
+        return inputs, torch.cat([torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in sequences])
 
-
-def _fold(sequences: list[TokenIds]) -> TokenBatch:
-    tree = PrefixTree.of([[*prompt, *completion] for prompt, completion in sequences])
-    paths = zip(tree.paths, sequences, strict=True)
-    inputs = {
-        "input_ids": tree.input_ids[None],
-        "position_ids": tree.depths[None],
-        "attention_mask": torch.ones(1, 1, 1, 1),  # transformers takes such a mask for complete, and makes none
-        "prefix_tree": tree,
-        "logits_to_keep": torch.from_numpy(
-            np.concatenate([path[len(prompt) - 1 : -1] for path, (prompt, _) in paths])
-        ),
-    }
-    return TokenBatch(inputs, *_labels(sequences))
-
-
-def _labels(sequences: list[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of all completions, and the index of the sequence of each."""
-    lengths = torch.tensor([len(completion) for _, completion in sequences])
-    labels = torch.tensor([token for _, completion in sequences for token in completion], dtype=torch.long)
-    return labels, torch.arange(len(sequences)).repeat_interleave(lengths)
+    def _fold(self, sequences: list[TokenIds]) -> tuple[dict[str, Any], torch.Tensor]:
+        tree = PrefixTree.of([[*prompt, *completion] for prompt, completion in sequences])
+        inputs = {
+            "input_ids": tree.input_ids[None],
+            "position_ids": tree.depths[None],
+            "attention_mask": torch.ones(1, 1, 1, 1),  # transformers takes such a mask for complete, and makes none
+            "prefix_tree": tree,
+        }
+        before = [path[len(prompt) - 1 : -1] for path, (prompt, _) in zip(tree.paths, sequences, strict=True)]
+        return inputs, torch.from_numpy(np.concatenate(before))
 
 
 def _own(example: TrainingExample) -> TokenIds:

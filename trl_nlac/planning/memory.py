@@ -31,7 +31,7 @@ OPTIMIZER_BYTES = {"sgd": 0, "adafactor": 0, "adamw_8bit": 2, "adamw_bnb_8bit": 
 ADAMW_BYTES = 8
 # DeepSpeed's defaults, in values: gradients on their way, gathered weights, and weights updated at a time.
 REDUCE_BUCKET, LIVE_PARAMETERS, SUB_GROUP = 5 * 10**8, 10**9, 10**9
-LOSS_CHUNK = 2**22  # logits that the losses have in float32 at the same time
+LOSS_CHUNK = 256  # answer tokens of which there are logits at the same time
 ENGINE_OVERHEAD = 2 * 10**9  # of vLLM, besides weights and cache: activations, CUDA graphs
 ASLEEP = 10**9  # what vLLM keeps while it sleeps: CUDA graphs, communication
 SHARDED = {"zero3", "fsdp2"}
@@ -68,8 +68,8 @@ class Precision:
     Args:
         trained, frozen (`float`):
             Of weights that are trained, and of those that are not.
-        activation, residual, logit (`int`):
-            Of the results of linear layers, of what flows from layer to layer, and of the logits that the losses get.
+        activation, residual (`int`):
+            Of the results of linear layers, and of what flows from layer to layer.
         casts (`bool`):
             Whether weights are converted to the activations' precision in every pass.
     """
@@ -78,7 +78,6 @@ class Precision:
     frozen: float
     activation: int
     residual: int
-    logit: int
     casts: bool
 
     @classmethod
@@ -95,13 +94,12 @@ class Precision:
                 Whether adapters are trained, which are in float32 outside of DeepSpeed.
         """
         if not mixed:
-            return cls(4 if has_adapters else loaded, loaded, int(loaded), int(loaded), int(loaded), False)
+            return cls(4 if has_adapters else loaded, loaded, int(loaded), int(loaded), False)
         if kind in DEEPSPEED:  # the whole model is converted
-            return cls(2, min(2, loaded), 2, 2, 2, False)
-        # Accelerate converts the logits to float32.
+            return cls(2, min(2, loaded), 2, 2, False)
         if kind == "fsdp2":  # gathered weights are in half precision
-            return cls(4, loaded, 2, 2, 4, False)
-        return cls(4 if has_adapters else loaded, loaded, 2, int(loaded), 4, loaded == 4)
+            return cls(4, loaded, 2, 2, False)
+        return cls(4 if has_adapters else loaded, loaded, 2, int(loaded), loaded == 4)
 
 
 def states(
@@ -183,11 +181,10 @@ class Activations:
     converted: float
     embeddings: float
 
-    def peaks(self, loss: float, logits: float) -> dict[str, float]:
-        """The largest number of bytes at the end of the forward pass and the loss, and in the backward pass."""
-        forward = self.kept + self.head
+    def peaks(self, loss_forward: float, loss_backward: float) -> dict[str, float]:
+        """The largest number of bytes at the loss, and in the backward pass of the layers."""
         return {
-            "loss": forward + max(loss, self.converted + logits),
+            "loss": self.kept + self.head + max(self.converted + loss_forward, loss_backward),
             "layers": max(self.kept + self.working, self.embeddings),
         }
 
@@ -242,17 +239,23 @@ def activations(
     return Activations(tokens * layers * precision.residual * h, head, working, converted, embeddings)
 
 
-def loss_bytes(shape: ModelShape, precision: Precision, answer_tokens: int, taught_tokens: int = 0) -> float:
+def loss_bytes(
+    shape: ModelShape, precision: Precision, answer_tokens: int, taught_tokens: int = 0
+) -> tuple[float, float]:
     """
-    Logits and their gradient, 2 M V; for tokens that learn the distribution of a teacher (`"distill"`) its logits, a
-    copy of the model's, and the gradient of that, 3 M V. Parts of them are in float32 on the way. Or, where that is
-    more, the gradients of the logits and of the head.
+    Bytes of the loss in the forward and in the backward pass. There are logits of a chunk of answer tokens alone: those
+    of the head, in float32, and their log-probabilities; then three gradients of these in float32 and one of the
+    head's. Each chunk has a gradient of the head's weight, which is added to that of the chunks before it. Tokens that
+    learn the distribution of a teacher (`"distill"`) need its hidden states, a copy of a trained head, and in a chunk
+    four times its logits in float32.
     """
-    logits = precision.logit * answer_tokens * shape.vocab_size
-    taught = precision.logit * taught_tokens * shape.vocab_size
-    parts = 4 * (2 if precision.logit < 4 else 1) * min(LOSS_CHUNK, answer_tokens * shape.vocab_size)
-    of_head = _weight_gradient(shape, precision, shape.vocab_size)
-    return max(2 * logits + 3 * taught + parts, of_head if precision.casts else logits + of_head)
+    a, chunk = precision.activation, min(LOSS_CHUNK, answer_tokens) * shape.vocab_size
+    gradients = _weight_gradient(shape, precision, shape.vocab_size) * (2 if answer_tokens > LOSS_CHUNK else 1)
+    teacher = 0.0
+    if taught_tokens:
+        trained = 0 if shape.has_adapters else precision.trained * shape.vocab_size * shape.hidden_size
+        teacher = a * taught_tokens * shape.hidden_size + trained + 4 * 4 * chunk
+    return (a + 8) * chunk + teacher, (a + 12) * chunk + gradients + teacher
 
 
 def _weight_gradient(shape: ModelShape, precision: Precision, width: int) -> float:

@@ -149,8 +149,7 @@ class Plan:
         answer_tokens = args.per_device_train_batch_size * (self.num_losses + args.rehearsal_ratio) * self.longest[1]
         taught = args.per_device_train_batch_size * self.longest[1] if args.critic_loss_type == "distill" else 0
         passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
-        logits = precision.activation * answer_tokens * shape.vocab_size
-        peaks = passing.peaks(loss_bytes(shape, precision, int(answer_tokens), taught), logits)
+        peaks = passing.peaks(*loss_bytes(shape, precision, int(answer_tokens), taught))
         training = {**held, "communication": communication(shape, sharing), **asleep}
         generating = dict(held)
         if sharing.kind not in DEEPSPEED:  # whose gradients have a buffer
@@ -209,7 +208,8 @@ class Plan:
             return {**gathered, **({"engine": self._engine} if self._engine else {})}
         whole = self.sharing.kind == "zero3" and self.args.ds3_gather_for_generation or self.precision.casts
         gathered = {"gathered weights": 2 * self.shape.parameters} if whole else {}
-        return {**gathered, **generation_bytes(self.shape, self.sequences, *self.longest)}
+        kept = {"prefix cache": self.args.prefix_cache_memory * 2**30}
+        return {**gathered, **kept, **generation_bytes(self.shape, self.sequences, *self.longest)}
 
     # Generation
 

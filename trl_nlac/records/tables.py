@@ -25,6 +25,7 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import print_prompt_completions_sample
 
 from ..nlac_config import NLACConfig
+from ..secrets import hide_secrets
 from ..terminal import printable
 from ..types import Episode, Judgement, Transition
 from .folder import completions_file
@@ -98,13 +99,14 @@ class EpisodeTables:
                 Judgements of some of the actions, by index of the episode and of the turn.
         """
         judgements = judgements or {}
-        return [
+        rows = [
             {
                 "step": step,
                 "environment_steps": environment_steps,
                 "process": self.args.process_index,
                 "episode": number,
-                "task": json.dumps(episode.task),
+                # Tasks of evaluations can be anything: they are never read back.
+                "task": json.dumps(hide_secrets(episode.task), default=str),
                 "prompt": episode.first_observation,
                 "turns": [self._turn(episode, t, judgements.get((i, t))) for t in range(len(episode.turns))],
                 "return": episode.score,
@@ -116,6 +118,7 @@ class EpisodeTables:
             }
             for i, (episode, number) in enumerate(zip(episodes, numbers, strict=True))
         ]
+        return hide_secrets(rows)
 
     def _turn(self, episode: Episode, index: int, judgement: Judgement | None) -> dict[str, Any]:
         turn = episode.turns[index]
@@ -135,7 +138,7 @@ class EpisodeTables:
         extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
         table = pa.Table.from_pylist(rows, schema=EPISODE)
         for name, values in extra.items():
-            table = table.append_column(name, _array(values))
+            table = table.append_column(f"extra/{name}" if name in EPISODE.names else name, _array(values))
         path = completions_file(self.args.output_dir, step, kind)
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
@@ -177,7 +180,7 @@ def _array(values: list[Any]) -> pa.Array:
     """Make a column of any type, as text if the types are mixed."""
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowException, OverflowError):
         return pa.array([None if value is None else str(value) for value in values])
 
 
