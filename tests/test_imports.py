@@ -24,19 +24,20 @@ PACKAGE = Path(trl_nlac.__file__).parent
 
 # Folders and modules of the root, and what they may import of the others. `types` is free to all.
 TABLE = {
-    "types options secrets shards terminal event_loop": "",
-    "prompts": "",
+    "types secrets shards prompts": "",
+    "options terminal": "secrets",
+    "event_loop": "terminal",
     "chat replay": "",
     "generation": "options secrets shards event_loop",
     "nlac_config": "options secrets",
     "method": "chat generation options prompts shards",
-    "environments": "chat prompts event_loop terminal",
+    "environments": "chat prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
     "training": "method replay chat nlac_config shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments chat generation options prompts terminal",
-    "report": "records evaluation",
+    "report": "records evaluation terminal secrets",
     "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "

@@ -25,6 +25,8 @@ from contextvars import ContextVar, copy_context
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .terminal import printable_traceback
+
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +184,7 @@ class _Loop:
         self._works: WeakKeyDictionary[asyncio.Task | threading.Thread, Hashable] = WeakKeyDictionary()
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(self._make_task)
-        self.loop.set_default_executor(_DaemonThreads(self._add))
+        self.loop.set_default_executor(DaemonThreads(self._add))
         self._asked_at, self._answered = 0.0, threading.Event()
         self._answered.set()
         self._thread = threading.Thread(target=self._work, daemon=True, name="trl_nlac coroutines")
@@ -253,8 +255,8 @@ class _Loop:
             self.loop.call_later(after, self.loop.stop)
         try:
             self.loop.run_forever()  # also ended by a coroutine that stops the loop or raises SystemExit
-        except BaseException:
-            logger.warning("A task of an event loop failed.", exc_info=True)
+        except BaseException as error:
+            logger.warning("A task of an event loop failed.\n%s", printable_traceback(error))
 
     def _is_done(self) -> bool:
         with self._lock:
@@ -270,16 +272,16 @@ class _Loop:
             self._works[work] = _owner.get()
 
 
-class _DaemonThreads(futures.ThreadPoolExecutor):
+class DaemonThreads(futures.ThreadPoolExecutor):
     """
     Give each call a daemon thread of its own, so that calls that hang hold up neither others nor the program's end.
 
     Args:
-        note (`Callable[[threading.Thread], None]`):
+        note (`Callable[[threading.Thread], None]`, *optional*):
             Called with each thread before it starts.
     """
 
-    def __init__(self, note: Callable[[threading.Thread], None]):
+    def __init__(self, note: Callable[[threading.Thread], None] = lambda thread: None):
         super().__init__()
         self._note = note
 

@@ -12,9 +12,13 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What is secret: by its name, as an `api_key`, or by its looks, as the password in a URL or a token of the Hub."""
+"""
+What is secret: by its name, as an `api_key`, by its looks, as the password in a URL or a token of the Hub, or because
+it was given to this process as a secret.
+"""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -23,28 +27,49 @@ HIDDEN = "<hidden>"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of snake_case, kebab-case and camelCase
 # Words that make a name secret wherever they stand in it, and words that do so at its end: `api_key`, not `key_path`.
 _ANYWHERE = {"apikey", "authorization", "credential", "passphrase", "passwd", "password", "secret"}
-_AT_THE_END = {"auth", "bearer", "cookie", "key", "token"}
+_AT_THE_END = {"auth", "bearer", "cookie", "jwt", "key", "pwd", "token"}
 # A special token of a vocabulary, what is hidden already, or nothing.
 _PUBLIC = re.compile(r"[<\[].*[>\]]|", re.DOTALL)
-# Secrets within a text, each after what stays before it.
+# Secrets within a text, each after what stays before it. All patterns begin at the edge of a word, so that a long text
+# costs no more than its length.
 _LOOKS = (
-    re.compile(r"(?P<before>[a-z][a-z\d+.-]*://)[^\s/?#'\"]+(?=@)", re.IGNORECASE),
+    re.compile(r"(?P<before>(?<![a-z\d+.-])[a-z][a-z\d+.-]*://)[^\s/?#'\"]+(?=@)", re.IGNORECASE),
     re.compile(r"(?P<before>\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE),
     re.compile(
         r"(?P<before>)\b(?:hf_[A-Za-z\d]{10,}|sk-[\w-]{16,}|gh[a-z]_[A-Za-z\d]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-        r"|xox[a-z]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+)"
+        r"|xox[a-z]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+"
+        r"|(?:gsk|r8)_[A-Za-z\d]{16,}|(?:nvapi|pplx|xai)-[\w-]{16,})"
     ),
+    re.compile(r"(?P<before>-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END|\Z)", re.DOTALL),
 )
-# `name=value`, and `name: "value"` in quotes.
+# `name=value`, `name: "value"` in quotes, and `name: value` where the value is long and has a digit.
 _ASSIGNED = re.compile(
-    r"(?P<name>[\w-]+)(?P<sign>['\"]?\s*[=:]\s*(?P<quote>['\"])|=)(?P<value>(?(quote).*?(?=(?P=quote))|[^\s&,;'\")\]}]+))"
+    r"(?<![\w-])(?P<name>[\w-]+)(?P<sign>['\"]?\s*[=:]\s*(?P<quote>['\"])|=|:\s+(?=\S{8})(?=\S*\d))"
+    r"(?P<value>(?(quote).*?(?=(?P=quote))|[^\s&,;'\")\]}]+))"
 )
+_SHORTEST = 8  # characters of a secret that is hidden wherever it stands; a shorter one could be any word
+
+_given: set[str] = set()
 
 
 def is_secret(name: str) -> bool:
     """Whether what has this name, an option or a keyword, is secret."""
     words = _words(name)
     return not _AT_THE_END.isdisjoint(words[-1:]) or not _ANYWHERE.isdisjoint(words)
+
+
+def remember_secrets(value: Any, name: str = "") -> None:
+    """
+    Remember the secrets in a value that this process is given, such as its options: from now on [`hide_in_text`] knows
+    them, whatever stands around them.
+
+    Args:
+        value (`Any`):
+            Anything; secrets in containers are found.
+        name (`str`, *optional*):
+            The option or keyword whose value it is.
+    """
+    _given.update(text for text in _secrets_in(value, name) if len(text) >= _SHORTEST and text not in HIDDEN)
 
 
 def hide_secrets(value: Any, name: str = "") -> Any:
@@ -59,7 +84,7 @@ def hide_secrets(value: Any, name: str = "") -> Any:
             The option or keyword whose value it is.
     """
     if isinstance(value, dict):
-        return {key: hide_secrets(item, name if is_secret(name) else str(key)) for key, item in value.items()}
+        return {key: hide_secrets(item, _name_of(key, name)) for key, item in value.items()}
     if isinstance(value, (list, tuple, set)) and type(value) in (list, tuple, set):
         return type(value)(hide_secrets(item, name) for item in value)
     if isinstance(value, str):
@@ -70,9 +95,33 @@ def hide_secrets(value: Any, name: str = "") -> Any:
 
 def hide_in_text(text: str) -> str:
     """Replace the secrets that a text shows, such as an error message, by `<hidden>`."""
+    for secret in sorted(_given, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
     for look in _LOOKS:
         text = look.sub(rf"\g<before>{HIDDEN}", text)
     return _ASSIGNED.sub(_hide_assigned, text)
+
+
+def _secrets_in(value: Any, name: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _secrets_in(item, _name_of(key, name))
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _secrets_in(item, name)
+    elif isinstance(value, str) and is_secret(name):
+        if not _PUBLIC.fullmatch(value):
+            yield value
+    elif isinstance(value, str):
+        for look in _LOOKS:
+            for match in look.finditer(value):
+                found = match[0].removeprefix(match["before"])
+                yield from (found, found.partition(":")[2])  # user and password, and the password
+
+
+def _name_of(key: Any, outer: str) -> str:
+    """The name of an entry: that of its container, where that is secret."""
+    return outer if is_secret(outer) else str(key)
 
 
 def _words(name: str) -> list[str]:

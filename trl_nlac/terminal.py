@@ -15,7 +15,12 @@
 """What others wrote, on its way to a terminal."""
 
 import re
+import traceback
 
+from .secrets import hide_in_text
+
+
+MAX_TRACEBACK = 20_000  # characters
 
 # All control characters but newlines and tabs, and those that turn the direction of text around.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -31,3 +36,9 @@ def printable(text: str) -> str:
     """
     text = text.replace("\r\n", "\n").encode(errors="backslashreplace").decode()
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def printable_traceback(error: BaseException) -> str:
+    """Write the end of the traceback of an error, which can be of foreign code: printable, and without secrets."""
+    text = "".join(traceback.format_exception(error))[-2 * MAX_TRACEBACK :]
+    return printable(hide_in_text(text))[-MAX_TRACEBACK:]

@@ -156,12 +156,12 @@ class ActionFormat:
             of any other action. `None` if the answer breaks the format, or is meant as a call that cannot be read.
         """
         action = parse_react(text) if self.shows_thoughts else parse_text(text)
-        if not tools:
-            return action
-        calls = read_calls(text if action is None else action, list(tools))
-        if calls is None or (len(calls) > 1 and self.calls_tools and not self.chat.template.takes_several_calls()):
-            return None
-        return format_tool_calls(calls) if calls else action
+        if tools:
+            calls = read_calls(text if action is None else action, list(tools))
+            if calls is None:
+                return None
+            action = format_tool_calls(calls) if calls else action
+        return None if len(self._calls(action)) > 1 and not self.chat.template.takes_several_calls() else action
 
     def text(self, action: str, thought: str) -> str:
         """Write an action in words, as the policy does."""
@@ -195,12 +195,16 @@ class ActionFormat:
         results = parse_results(observation, len(tools))
         return [{"role": "tool", "name": t, "content": result} for t, result in zip(tools, results, strict=True)]
 
-    def observation_ids(self, last_id: int, action: str, observation: str) -> list[int]:
-        """Encode the environment's answer to `action`, whose last token is `last_id`."""
+    def observation_ids(self, last_id: int, action: str, observation: str, words: str = "") -> list[int]:
+        """
+        Encode the environment's answer to `action`, whose last token is `last_id`. It can end with `words` of a user
+        after the results of tools.
+        """
         tools = self._tools(action)
         if not tools:
             return self.chat.reply(last_id, observation)
-        return self.chat.results(last_id, parse_results(observation, len(tools)), tools)
+        results = observation.removesuffix(words).removesuffix("\n\n") if words else observation
+        return self.chat.results(last_id, parse_results(results, len(tools)), tools, words)
 
     def shortened(self, action: str | None, observation: str, max_tokens: int) -> str:
         """Cut the environment's answer to `action` to `max_tokens` tokens: the result of each tool to its share."""

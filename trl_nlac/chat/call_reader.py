@@ -21,6 +21,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from .tool_calls import is_writable
+
 
 Call = tuple[str, dict[str, Any]]
 
@@ -84,7 +86,7 @@ def read_calls(text: str, tools: list[dict[str, Any]]) -> list[Call] | None:
     for part in dict.fromkeys((without_observation(text).strip(), text.strip())):
         calls = reader.read(part)
         if calls:
-            return calls if _is_writable(calls) else None
+            return calls if is_writable(calls) else None
     return None if reader.looks_like_call(text.strip()) else []
 
 
@@ -289,15 +291,6 @@ class _CallReader:
         return found[0] if found else name
 
 
-def _is_writable(calls: list[Call]) -> bool:
-    """Whether calls can be written as JSON in Unicode."""
-    try:
-        json.dumps(calls, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _structures(text: str) -> Iterator[tuple[int, int, Any]]:
     """Objects and lists of objects in a text, with start and end, up to one that does not end."""
     at = 0
@@ -349,7 +342,7 @@ def _expression(text: str) -> ast.expr:
             warnings.simplefilter("ignore")  # escapes that Python does not know
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r} is not an expression") from error
+        raise ValueError("it is not an expression") from error
 
 
 def _literal(node: ast.expr) -> Any:
@@ -364,4 +357,4 @@ def _literal(node: ast.expr) -> Any:
             return [_literal(element) for element in elements]
         case ast.Dict(keys=keys, values=values) if all(key is not None for key in keys):
             return {str(_literal(key)): _literal(value) for key, value in zip(keys, values, strict=True)}
-    raise ValueError(f"{ast.dump(node)} is not a literal")
+    raise ValueError(f"{type(node).__name__} is not a literal")

@@ -17,14 +17,14 @@
 import json
 import re
 from bisect import bisect_left, bisect_right
-from itertools import groupby
+from itertools import pairwise
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from ..types import SPEAKERS, Message
 from .template import ChatTemplate, Scaffold
-from .tool_calls import format_tool_calls
+from .tool_calls import call_message, format_tool_calls, is_writable, read_calls_of, results_in_order
 
 
 _CHARACTERS_PER_TOKEN = 16  # more than in any text that is worth its tokens
@@ -86,33 +86,37 @@ class ChatEncoder:
 
         Args:
             messages (`list[dict[str, Any]]`):
-                Messages. An assistant's message can have `tool_calls`, and its chain of thought in the field that the
-                template reads, which is shown where the template keeps it; a tool's message has its `name`.
+                Messages. An assistant's message can have `tool_calls`, with arguments as an object or as JSON text,
+                and its chain of thought in the field that the template reads, which is shown where the template keeps
+                it. The results of tools follow their calls.
             tools (`list[dict[str, Any]]`, *optional*):
                 JSON schemas of the tools that the template shows.
 
         Raises:
-            ValueError: If a message has another role, the name of a tool contains a token of the tokenizer's own, or
-                the template cannot show the conversation.
+            ValueError: If a message has another role, the name of a tool contains a token of the tokenizer's own,
+                results do not belong to calls, or the template cannot show the conversation.
         """
         unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
         if unknown:
             raise ValueError(f"The role {unknown[0]!r} of a message is none of {', '.join(SPEAKERS)}.")
-        length = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-        opening = self.template.fit(messages[:length])
+        starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        opening = self.template.fit(messages[: starts[0] if starts else len(messages)])
         roles = tuple(message["role"] for message in opening)
         scaffold = self.template.scaffold(roles, json.dumps(tools) if tools else None)
         token_ids = self._join(scaffold, [message["content"] for message in opening])
-        for role, turn in groupby(messages[length:], lambda message: message["role"]):
-            for group in [list(turn)] if role == "tool" else [[message] for message in turn]:
-                contents = [message["content"] for message in group]
-                if role == "assistant":
-                    token_ids += self.past_turn(group[0])
-                elif role == "tool":
-                    token_ids += self.results(token_ids[-1], contents, tuple(message["name"] for message in group))
-                else:
-                    token_ids += self.reply(token_ids[-1], contents[0])
+        for start, end in pairwise([*starts, len(messages)]):
+            token_ids += self.past_turn(messages[start])
+            token_ids += self._replies(token_ids[-1], messages[start], messages[start + 1 : end])
         return token_ids
+
+    def _replies(self, last_id: int, said: Message, replies: list[Message]) -> list[int]:
+        """Encode what follows an assistant's turn: results of the tools that it called, or a user's messages."""
+        results = [message for message in replies if message["role"] == "tool"]
+        words = "\n\n".join(message["content"] for message in replies if message["role"] != "tool")
+        if results:
+            contents = [result["content"] for result in results_in_order(said.get("tool_calls") or [], results)]
+            return self.results(last_id, contents, tuple(name for name, _ in read_calls_of(said)), words)
+        return self.reply(last_id, words) if replies else []
 
     def reply(self, last_id: int, content: str) -> list[int]:
         """
@@ -127,12 +131,15 @@ class ChatEncoder:
         scaffold = Scaffold(self.template.user_header, [self.template.opening])
         return self._end(last_id) + self._join(scaffold, [content])
 
-    def results(self, last_id: int, contents: list[str], tools: tuple[str, ...]) -> list[int]:
-        """Encode the results of the `tools` that an assistant's turn called, in place of a user's message."""
-        around = self.template.tool_scaffold(tools)
+    def results(self, last_id: int, contents: list[str], tools: tuple[str, ...], words: str = "") -> list[int]:
+        """
+        Encode the results of the `tools` that an assistant's turn called, in place of a user's message; or before it,
+        if a user has said `words` after them.
+        """
+        around = self.template.tool_scaffold(tools, bool(words))
         if around.as_json:
             contents = [json.dumps(content, ensure_ascii=False) for content in contents]
-        return self._end(last_id) + self._join(around.scaffold, contents)
+        return self._end(last_id) + self._join(around.scaffold, [*contents, words] if words else contents)
 
     def past_turn(self, message: str | Message) -> list[int]:
         """
@@ -255,7 +262,7 @@ class ChatEncoder:
         message = self._parse([*prompt_ids, *self.prefill], token_ids, tools)
         if message is None:
             return ""
-        calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+        calls = [_read_call(call) for call in message.get("tool_calls") or []]
         close_id, unclosed = self.template.call_close_id, token_ids
         if close_id in token_ids:
             unclosed = token_ids[len(token_ids) - token_ids[::-1].index(close_id) :]
@@ -263,10 +270,9 @@ class ChatEncoder:
             return ""
         if not calls:
             return self.decode(token_ids)
-        parsed = [(call.get("name"), call.get("arguments") or {}) for call in calls]
-        if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in parsed):
+        if None in calls or not is_writable(calls) or (len(calls) > 1 and not self.template.takes_several_calls()):
             return ""
-        return format_tool_calls(parsed) if len(parsed) == 1 or self.template.takes_several_calls() else ""
+        return format_tool_calls(calls)
 
     def has_call(self, token_ids: list[int]) -> bool:
         """Whether an answer calls a tool in the template's own format, in a way that can be parsed or not."""
@@ -295,9 +301,10 @@ class ChatEncoder:
         self, prompt_ids: list[int], token_ids: list[int], tools: list[dict[str, Any]] | None = None
     ) -> Message | None:
         """Parse an answer into a message; `None` if it has a call in broken JSON."""
+        text, prefix = self.tokenizer.decode(token_ids), self.tokenizer.decode(prompt_ids)
         try:
-            return self.tokenizer.parse_response(token_ids, prefix=prompt_ids, tools=tools)
-        except (ValueError, TypeError):
+            return self.tokenizer.parse_response(text, prefix=prefix, tools=tools)
+        except Exception:  # of transformers' parser, which meets any text here
             return None
 
     def content_start(self, token_ids: list[int]) -> int:
@@ -397,5 +404,20 @@ def _without_middle(text: str, length: int) -> str:
     return f"{text[:length]} [... {end - length:,} characters left out ...] {text[end:]}"
 
 
+def _read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
+    """Read name and arguments of a call that transformers parsed; `None` if it is none."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments") or {}
+    return (function["name"], arguments) if isinstance(arguments, dict) else None
+
+
 def _from_assistant(message: str | Message) -> Message:
-    return {"role": "assistant", "content": message} if isinstance(message, str) else message
+    """A message of the assistant as chat templates take it."""
+    if isinstance(message, str):
+        return {"role": "assistant", "content": message}
+    content = message.get("content") or ""
+    if message.get("tool_calls"):
+        return {**message, **call_message(read_calls_of(message), content)}
+    return {**message, "content": content}

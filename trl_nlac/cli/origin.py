@@ -74,15 +74,15 @@ def note_origin(
     run.mkdir(parents=True, exist_ok=True)
     origin = {
         "environment_factory": _of_run(environment_factory, run),
-        "environment_kwargs": hide_secrets(environment_kwargs),
-        "dataset_name": hide_secrets(_tasks_of_run(dataset_name, run)),
+        "environment_kwargs": environment_kwargs,
+        "dataset_name": _tasks_of_run(dataset_name, run),
         "dataset_config": dataset_config,
         "dataset_split": dataset_split,
         "tools": _of_run(tools, run),
         "reward_funcs": _of_run(reward_funcs, run),
         "reward_weights": reward_weights,
     }
-    (run / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
+    (run / ORIGIN).write_text(json.dumps(hide_secrets(origin), indent=2) + "\n")
 
 
 def _of_run(names: list[str] | None, run: Path) -> list[str] | None:

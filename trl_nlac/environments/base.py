@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..secrets import hide_in_text
 from ..types import Message, Transition
 
 
@@ -29,9 +30,12 @@ class EnvironmentFailure(Exception):
 
 
 def describe_error(error: BaseException, max_length: int | None = 2000) -> str:
-    """Return the message of an error of foreign code: valid text even if it cannot be printed, cut if it is longer."""
+    """
+    Return the message of an error of foreign code: valid text even if it cannot be printed, without secrets, cut if it
+    is longer.
+    """
     try:
-        message = str(error)
+        message = hide_in_text(str(error)[: None if max_length is None else 2 * max_length])
         cut = message if max_length is None or len(message) <= max_length else f"{message[:max_length]} [...]"
         return cut.encode(errors="backslashreplace").decode()
     except BaseException as reason:

@@ -20,11 +20,13 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent import futures
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 from .base import Oracle, PlainEnvironment, TextEnvironment
 from .gym import GymEnvironment, is_gym
+from .process import ProcessEnvironment
 from .trl_env import ToolEnvironment
 from .worker import EnvironmentWorker
 
@@ -56,6 +58,9 @@ class EnvironmentPool:
             Maximum number of instances at the same time. If `None`, one for each episode.
         timeout (`float`, *optional*):
             Seconds after which a call of an instance, its factory included, counts as hanging. If `None`, never.
+        workers (`str`, *optional*, defaults to `"thread"`):
+            Where instances are played: `"thread"`, each in a thread of this process, or `"process"`, each in a process
+            of its own. The example is made in this process.
 
     Attributes:
         example ([`TextEnvironment`], *optional*):
@@ -83,6 +88,7 @@ class EnvironmentPool:
         tools: list[Callable] | None = None,
         max_instances: int | None = None,
         timeout: float | None = None,
+        workers: str = "thread",
     ):
         if environment_factory is None and tools:
             environment_factory = _NoEnvironment
@@ -90,12 +96,14 @@ class EnvironmentPool:
         self.timeout = timeout
         self.last_failure = ""
         self._tools = tools
+        self._in_processes = workers == "process"
         self._routed = isinstance(environment_factory, dict)
         if environment_factory is None:
             self._factories = {}
         else:
             self._factories = environment_factory if self._routed else {"": environment_factory}
         self._workers: set[EnvironmentWorker] = set()
+        self._examples: set[EnvironmentWorker] = set()  # that do not play, as they are in this process
         self._idle: defaultdict[str, list[EnvironmentWorker]] = defaultdict(list)
         self._hanging: list[EnvironmentWorker] = []
         self._blocking: set[str] = set()  # names of environments that blocked the event loop that all share
@@ -146,18 +154,32 @@ class EnvironmentPool:
             )
         return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
 
+    def try_reset(self, task: dict[str, Any]) -> Any:
+        """
+        Reset an instance with a task, outside of any episode, and return what `reset` does. Raises what it raises.
+
+        Raises:
+            TimeoutError: If it takes longer than `timeout`.
+        """
+        name, keywords, _ = self.route(task)
+        keywords = {"seed": 0, **keywords} if name in self.seeded else keywords
+        worker = self.acquire(name)
+        observation = self._finish(worker, lambda environment: environment.reset(**deepcopy(keywords)), "`reset`")
+        self.release(worker)
+        return observation
+
     def acquire(self, name: str) -> EnvironmentWorker | None:
         """Return a free or a new instance; `None` while `max_instances` are in use."""
         if self._idle[name]:
             return self._idle[name].pop()
-        while self.max_instances is not None and len(self._workers) >= self.max_instances:
+        while self.max_instances is not None and len(self._workers - self._examples) >= self.max_instances:
             idle = next((workers for workers in self._idle.values() if workers), None)
             if idle is None:
                 return None
             other = idle.pop()  # of another environment, to make room
             self.discard(other)
             other.wait(CLOSING_SECONDS)
-        return self._hire(name)
+        return self._hire(name, self._in_processes)
 
     def release(self, worker: EnvironmentWorker) -> None:
         """Return an instance to the pool for the next episode."""
@@ -201,8 +223,10 @@ class EnvironmentPool:
         self._idle.clear()
         _close(self._workers, self._killers)
 
-    def _hire(self, name: str) -> EnvironmentWorker:
+    def _hire(self, name: str, in_process: bool = False) -> EnvironmentWorker:
         make = partial(_make, self._factories[name], self._tools)
+        if in_process:
+            make = partial(ProcessEnvironment, make)
         worker = EnvironmentWorker(name, make, has_own_loop=name in self._blocking)
         self._workers.add(worker)
         return worker
@@ -221,7 +245,10 @@ class EnvironmentPool:
         worker = self._hire(name)
         factory = f"`environment_factory[{name!r}]`" if self._routed else "`environment_factory`"
         environment = self._finish(worker, lambda environment: environment, factory)
-        self.release(worker)
+        if self._in_processes:
+            self._examples.add(worker)
+        else:
+            self.release(worker)
         return environment
 
     def _finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:

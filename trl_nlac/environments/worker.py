@@ -17,13 +17,12 @@
 import logging
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
 from ..event_loop import Coroutines, Withdrawn, finish, run_coroutines_with
-from ..terminal import printable
+from ..terminal import printable_traceback
 from .base import TextEnvironment
 
 
@@ -140,6 +139,6 @@ class EnvironmentWorker:
         try:
             if environment is not None:
                 finish(environment.close())
-        except BaseException:  # see above
-            logger.warning("An environment could not be closed.\n%s", printable(traceback.format_exc()))
+        except BaseException as error:  # see above
+            logger.warning("An environment could not be closed.\n%s", printable_traceback(error))
         self._own_loop.retire()

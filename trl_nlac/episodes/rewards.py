@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 from ..environments.base import EnvironmentFailure, describe_error
@@ -34,6 +35,7 @@ def load_rewards(
     weights: list[float] | None,
     context: Callable[[], dict[str, Any]],
     environment_pays: bool,
+    environment_workers: str = "thread",
 ) -> "EpisodeRewards | None":
     """
     Load the reward functions, if there are any.
@@ -47,9 +49,12 @@ def load_rewards(
             Returns additional arguments for the functions.
         environment_pays (`bool`):
             Whether the environment gives rewards.
+        environment_workers (`str`, *optional*, defaults to `"thread"`):
+            Where environments play: functions cannot read those in other processes.
 
     Raises:
-        ValueError: If nothing gives rewards, or there are weights without functions.
+        ValueError: If nothing gives rewards, there are weights without functions, or a function cannot read what it
+            wants to.
     """
     if not reward_funcs:
         if weights is not None:
@@ -60,7 +65,15 @@ def load_rewards(
             "Nothing gives rewards: the environment defines neither `step` nor `get_reward`, and there are no "
             "`reward_funcs`. Give one of them."
         )
-    return EpisodeRewards([reward_funcs] if callable(reward_funcs) else reward_funcs, weights, context)
+    reward_funcs = [reward_funcs] if callable(reward_funcs) else reward_funcs
+    for reward_func in reward_funcs if environment_workers == "process" else []:
+        if "environments" in signature(reward_func).parameters:
+            raise ValueError(
+                f"The reward function `{name_of(reward_func)}` reads `environments`, which "
+                "`environment_workers='process'` keeps in other processes. Use 'thread', or give the reward in the "
+                "environment."
+            )
+    return EpisodeRewards(reward_funcs, weights, context)
 
 
 class Score(NamedTuple):

@@ -20,7 +20,6 @@ import queue
 import random
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -35,16 +34,16 @@ from tqdm.auto import tqdm
 from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
+from ..event_loop import DaemonThreads
 from ..method.roles import Roles
-from ..terminal import printable
+from ..terminal import printable, printable_traceback
 from ..types import Answer, Episode, Prompt
-from .recorder import MalformedResult, Recorder, checked_reward, checked_text
+from .recorder import MalformedResult, Recorder, checked_reward, checked_step
 from .rewards import EpisodeRewards
 
 
 logger = logging.getLogger(__name__)
 
-MAX_TRACEBACK = 20_000  # characters
 Act = Callable[[list[Prompt], list[int]], list[Answer]]
 
 
@@ -56,10 +55,10 @@ def play_episodes(
     rewards: EpisodeRewards | None = None,
 ) -> list[Episode]:
     """
-    Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread,
-    and the episodes that wait for an action are answered in one batch. The samples of an episode depend on torch's
-    random state at the start and on its place in `tasks`, not on the speed of the others. What environments do to that
-    state is undone at the end.
+    Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread.
+    An engine or server answers each episode as soon as it waits for an action; with transformers the episodes that
+    wait are answered in one batch. The samples of an episode depend on torch's random state at the start and on its
+    place in `tasks`, not on the speed of the others. What environments do to that state is undone at the end.
 
     Args:
         pool ([`~environments.pool.EnvironmentPool`]):
@@ -118,7 +117,7 @@ class _Game:
     recorder: Recorder
     rng: random.Random
     worker: EnvironmentWorker | None = None
-    job: str = ""  # of the environment: "reset", "step" or "reward"
+    job: str = ""  # of the environment: "reset", "step" or "reward"; "act" of the policy
     future: Future | None = None
     deadline: float = math.inf
     waited_for: set[Any] = field(default_factory=set)  # what blocked the environment's event loop
@@ -130,8 +129,10 @@ class _Rollout:
     Take games through reset, actions and final reward. A game is pending until an instance is free for it, then
     alternately busy, while its environment works, and waiting for an action.
 
-    Waiting games are answered when no other game is busy, or when they have waited for as long as the last generation
-    took: waiting for a fuller batch then costs at most what it can save.
+    If the generator is concurrent, no game waits: each asks for its action at once, in a thread of its own, and is
+    busy until it gets it. Otherwise waiting games are answered in one batch when no other game is busy, or when they
+    have waited for as long as the last generation took: waiting for a fuller batch then costs at most what it can
+    save.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class _Rollout:
         self.busy: set[_Game] = set()
         self.waiting: list[_Game] = []
         self.finished: queue.SimpleQueue[_Game] = queue.SimpleQueue()  # jobs, in the order of their ends
+        self.threads = DaemonThreads()
 
     def play(self, games: list[_Game]) -> None:
         self.pending.extend(games)
@@ -161,7 +163,7 @@ class _Rollout:
                 self._answer()
         except BaseException:
             for game in self.busy:
-                self.pool.discard(game.worker, hangs=True)
+                self.pool.discard(game.worker, hangs=game.job != "act")
             raise
 
     def _wait(self) -> None:
@@ -202,21 +204,43 @@ class _Rollout:
         if games:
             self.patience = time.monotonic() - start
         for game, answer in zip(games, answers, strict=True):
-            game.answer = answer
-            if answer.parsed is None:
-                self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
-            else:
-                self._submit(game, "step", lambda environment, action=answer.parsed: environment.step(action))
+            self._step(game, answer)
+
+    def _ask(self, game: _Game) -> None:
+        """Let a game wait for its action, or ask for it at once."""
+        if not self.roles.generator.is_concurrent:
+            self.waiting.append(game)
+            return
+        game.deadline = math.inf
+        self._await(game, "act", self.threads.submit(self._act, game.recorder.prompt, game.rng.getrandbits(62)))
+
+    def _act(self, prompt: Prompt, seed: int) -> Answer:
+        with self.roles.seeded(seed):
+            (answer,) = self.act([prompt], [seed])
+        return answer
+
+    def _step(self, game: _Game, answer: Answer) -> None:
+        game.answer = answer
+        if answer.parsed is None:
+            self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
+        else:
+            self._submit(game, "step", lambda environment: environment.step(answer.parsed))
 
     def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
         timeout = self.pool.timeout
-        game.job, game.deadline = job, math.inf if timeout is None else time.monotonic() + timeout
+        game.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._await(game, job, game.worker.submit(call))
+
+    def _await(self, game: _Game, job: str, future: Future) -> None:
+        game.job, game.future = job, future
         self.busy.add(game)
-        game.future = game.worker.submit(call)
-        game.future.add_done_callback(lambda _: self.finished.put(game))
+        future.add_done_callback(lambda _: self.finished.put(game))
 
     def _advance(self, game: _Game) -> None:
-        """Continue a game whose environment has finished its job."""
+        """Continue a game whose job is finished."""
+        if game.job == "act":
+            self._step(game, game.future.result())
+            return
         error = game.future.exception()  # no error of a user's environment ends the run
         if error is None:
             result = game.future.result()
@@ -224,7 +248,7 @@ class _Rollout:
                 if game.job == "reset":
                     game.recorder.begin(result)
                 elif game.job == "step":
-                    result = _checked_step(result)
+                    result = checked_step(result)
                 else:
                     game.recorder.add_reward(checked_reward(result))
             except Exception as malformed:
@@ -233,7 +257,7 @@ class _Rollout:
             self._fail(game, error.kind if isinstance(error, MalformedResult) else game.job, error)
             return
         if game.job == "reset":
-            self.waiting.append(game)
+            self._ask(game)
         elif game.job == "step":
             self._record(game, result)
         else:
@@ -250,7 +274,7 @@ class _Rollout:
         if recorder.done:
             self._submit(game, "reward", lambda environment: environment.final_reward())
         else:
-            self.waiting.append(game)
+            self._ask(game)
 
     def _expire(self) -> None:
         """Discard the environments that take too long. Wait once for each that blocks the event loop of others."""
@@ -270,8 +294,7 @@ class _Rollout:
         game.recorder.fail(kind, error)
         self.pool.discard(game.worker, hangs=kind == "timeout")
         game.worker = None
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        self.pool.last_failure = "".join(lines)[-MAX_TRACEBACK:]
+        self.pool.last_failure = printable_traceback(error)
         logger.warning("An environment failed, its episode is truncated there: %s", printable(game.recorder.failure))
 
 
@@ -299,13 +322,3 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             pool.discard(game.worker)
         else:
             pool.release(game.worker)
-
-
-def _checked_step(result: Any) -> StepResult:
-    if not isinstance(result, StepResult):
-        raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
-    observation, reward = checked_text(result.observation), checked_reward(result.reward)
-    for flag in (result.terminated, result.truncated):
-        if isinstance(flag, str):  # "False" is true
-            raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
-    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))

@@ -22,6 +22,7 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from ..secrets import hide_secrets
 from .checks import check, check_at_least, check_choices, check_numbers
 
 
@@ -230,7 +231,7 @@ class RoleOptions:
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the options next to a model, for [`RoleOptions.from_pretrained`]."""
-        options = {option.name: vars(self)[option.name] for option in fields(RoleOptions)}
+        options = hide_secrets({option.name: vars(self)[option.name] for option in fields(RoleOptions)})
         Path(directory, ROLES_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
 
 

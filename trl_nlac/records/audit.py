@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from ..secrets import hide_secrets
 from ..types import Answer, Judgement, Refinement, Sample, TrainingExample
 from .folder import RECORD_FILE, audit_file
 
@@ -97,7 +98,7 @@ class AuditTrail:
                 "process": self.process,
                 "episode": sample.transition_id - transition.index,
                 "turn": transition.index,
-                "task": json.dumps(transition.episode.task),
+                "task": json.dumps(hide_secrets(transition.episode.task)),
                 "observation": transition.observation,
                 "action": transition.turn.action,
                 "next_observation": transition.turn.next_observation,
@@ -116,7 +117,7 @@ class AuditTrail:
                     "attempt_verdict": refinement.critique.optimal,
                     "refined_action": refinement.refined_action.parsed,
                 }
-            self._open.setdefault(sample.transition_id, []).append(row)
+            self._open.setdefault(sample.transition_id, []).append(hide_secrets(row))
 
     def add_losses(self, examples: list[TrainingExample], losses: torch.Tensor) -> None:
         """Add the losses of a micro-batch."""

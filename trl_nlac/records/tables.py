@@ -25,6 +25,7 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import print_prompt_completions_sample
 
 from ..nlac_config import NLACConfig
+from ..secrets import hide_secrets
 from ..terminal import printable
 from ..types import Episode, Judgement, Transition
 from .folder import completions_file
@@ -98,13 +99,13 @@ class EpisodeTables:
                 Judgements of some of the actions, by index of the episode and of the turn.
         """
         judgements = judgements or {}
-        return [
+        rows = [
             {
                 "step": step,
                 "environment_steps": environment_steps,
                 "process": self.args.process_index,
                 "episode": number,
-                "task": json.dumps(episode.task),
+                "task": json.dumps(hide_secrets(episode.task)),
                 "prompt": episode.first_observation,
                 "turns": [self._turn(episode, t, judgements.get((i, t))) for t in range(len(episode.turns))],
                 "return": episode.score,
@@ -116,6 +117,7 @@ class EpisodeTables:
             }
             for i, (episode, number) in enumerate(zip(episodes, numbers, strict=True))
         ]
+        return hide_secrets(rows)
 
     def _turn(self, episode: Episode, index: int, judgement: Judgement | None) -> dict[str, Any]:
         turn = episode.turns[index]

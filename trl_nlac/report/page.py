@@ -25,6 +25,7 @@ import jinja2
 
 from ..records.folder import AUDIT, COMPLETIONS, TRAINING_LOG
 from ..records.log import TrainingLog, read_log
+from ..secrets import hide_secrets
 from .calibration import first_and_last
 from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .run_files import Episodes, read_episodes
@@ -52,9 +53,11 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
         `Path`: The file.
 
     Raises:
-        ValueError: If the folder has no data of a run.
+        ValueError: If there is no such folder, or it has no data of a run.
     """
     run = Path(run).resolve()
+    if not run.is_dir():
+        raise ValueError(f"`run` is {run}, and there is no such folder.")
     output = run / "report.html" if output is None else Path(output)
     log, episodes = read_log(run / TRAINING_LOG), read_episodes(run)
     if not any([log.training, log.evaluations, episodes.shown]):
@@ -102,7 +105,7 @@ def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
         script=script,
         # Even if a text of the model or an environment were not escaped, only this script could run.
         policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'",
-        data=_json(data),
+        data=_json(hide_secrets(data)),
     )
 
 
