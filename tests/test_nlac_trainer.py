@@ -464,6 +464,11 @@ class TestBadInput:
 
     def test_unknown_environment(self, tmp_path):
         tasks = Dataset.from_dict({"environment": ["house"], "start": [3]})
-        trainer = make_trainer(tmp_path, train_dataset=tasks, environment_factory={"count": Countdown})
-        with pytest.raises(ValueError, match="`environment` of a task is 'house'"):
-            trainer.train()
+        with pytest.raises(ValueError, match="`train_dataset` .*`environment` of a task is 'house'"):
+            make_trainer(tmp_path, train_dataset=tasks, environment_factory={"count": Countdown})
+
+    def test_tasks_that_do_not_fit_reset(self, tmp_path):
+        for name, columns in (("train_dataset", {"begin": [3]}), ("eval_dataset", {"start": [3], "speed": [1]})):
+            datasets = {"train_dataset": Dataset.from_dict({"start": [3]}), name: Dataset.from_dict(columns)}
+            with pytest.raises(ValueError, match=f"`{name}` has the columns .*`reset` of Countdown does not take"):
+                make_trainer(tmp_path, environment_factory=Countdown, **datasets)
