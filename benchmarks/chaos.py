@@ -252,6 +252,8 @@ def _raise_exit() -> None:
 class Hostile:
     """Answers with actions, and now and then with what breaks every format."""
 
+    is_concurrent = False
+
     def __init__(self, chat: ChatEncoder, seed: int):
         self.chat = chat
         self.rng = random.Random(seed)

@@ -32,6 +32,7 @@ class TestNLACConfig:
             ({"single_step": True, "max_turns": 3}, "`single_step=True` means tasks of one action: set `max_turns=1`"),
             ({"single_step": True, "max_turns": 1, "num_futures": 2}, "`single_step=True` predicts no future"),
             ({"num_futures": 2, "replay_refinement_fraction": 0.5}, "`replay_refinement_fraction=0.5` refines by the"),
+            ({"target_sync_mode": "hard"}, "`target_sync_mode='hard'` with `target_sync_steps=1` copies"),
             ({"on_forgetting": "restore"}, "`on_forgetting='restore'` goes back.*`save_strategy='no'`"),
             (
                 {"on_forgetting": "restore", "save_strategy": "steps", "save_only_model": True},
@@ -39,7 +40,7 @@ class TestNLACConfig:
             ),
             ({"enable_jit_checkpoint": True}, "`enable_jit_checkpoint=True` saves in the middle of a step"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
-            ({"beta": -0.1}, "`beta` must be not negative"),
+            ({"beta": -0.1}, "`beta` must be between 0 and 1,000,000, got -0.1"),
         ],
     )
     def test_options_that_exclude_each_other(self, tmp_path, options, message):

@@ -184,7 +184,7 @@ class _Loop:
         self._works: WeakKeyDictionary[asyncio.Task | threading.Thread, Hashable] = WeakKeyDictionary()
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(self._make_task)
-        self.loop.set_default_executor(_DaemonThreads(self._add))
+        self.loop.set_default_executor(DaemonThreads(self._add))
         self._asked_at, self._answered = 0.0, threading.Event()
         self._answered.set()
         self._thread = threading.Thread(target=self._work, daemon=True, name="trl_nlac coroutines")
@@ -272,16 +272,16 @@ class _Loop:
             self._works[work] = _owner.get()
 
 
-class _DaemonThreads(futures.ThreadPoolExecutor):
+class DaemonThreads(futures.ThreadPoolExecutor):
     """
     Give each call a daemon thread of its own, so that calls that hang hold up neither others nor the program's end.
 
     Args:
-        note (`Callable[[threading.Thread], None]`):
+        note (`Callable[[threading.Thread], None]`, *optional*):
             Called with each thread before it starts.
     """
 
-    def __init__(self, note: Callable[[threading.Thread], None]):
+    def __init__(self, note: Callable[[threading.Thread], None] = lambda thread: None):
         super().__init__()
         self._note = note
 

@@ -22,13 +22,14 @@ from typing import Any
 
 from trl.trainer.base_config import _BaseConfig
 
-from .options.checks import check, check_at_least, check_choices, check_numbers, check_positive, check_share
-from .options.generation import GenerationOptions
+from .options.checks import check, check_at_least, check_between, check_choices, check_positive, check_types
+from .options.generation import MAX_SECONDS, GenerationOptions
 from .options.records import RecordOptions
 from .options.roles import RoleOptions
 from .secrets import hide_secrets, remember_secrets
 
 
+MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
@@ -74,6 +75,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         max_concurrent_environments (`int`, *optional*):
             Number of environment instances that exist at the same time on each process. If `None`, one for each
             episode.
+        environment_workers (`str`, *optional*, defaults to `"thread"`):
+            Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
+            processes; `"process"`, each in a process of its own, for environments that compute in Python and would
+            hold up one another and training.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
             count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
@@ -93,10 +98,18 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least four for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too).
+        num_updates_per_generation (`int`, *optional*, defaults to `1`):
+            Number of gradient steps on each transition of an iteration, with the same target and refined action: the
+            steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
+            [`~trl.GRPOConfig`]. `1` is the paper.
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha of prioritized replay. `0` samples uniformly.
         importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
             Beta of the importance weights. `0` is none, as in the paper.
+        transitions_per_episode (`int`, *optional*, defaults to `1`):
+            Number of transitions that are drawn together from one episode. Each is drawn as often as before, in
+            proportion to its priority. With `share_prefixes` the tokens that they have in common are computed once; in
+            exchange an iteration sees fewer episodes. `1` is the paper.
 
         > Parameters that control the training
 
@@ -108,8 +121,16 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             What the rate counts for: `"step"` is an update of the target weights, `"sample"` a transition trained on
             since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and each is a
             gradient step; with batches of B it is either. `"sample"` updates with the rate `1 - (1 - tau) ** B`.
+        target_sync_mode (`str`, *optional*, defaults to `"soft"`):
+            What an update of the target weights is: `"soft"` averages, with tau (the paper), `"hard"` copies the
+            trained weights, and needs `target_sync_steps` above 1.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
+        target_max_age (`int`, *optional*, defaults to `0`):
+            A Bellman target stays with its transition, and is used again when the transition is drawn again, until it
+            is older than this number of updates of the target weights. With `0` every target is written anew (the
+            paper), unless the same weights would write the same one again: those that made it have not been updated
+            since, and every role that took part is greedy.
         target_weights_offload (`bool`, *optional*, defaults to `False`):
             Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
             memory.
@@ -128,6 +149,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Whether a prefix that several training samples have in common is computed once: the samples of a pass
             become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
             when training starts; if not, a warning says why, and its samples are computed one by one.
+        max_tokens_per_batch (`int`, *optional*):
+            Number of tokens that the model reads in one pass, each counted once with `share_prefixes`, padding
+            included otherwise. A micro-batch with more is computed in several passes, filled evenly, as many on every
+            process. Losses and gradients are the same. A longer example has a pass of its own. If `None`, a
+            micro-batch is one pass, however long it is.
         beta (`float`, *optional*, defaults to `0.0`):
             KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
             training speed. The divergence of the policy's tokens from the initial weights, estimated as in
@@ -141,6 +167,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             bootstraps only where the episode was cut.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
+        refine_best_actions (`bool`, *optional*, defaults to `True`):
+            Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
+            paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
+            same where the chat template knows chains of thought, of which conversations keep only a part.
         replay_refinement_fraction (`float`, *optional*, defaults to `0.0`):
             Share of transitions whose stored action is refined, after its Bellman target, which has seen the next
             observation. That takes two generations less than a fresh action and its critique. `0` refines fresh
@@ -222,6 +252,15 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=None,
         metadata={"help": "Number of environment instances that exist at the same time on each process."},
     )
+    environment_workers: str = field(
+        default="thread",
+        metadata={
+            "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
+            "other processes; 'process', each in a process of its own, for environments that compute in Python and "
+            "would hold up one another and training.",
+            "choices": ["thread", "process"],
+        },
+    )
     environment_timeout: float | None = field(
         default=300.0, metadata={"help": "Seconds after which a call of an environment or of reward functions hangs."}
     )
@@ -248,11 +287,18 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "global batch size. If None, at least four for each step of the iteration's episodes of `max_turns`."
         },
     )
+    num_updates_per_generation: int = field(
+        default=1,
+        metadata={"help": "Number of gradient steps on each transition of an iteration. 1 is the paper."},
+    )
     priority_exponent: float = field(
         default=0.1, metadata={"help": "Alpha of prioritized replay. 0 samples uniformly."}
     )
     importance_sampling_exponent: float = field(
         default=0.0, metadata={"help": "Beta of the importance weights. 0 is none, as in the paper."}
+    )
+    transitions_per_episode: int = field(
+        default=1, metadata={"help": "Number of transitions that are drawn together from one episode."}
     )
 
     # Parameters that control the training
@@ -267,8 +313,22 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "choices": ["step", "sample"],
         },
     )
+    target_sync_mode: str = field(
+        default="soft",
+        metadata={
+            "help": "Whether an update of the target weights averages or copies the trained weights.",
+            "choices": ["soft", "hard"],
+        },
+    )
     target_sync_steps: int = field(
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
+    )
+    target_max_age: int = field(
+        default=0,
+        metadata={
+            "help": "A Bellman target is used again until it is older than this number of updates of the target "
+            "weights. 0 writes targets anew, as the paper."
+        },
     )
     target_weights_offload: bool = field(
         default=False, metadata={"help": "Whether the target weights are kept in CPU memory."}
@@ -286,6 +346,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=True,
         metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
     )
+    max_tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of tokens that the model reads in one pass. A micro-batch with more takes several passes. "
+            "If None, a micro-batch is one pass."
+        },
+    )
     beta: float = field(
         default=0.0,
         metadata={
@@ -301,6 +368,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
+    refine_best_actions: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether an action that its critique calls the best is refined, too. If False, it is its own "
+            "refinement."
+        },
+    )
     replay_refinement_fraction: float = field(
         default=0.0,
         metadata={
@@ -352,28 +426,56 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
 
     def __post_init__(self):
         remember_secrets(vars(self))
+        is_path = self.output_dir is None or isinstance(self.output_dir, (str, os.PathLike))
+        check(self, "output_dir", is_path, "a path, or None")
+        check_types(self)  # before transformers reads them
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
-        check_numbers(self)
+        self.check()
+
+    def check(self) -> None:
+        """
+        Check all options, also those that were changed since the configuration was made.
+
+        Raises:
+            ValueError: If one has a wrong type or value; the message names it.
+        """
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
-        check_choices(self, "bootstrap", "critic_loss_type", "target_update_unit", "rehearsal_source", "on_forgetting")
+        check_choices(
+            *(self, "bootstrap", "critic_loss_type", "target_update_unit", "target_sync_mode", "rehearsal_source"),
+            *("on_forgetting", "environment_workers"),
+        )
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
-            *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
-            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration"),
+            *("replay_buffer_size", "target_sync_steps", "max_idle_iterations", "max_tokens_per_batch"),
         )
-        check_at_least(
-            *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
-            *("beta", "rehearsal_ratio", "num_eval_critiques", "num_oracle_probes"),
-        )
-        check_positive(self, "environment_timeout", "replay_buffer_memory")
-        check_share(
-            *(self, "max_environment_failure_rate", "priority_exponent", "health_warning_ratio"),
+        check_at_least(self, 0, "learning_starts", "num_eval_critiques", "target_max_age")
+        check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
+        check_between(self, 1, 1000, "num_refinements", "num_updates_per_generation", "transitions_per_episode")
+        check_between(self, 1, 10_000, "num_eval_episodes")
+        check_between(self, 0, 100_000, "num_oracle_probes")
+        # Larger factors make losses, gradients or weights overflow.
+        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef", "beta")
+        check_between(self, 0, 1000, "learning_rate")
+        check_between(self, 0, 100, "rehearsal_ratio")
+        check_between(self, 0, 10, "importance_sampling_exponent")
+        check_between(
+            *(self, 0, 1, "max_environment_failure_rate", "priority_exponent", "health_warning_ratio"),
             "replay_refinement_fraction",
         )
+        check_positive(self, "environment_timeout", most=MAX_SECONDS)
+        check_positive(self, "replay_buffer_memory", most=10**9)
+        check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
+        fits = self.replay_buffer_size >= self.max_turns  # an episode must fit
+        check(self, "replay_buffer_size", fits, f"at least `max_turns={self.max_turns}`")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
+        if self.target_sync_mode == "hard" and self.target_sync_steps == 1:
+            raise ValueError(
+                "`target_sync_mode='hard'` with `target_sync_steps=1` copies the weights after every optimizer step: "
+                "the target weights would be the trained ones. Set `target_sync_steps`, for example to 100."
+            )
         if self.enable_jit_checkpoint:
             raise ValueError(
                 "`enable_jit_checkpoint=True` saves in the middle of a step, from which a run does not resume as it "
@@ -408,6 +510,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         if self.samples_per_iteration is None:
             least = samples_per_episode * (self.episodes_per_iteration or self.world_size)
             self.samples_per_iteration = math.ceil(least / batch_size) * batch_size
+            if self.samples_per_iteration > MAX_SAMPLES:
+                raise ValueError(
+                    f"`max_turns={self.max_turns}`, `episodes_per_iteration={self.episodes_per_iteration}` and a "
+                    f"global batch size of {batch_size} make iterations of {self.samples_per_iteration:,} samples, "
+                    f"and {MAX_SAMPLES:,} is the most. Lower one of them, or set `samples_per_iteration`."
+                )
         if self.samples_per_iteration % batch_size:
             raise ValueError(
                 f"`samples_per_iteration` ({self.samples_per_iteration}) must be divisible by the global batch size "
@@ -455,4 +563,5 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     @property
     def steps_per_iteration(self) -> int:
         """Number of micro-batches that each process trains on in one iteration."""
-        return self.samples_per_iteration // (self.per_device_train_batch_size * self.world_size)
+        num_micro_batches = self.samples_per_iteration // (self.per_device_train_batch_size * self.world_size)
+        return num_micro_batches * self.num_updates_per_generation

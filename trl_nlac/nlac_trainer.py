@@ -42,13 +42,13 @@ from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
 from .episodes.rewards import RewardFunc, load_rewards
-from .episodes.rollout import play_episodes
+from .episodes.rollout import check_prompt_length, play_episodes
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import health_metrics
 from .evaluation.metrics import mean_over_processes
 from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
-from .method.backup import bellman_targets, critic_examples, is_answerable
+from .method.backup import critic_examples, is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
@@ -64,6 +64,7 @@ from .records.lock import locked
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
+from .training.arguments import check_arguments, check_tasks, named
 from .training.checkpoint import (
     check_identity,
     describe_run,
@@ -74,6 +75,7 @@ from .training.checkpoint import (
     save_rows,
     save_state,
 )
+from .training.chunked_head import can_chunk_head
 from .training.guards import (
     LEARNING_RATE_FACTOR,
     MAX_LEFT_BEHIND,
@@ -88,11 +90,13 @@ from .training.guards import (
 )
 from .training.manifest import check_manifest
 from .training.model import fit_to_context, load_model
+from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
+from .training.targets import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
 from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, Sample, TrainingExample, Transition
@@ -193,6 +197,7 @@ class NLACTrainer(AtomicSavingTrainer):
 
     Raises:
         ValueError, TypeError: If an argument or option is wrong, before training starts; the message names it.
+        TimeoutError: If making an environment takes longer than `environment_timeout`.
 
     Attributes:
         had_ended (`bool`):
@@ -221,19 +226,31 @@ class NLACTrainer(AtomicSavingTrainer):
         peft_config: "PeftConfig | None" = None,
         quantization_config: "BitsAndBytesConfig | None" = None,
     ):
+        check_arguments(
+            **dict(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset),
+            **dict(processing_class=processing_class, reward_funcs=reward_funcs, tools=tools, prompts=prompts),
+            **dict(replay_dataset=replay_dataset, rehearsal_dataset=rehearsal_dataset, callbacks=callbacks),
+            **dict(optimizers=optimizers, peft_config=peft_config, quantization_config=quantization_config),
+        )
         if args is None:
             model_name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
-        if train_dataset is not None and len(train_dataset) == 0:
-            raise ValueError("`train_dataset` is empty. Give it one row for each task.")
+            with named("The default of `args`"):
+                args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
+        args.check()
         self.environments = EnvironmentPool(
-            environment_factory, tools, args.max_concurrent_environments, args.environment_timeout
+            *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
+            workers=args.environment_workers,
         )
         if not self.environments:
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
-        self.rewards = load_rewards(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays)
+        if self.environments:
+            check_tasks(train_dataset, eval_dataset, self.environments.check_task)
+        self.rewards = load_rewards(
+            *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
+            args.environment_workers,
+        )
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)
@@ -272,6 +289,7 @@ class NLACTrainer(AtomicSavingTrainer):
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
             importance_sampling_exponent=args.importance_sampling_exponent,
+            transitions_per_episode=args.transitions_per_episode,
             seed=args.seed + args.process_index,
             memory_limit=None if args.replay_buffer_memory is None else int(args.replay_buffer_memory * 2**30),
             spill_directory=args.output_dir,
@@ -279,8 +297,12 @@ class NLACTrainer(AtomicSavingTrainer):
         if replay_dataset is not None:
             shares = (args.process_index, args.world_size, args.max_prompt_length)
             self.replay.fill(episodes_from_logs(replay_dataset, self.roles.actions, self.roles.prompts, *shares))
+        if self.environments:
+            check_prompt_length(self.environments, self.roles)
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
-        update_rate = args.target_update_rate
+        if args.generation_kwargs and not is_sharded_later:
+            self.roles.check_generation(self.model)
+        update_rate = 1.0 if args.target_sync_mode == "hard" else args.target_update_rate
         if args.target_update_unit == "sample":
             update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
         self.target_weights = TargetWeights(
@@ -316,12 +338,14 @@ class NLACTrainer(AtomicSavingTrainer):
 
     @cached_property
     def _collate(self) -> NLACCollator:
-        """Makes the micro-batches: trees, where the model can read them, which is tried when training starts."""
-        shares = self.args.share_prefixes and start_sharing(self.model_wrapped, self.model.config, self.args)
+        """Makes the micro-batches, in the form that the model can read, which is tried when training starts."""
+        of_run = (self.model_wrapped, self.model.config, self.args)
+        keeps_logits = not can_chunk_head(*of_run)
+        shares = self.args.share_prefixes and start_sharing(*of_run)
         if shares and self.reference is not None:
             self.reference.use_attention(self.model.config)
         pad_token_id = self.roles.chat.tokenizer.pad_token_id
-        return NLACCollator(pad_token_id, shares, bool(self.args.beta), self.args.device)
+        return NLACCollator(pad_token_id, shares, keeps_logits, bool(self.args.beta), self.args.device)
 
     # A run and its folder
 
@@ -435,7 +459,12 @@ class NLACTrainer(AtomicSavingTrainer):
             if not self._batches:
                 self._batches.extend(self._iteration(tasks))
             start = time.perf_counter()
-            loss = super().training_step(model, tasks, num_items_in_batch)
+            passes = split_into_passes(self._batches.popleft(), self.args.max_tokens_per_batch, self._collate)
+            loss = 0.0
+            for number, examples in enumerate(passes, start=1):
+                with accumulating(self.accelerator, model, is_last=number == len(passes)):
+                    loss = loss + super().training_step(model, examples, num_items_in_batch)
+            self.records.add_batch()
             if not self._batches:
                 self.records.end_iteration()
         except TrainingStopped:
@@ -444,8 +473,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.records.metrics["time/train"].append(time.perf_counter() - start)
         return loss
 
-    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> MicroBatch:
-        return self._collate(self._batches.popleft())
+    def _prepare_inputs(self, examples: list[TrainingExample]) -> MicroBatch:
+        return self._collate(examples)
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
@@ -462,12 +491,14 @@ class NLACTrainer(AtomicSavingTrainer):
             if refines_fresh_actions:
                 refinements = self._refine(transitions, {})
         with self.target_weights.swapped_into(self.model), self._generating(), self.records.timed("target"):
-            targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
+            targets = self._targets(samples)
         if not refines_fresh_actions:  # the targets are the first critiques
             with self._generating():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
         batches = self._make_batches(samples, targets, refinements)
         metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
+        self.records.add_tokens(self.roles.tokens)
+        self.state.num_input_tokens_seen = self.records.num_tokens
         forgotten = self.records.add_samples(
             samples, judgements, targets, refinements, metrics, self.state.global_step
         )
@@ -492,7 +523,10 @@ class NLACTrainer(AtomicSavingTrainer):
         self.replay.update_priorities(
             batch.transition_ids[has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
-        self.records.add_losses(batch.examples, losses.detach(), divergences.detach(), self.accelerator.reduce)
+        num_tokens = batch.tokens.inputs["input_ids"].numel()
+        self.records.add_losses(
+            *(batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce)
+        )
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
@@ -546,6 +580,11 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("audit"), self.roles.unrecorded(), torch.random.fork_rng(devices=[]):
             return judge_actions(self.roles, [transition.state_action for transition in transitions])
 
+    def _targets(self, samples: list[Sample]) -> list[Answer]:
+        """Take the Bellman targets that are kept and not too old, and write the others."""
+        version, args = self.target_weights.num_updates, self.args
+        return current_targets(self.roles, samples, self.replay.targets, version, args.target_max_age, args.bootstrap)
+
     def _refine(
         self, transitions: list[Transition], targets: dict[int, Answer], criticise: Criticise = critiques
     ) -> list[Refinement | None]:
@@ -553,7 +592,8 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("refine"):
             fraction = self.args.replay_refinement_fraction
             replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
-            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise)
+            keeps_best = not self.args.refine_best_actions
+            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise, keeps_best)
 
     def _iteration_metrics(
         self,
@@ -602,6 +642,7 @@ class NLACTrainer(AtomicSavingTrainer):
         forget_gathered(self.model)
         state = load_learned(checkpoint, self.args.process_index, self.target_weights)
         self.records.health.load_state_dict(state["health"])
+        self.replay.targets.clear()  # other target weights wrote them
         self.records.end_iteration()
         guard.restores.append((step, self.state.global_step + 1))
         logger.warning(
@@ -623,11 +664,12 @@ class NLACTrainer(AtomicSavingTrainer):
         unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
         too_long = [sample for sample in unused if not is_answerable(self.roles, sample.transition)]
         self.replay.leave_out([sample.transition_id for sample in too_long])
+        if not self.args.critic_loss_coef:
+            of_critic = [None] * len(samples)
+        num_updates = self.args.num_updates_per_generation
         return make_batches(
-            samples,
-            of_critic if self.args.critic_loss_coef else [None] * len(samples),
-            of_policy,
-            [self.rehearsal.draw(step_size) for _ in range(len(samples) // step_size)],
+            *(samples * num_updates, of_critic * num_updates, of_policy * num_updates),
+            [self.rehearsal.draw(step_size) for _ in range(len(samples) * num_updates // step_size)],
             num_micro_batches,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
@@ -637,7 +679,7 @@ class NLACTrainer(AtomicSavingTrainer):
         """Additional arguments of reward functions, as in TRL."""
         return {
             "trainer_state": self.state,
-            "log_metric": lambda name, value: self.records.metrics[name].append(value),
+            "log_metric": self.records.add_metric,
         }
 
     # Logs
@@ -692,7 +734,7 @@ class NLACTrainer(AtomicSavingTrainer):
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(args.seed + rank)
-                with self.roles.generator.session(self.model_wrapped):
+                with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
         finally:
             if not self.is_in_train:
@@ -816,6 +858,7 @@ class NLACTrainer(AtomicSavingTrainer):
             **self.records.state_dict(),
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "nonfinite_losses": self.loss_guard.num_dropped,
+            "target_updates": self.target_weights.num_updates,
             "restores": self.forgetting.restores,
             "healthy_checkpoints": self.forgetting.healthy,
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
@@ -840,6 +883,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.records.end_iteration()
             self._saved_losses = state.get("losses")
             self.loss_guard.num_dropped = state["nonfinite_losses"]
+            self.target_weights.num_updates = state.get("target_updates", 0)  # earlier versions kept no targets
             self.rehearsal.load(Path(checkpoint))
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none
             if state["world_size"] == world_size:  # others have no state of some process

@@ -148,6 +148,11 @@ def _local_shard(parameter: nn.Parameter) -> LocalShard:
     return LocalShard(parameter)
 
 
+def has_gathered_weights(model: nn.Module) -> bool:
+    """Return whether weights are there only while their module is called: under ZeRO-3 and FSDP2."""
+    return any(isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in model.parameters())
+
+
 def forget_gathered(model: nn.Module) -> None:
     """Drop gathered parameters that were kept, so that the next forward pass gathers the live values."""
     model = extract_model_from_parallel(model, keep_torch_compile=False)

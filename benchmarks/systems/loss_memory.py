@@ -14,7 +14,8 @@
 
 """
 Peak memory of the loss: bytes for each token of a micro-batch and each word of the vocabulary, for samples of which 94
-% are prompt. `all_logits` is the same loss of the logits of all tokens, as a model returns them by default.
+% are prompt. `distill` learns from the backup's distributions (`critic_loss_type="distill"`). `all_logits` is the loss
+of the logits of all tokens, as a model returns them by default.
 
 Each side runs in a process of its own, once with a large vocabulary and once with a tiny one; what both need is not
 counted, nor are the weights and their gradients.
@@ -23,9 +24,11 @@ counted, nor are the weights and their gradients.
 """
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -38,7 +41,7 @@ from trl_nlac.method.losses import batch_losses
 from trl_nlac.types import Prompt, TrainingExample
 
 
-SIDES = ("answers", "all_logits")
+SIDES = ("answers", "distill", "all_logits")
 PROMPT_SHARE, SAMPLES = 0.94, 4
 HIDDEN = 16
 
@@ -52,24 +55,25 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     length = tokens // SAMPLES
+    start = int(PROMPT_SHARE * length)
     examples = [
         TrainingExample(
-            "critic", Prompt.of(ids[: int(PROMPT_SHARE * length)]), tuple(ids[int(PROMPT_SHARE * length) :])
+            *("critic", Prompt.of(ids[:start]), tuple(ids[start:])),
+            teacher_prompt=Prompt.of(ids[:start][::-1]) if side == "distill" else None,
         )
         for ids in torch.randint(vocabulary, (SAMPLES, length)).tolist()
     ]
-    batch = NLACCollator(0)(examples)
+    batch = NLACCollator(0, keeps_logits=False)(examples)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if side == "answers":
-        loss = batch_losses(model, batch)[0].sum()
-    else:
-        inputs = {name: value for name, value in batch.tokens.inputs.items() if name != "logits_to_keep"}
-        logits = model(**inputs, use_cache=False).logits
-        labels = inputs["input_ids"].clone()
-        labels[:, : int(PROMPT_SHARE * length)] = -100
+    if side == "all_logits":
+        labels = batch.tokens.inputs["input_ids"].clone()
+        labels[:, :start] = -100
+        logits = model(**batch.tokens.inputs, use_cache=False).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+    else:
+        loss = batch_losses(model, batch, nullcontext if side == "distill" else None)[0].sum()
     loss.backward()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
@@ -90,7 +94,9 @@ def main() -> None:
         for vocabulary in (args.vocabulary, 32):
             words = [sys.executable, "-m", "benchmarks.systems.loss_memory", "--tokens", str(args.tokens)]
             words += ["--cell", side, str(vocabulary)]
-            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+            # So that glibc returns memory that is freed, and the peak is that of what is in use.
+            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment)
             peaks.append(int(run.stdout.splitlines()[-1]))
         sides[side] = {
             "peak_bytes": peaks,
@@ -98,7 +104,9 @@ def main() -> None:
         }
         print(side, sides[side], flush=True)
     shape = {"tokens": args.tokens, "vocabulary": args.vocabulary, "prompt_share": PROMPT_SHARE, "dtype": "float32"}
-    write({**setting("torch", "transformers"), "shape": shape, "sides": sides}, args.json)
+    found = sides["answers"]["bytes_per_token_word"]
+    report = {**setting("torch", "transformers"), "shape": shape, "bytes_per_token_word": found, "sides": sides}
+    write(report, args.json)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,19 @@ measured. The serial loop is the same code with one environment instance (`max_i
 `--serial_episodes` episodes and scaled. `seconds` is the median of rollouts that reuse their instances, as in
 training; `first_seconds` is the time of the first rollout, which creates them.
 
+`computing` compares environments that compute in Python for `--compute_seconds` at each step, in threads and in
+processes (`environment_workers`): `process_speedup` is how much faster processes are, and `bare_speedup` how much
+faster the machine computes the same in two bare processes than in one, which is the most that two cores can give.
+
 python -m benchmarks.systems.rollout --json benchmarks/results/rollout.json
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -46,6 +52,8 @@ from trl_nlac.options.roles import RoleOptions
 
 class StubGenerator:
     """Generates the same answer for every prompt, in `seconds` for each batch."""
+
+    is_concurrent = False
 
     def __init__(self, token_ids: list[int], seconds: float):
         self.token_ids = token_ids
@@ -88,15 +96,69 @@ def make_environment(latency: float, num_turns: int, is_async: bool):
     return Async if is_async else Blocking
 
 
+def compute(amount: int) -> int:
+    """Compute in Python."""
+    total = 0
+    for i in range(amount):
+        total += i * i % 7
+    return total
+
+
+def amount_of(seconds: float) -> int:
+    """Return the amount that takes about this long, in a thread that has a core to itself."""
+    amount = 10_000
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        compute(amount)
+        times.append(time.perf_counter() - start)
+    return round(amount * seconds / median(times))
+
+
+def make_computing(amount: int, num_turns: int):
+    """Make an environment class whose steps compute."""
+
+    class Computing:
+        def reset(self) -> str:
+            self.turn = 0
+            return "win 1"
+
+        def step(self, action: str) -> StepResult:
+            compute(amount)
+            self.turn += 1
+            return StepResult("win 1", reward=float(self.turn == num_turns), terminated=self.turn == num_turns)
+
+    return Computing
+
+
+def bare_speedup(amount: int, number: int) -> float:
+    """Measure how much faster two processes compute than one, with nothing around it."""
+    amounts = [amount] * number
+    seconds = {}
+    for num_processes in (1, 2):
+        with multiprocessing.get_context("spawn").Pool(num_processes) as processes:
+            processes.map(compute, [1000] * 2 * num_processes)  # they have started
+            start = time.perf_counter()
+            processes.map(compute, amounts, chunksize=1)
+            seconds[num_processes] = time.perf_counter() - start
+    return seconds[1] / seconds[2]
+
+
 def measure(
-    environment, num_episodes: int, num_turns: int, generation: float, max_instances: int | None, repetitions: int = 1
+    environment,
+    num_episodes: int,
+    num_turns: int,
+    generation: float,
+    max_instances: int | None,
+    repetitions: int = 1,
+    workers: str = "thread",
 ):
     """Return the seconds and the number of generated batches of each rollout. The first creates the instances."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
     generator = StubGenerator(chat.completion("take red"), generation)
     options = RoleOptions(action_format="text", max_turns=num_turns, max_completion_length=8)
     roles = Roles(generator, chat, COMPACT_PROMPTS, options)
-    pool = EnvironmentPool(environment, max_instances=max_instances)
+    pool = EnvironmentPool(environment, max_instances=max_instances, workers=workers)
     runs = []
     for _ in range(repetitions):
         start, num_calls = time.perf_counter(), generator.num_calls
@@ -114,6 +176,8 @@ def main():
     parser.add_argument("--num_turns", type=int, default=8)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds of a step")
     parser.add_argument("--generation_seconds", type=float, nargs="+", default=[0.0, 0.1], help="seconds of a batch")
+    parser.add_argument("--compute_seconds", type=float, default=0.02, help="seconds of a step that computes")
+    parser.add_argument("--computing_episodes", type=int, default=16)
     parser.add_argument("--serial_episodes", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=5)
     args = parser.parse_args()
@@ -145,6 +209,17 @@ def main():
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
+    amount = amount_of(args.compute_seconds)
+    play = partial(measure, make_computing(amount, args.num_turns), args.computing_episodes, args.num_turns, 0.0, None)
+    computing = {"episodes": args.computing_episodes, "compute_seconds": args.compute_seconds}
+    for workers in ("thread", "process"):
+        first, *runs = play(1 + args.repetitions, workers)
+        computing[f"{workers}_seconds"] = round(median(run[0] for run in runs), 3)
+        computing[f"first_{workers}_seconds"] = round(first[0], 3)
+    computing["process_speedup"] = round(computing["thread_seconds"] / computing["process_seconds"], 2)
+    bare = [bare_speedup(amount, args.computing_episodes * args.num_turns) for _ in range(args.repetitions)]
+    computing["bare_speedup"] = round(median(bare), 2)
+    print(json.dumps(computing), flush=True)
     report = {
         "episodes": args.num_episodes,
         "turns": args.num_turns,
@@ -152,6 +227,9 @@ def main():
         **reporting.setting("torch", "transformers", "trl"),
         "speedup_over_serial": min(row["speedup_over_serial"] for row in rows),
         "ratio_to_ideal": max(row["ratio_to_ideal"] for row in rows),
+        "process_speedup": computing["process_speedup"],
+        "bare_speedup": computing["bare_speedup"],
+        "computing": computing,
         "rows": rows,
     }
     reporting.write(report, args.json)

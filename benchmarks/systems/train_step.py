@@ -96,7 +96,7 @@ def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], sh
         args = NLACConfig(output_dir=folder, bf16=False, use_cpu=model.device.type == "cpu", report_to="none")
     if shares and not start_sharing(model, model.config, args):
         raise RuntimeError("The model cannot read trees.")
-    collate = NLACCollator(0, shares, device=model.device)
+    collate = NLACCollator(0, shares, keeps_logits=False, device=model.device)
     times = []
     for _ in range(1 + repetitions):
         model.zero_grad()

@@ -29,7 +29,14 @@ from benchmarks.learning import real_models, run
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
-from benchmarks.learning.methods.settings import NLAC, POLICY_MIN_P, acting_config, default_settings, merge_settings
+from benchmarks.learning.methods.settings import (
+    FRUGAL,
+    NLAC,
+    POLICY_MIN_P,
+    acting_config,
+    default_settings,
+    merge_settings,
+)
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
@@ -71,7 +78,7 @@ class TestTasks:
 
 
 class TestCells:
-    @pytest.mark.parametrize("method", [*run.METHODS, "nlac_blind", "nlac_monte_carlo"])
+    @pytest.mark.parametrize("method", [*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL])
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
         cell = run.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
@@ -83,6 +90,10 @@ class TestCells:
             assert cell["settings"]["learning_rate"] > 0
             spent = [point["generated_tokens"] for point in cell["points"]]
             assert spent == sorted(spent) and spent[-1] > spent[0] == 0
+            end, tokens = cell["points"][-1], cell["tokens"]
+            assert end["generated_tokens"] == sum(n for name, n in tokens.items() if name.startswith("generated/"))
+            assert 0 < tokens["generated/act"] < tokens["prefilled/act"] <= end["prefilled_tokens"]
+            assert end["trained_tokens"] == tokens["trained"] > 0
         assert set(cell["final"]) == {"held_out", "train", "unseen_domain"}
         for point in (*cell["points"], *cell["final"].values(), *cell["before"].values()):
             assert 0 <= point["episode/success_rate"] <= 1
@@ -97,6 +108,11 @@ class TestCells:
         assert run.read_settings(words) == expected
         with pytest.raises(ValueError, match="'4' in '--num_refinements 2 4' has no name"):
             run.read_settings(["--num_refinements", "2", "4"])
+
+    def test_targets_are_kept_as_long_as_their_average_takes(self):
+        ages = [default_settings(make_task(f"service_desk_{desk}", 0), FRUGAL) for desk in ("told", "hinted")]
+        assert [settings["target_max_age"] for settings in ages] == [40, 100]
+        assert "target_max_age" not in default_settings(make_task("service_desk_told", 0), "nlac")
 
     def test_settings_of_single_roles_are_merged(self):
         merged = merge_settings(NLAC, POLICY_MIN_P, {"role_sampling": {"successor": {"temperature": 0.0}}})

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from helpers.testing_utils import make_trainer
 
 from trl_nlac import PrioritizedReplay
@@ -29,6 +29,7 @@ from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.options import Parser, add_agent_arguments, load_player
 from trl_nlac.cli.origin import fill_from_run, note_origin
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.episodes.logs import load_logs
 
 
 ROOT = Path(__file__).parents[2]
@@ -244,12 +245,12 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("launcher", "num_processes"),
         [
-            (["accelerate.commands.launch", "--config_file", str(ROOT / "examples/accelerate_configs/cpu.yaml")], 1),
-            (["torch.distributed.run", "--standalone", "--nproc_per_node", "2"], 2),
+            (["trl_nlac", "train", "--accelerate_config", "cpu"], 1),
+            (["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trl_nlac", "train"], 2),
         ],
     )
     def test_launchers(self, folder, launcher, num_processes):
-        command = [sys.executable, "-m", *launcher, "-m", "trl_nlac", "train", "--config", "run.yaml"]
+        command = [sys.executable, "-m", *launcher, "--config", "run.yaml"]
         command += ["--episodes_per_iteration", "4", "--samples_per_iteration", "16"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stdout + done.stderr
@@ -416,6 +417,26 @@ def test_from_logs_alone(folder, run, capsys):
     words += ["--use_cpu", "--bf16", "False", "--action_format", "text", "--report_to", "none", "--max_steps", "1"]
     assert main([*words, "--max_completion_length", "32", "--logging_steps", "1"]) == 0
     assert "1 optimizer steps" in capsys.readouterr().out and (folder / "offline" / "nlac_roles.json").exists()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_tool_calls_of_logs_come_out_as_they_went_in(folder, capsys, suffix):
+    """Types that a dataset would merge, ids and the formatting of arguments."""
+    rows = []
+    for i, arguments in enumerate(('{"x":1}', '{"x": "2024-01-01", "y": null}', '{"x": 0.1234567890123456}')):
+        call = {"id": f"call_{i}", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": f"call_{i}", "content": "2024-01-01"}
+        rows.append({"messages": [{"role": "user", "content": "2024-01-01"}, said, result], "reward": 0.1 + 0.2})
+    Path("logs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = ["--model", TINY_MODEL]
+    for name in ("in", "again"):
+        source = "logs.jsonl" if name == "in" else f"out.{suffix}"
+        assert main(["buffer", "import", source, *model, "--output", name]) == 0
+        assert main(["buffer", "export", name, f"out.{suffix}", *model]) == 0
+        logs = load_logs(Path("out.jsonl")) if suffix == "jsonl" else Dataset.from_parquet("out.parquet")
+        assert [row["messages"] for row in logs] == [row["messages"] for row in rows]
+        assert logs["reward"][0] == 0.1 + 0.2
 
 
 class TestHelp:

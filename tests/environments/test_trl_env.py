@@ -97,6 +97,31 @@ class TestToolEnvironment:
         assert environment.reset(prompt=prompt) == [{"role": "user", "content": "zero one\ntwo"}]
         assert environment.step('{"name": "look"}') == StepResult("three")
 
+    @pytest.mark.parametrize(
+        "returned",
+        [
+            ["Paris", "Rome"],
+            [{"id": 1}],
+            [],
+            [{"type": "text", "text": "x"}, {"id": 1}],
+            [{"type": "book"}],
+            [{"type": "text"}],
+            [None, 1],
+            {"a": [1]},
+            ("x",),
+        ],
+        ids=str,
+    )
+    def test_tools_that_return_anything(self, returned):
+        """Content blocks are joined; everything else reads as under GRPOTrainer, whose templates print it."""
+
+        class Returns(Counter):
+            def look(self):
+                """Look."""
+                return returned
+
+        assert ToolEnvironment(Returns()).step('{"name": "look"}') == StepResult(str(returned))
+
     def test_several_calls_in_one_turn(self):
         seen = {}
 
@@ -348,9 +373,16 @@ def test_tools_choose_the_format_of_actions(tmp_path):
         def step(self, action):
             return StepResult("closed win", 1.0, terminated=True)
 
-    for environment, expected in ((DeskTools, "tool_call"), (Text, "react")):
+    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
+    for environment, dataset, expected in ((DeskTools, tasks, "tool_call"), (Text, None, "react")):
         args = make_config(tmp_path / expected, action_format=None)
-        trainer = NLACTrainer(model=TINY_MODEL, args=args, environment_factory=environment, prompts=COMPACT_PROMPTS)
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=args,
+            train_dataset=dataset,
+            environment_factory=environment,
+            prompts=COMPACT_PROMPTS,
+        )
         assert trainer.roles.actions.name == trainer.args.action_format == expected
         trainer.save_model()
         assert RoleOptions.from_pretrained(str(tmp_path / expected)).action_format == expected

@@ -18,17 +18,20 @@ import logging
 import random
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from helpers.completions_server import CompletionsServer
 from helpers.method_utils import DESK
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import ScriptedGenerator, make_roles
 from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACPrompts
+from trl_nlac.agent.improvement import act_better
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.pool import EnvironmentPool
@@ -36,6 +39,8 @@ from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.generation.endpoint import EndpointEngine
+from trl_nlac.generation.engine import FixedGenerator
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.replay.store import decode_episode, encode_episode
@@ -262,6 +267,22 @@ class Waiter:
         return StepResult(f"win {action[-1]}", float(self.turn == 3), terminated=self.turn == 3)
 
 
+class Slowed:
+    """A service desk whose steps take a random time."""
+
+    rng = random.Random(0)
+
+    def __init__(self):
+        self.environment = make_environment(DESK)
+
+    def reset(self, request):
+        return self.environment.reset(request=request)
+
+    def step(self, action):
+        time.sleep(self.rng.choice([0, 0, 0.02]))
+        return self.environment.step(action)
+
+
 class TestConcurrency:
     def test_slow_environments_do_not_hold_up_fast_ones(self):
         tasks = [{"number": 0, "waits_for": 3}, {"number": 1}, {"number": 2}, {"number": 3}]
@@ -292,19 +313,6 @@ class TestConcurrency:
             assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1)] * 8
 
     def test_the_same_seed_gives_the_same_episodes(self):
-        rng = random.Random(0)
-
-        class Slow:
-            def __init__(self):
-                self.environment = make_environment(DESK)
-
-            def reset(self, request):
-                return self.environment.reset(request=request)
-
-            def step(self, action):
-                time.sleep(rng.choice([0, 0, 0.02]))
-                return self.environment.step(action)
-
         model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
         roles = make_roles([], max_turns=4)
         tokenizer = roles.chat.tokenizer
@@ -313,7 +321,7 @@ class TestConcurrency:
         with roles.generator.session(model):
             for seed, max_instances in [(0, None), (0, 1), (0, 5), (1, None)]:
                 torch.manual_seed(seed)
-                pool = EnvironmentPool(Slow, max_instances=max_instances)
+                pool = EnvironmentPool(Slowed, max_instances=max_instances)
                 episodes = play_episodes(pool, [{"request": "baku"}] * 12, roles)
                 played.append([episode.token_ids.tolist() for episode in episodes])
         assert played[0] == played[1] == played[2] != played[3]
@@ -349,3 +357,56 @@ class TestConcurrency:
             torch.manual_seed(0)
             play_episodes(EnvironmentPool(Seeded, max_instances=1), tasks, make_roles(["take"] * 3, max_turns=5))
         assert seeds[:3] == seeds[3:6] and len(set(seeds[:3])) == 3 and seeds[6] == 5
+
+
+class OneByOne(ScriptedGenerator):
+    """Answers threads at the same time: the prompts about "win 0" only once the other episodes have ended."""
+
+    is_concurrent = True
+
+    def generate(self, prompts, sampling, seeds, bar=None):
+        ((prompt,),) = [prompts]
+        if self.chat.tokenizer.decode(prompt).startswith("<|user|> win 0"):
+            for _ in range(3):
+                assert Waiter.others_done.acquire(timeout=20), "the others were held up"
+            for _ in range(3):
+                Waiter.others_done.release()
+        return super().generate(prompts, sampling, seeds, bar)
+
+
+class TestContinuousBatching:
+    """Engines and servers answer each episode as soon as it waits for an action."""
+
+    def test_slow_answers_do_not_hold_up_other_episodes(self):
+        roles = make_roles("take 1", max_turns=5)
+        roles.generator = OneByOne(roles.chat, "take 1")
+        Waiter.others_done = threading.Semaphore(0)
+        episodes = play_episodes(EnvironmentPool(Waiter), [{"number": i} for i in range(4)], roles)
+        assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1)] * 4
+        assert roles.generator.batch_sizes == [1] * 12
+        assert roles.metrics["policy/format_rate"] == [1.0] * 12
+
+    def test_answers_do_not_depend_on_their_order(self):
+        """Over a real connection; the agent's actions too, whose critiques and refinements draw seeds as well."""
+        roles, played = make_roles([], max_turns=4), []
+        end = roles.chat.tokenizer.eos_token_id
+        server = CompletionsServer("tiny", owner="vllm")
+        with server.running() as url:
+            roles.generator = FixedGenerator(EndpointEngine(roles.chat.tokenizer, url, "tiny", 64), [end])
+            better = partial(act_better, roles, refine=1, num_candidates=2)
+            for act, seed in ((None, 0), (None, 0), (None, 1), (better, 0), (better, 0)):
+                torch.manual_seed(seed)
+                episodes = play_episodes(EnvironmentPool(Slowed), [{"request": "baku"}] * 6, roles, act)
+                played.append([episode.token_ids.tolist() for episode in episodes])
+        assert server.most_at_once > 1
+        assert played[0] == played[1] != played[2] and played[3] == played[4]
+        assert len(set(map(tuple, played[0]))) > 2
+
+    def test_an_error_of_the_generator_ends_the_rollout(self):
+        """The instances are closed, and none counts as one that hangs."""
+        roles = make_roles([], max_turns=5)
+        roles.generator = OneByOne(roles.chat, ["take 1"] * 2)  # has no third answer
+        pool = EnvironmentPool(Waiter)
+        with pytest.raises(IndexError):
+            play_episodes(pool, [{"number": 1}] * 2, roles)
+        assert pool.num_left_behind == 0

@@ -17,11 +17,13 @@
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.testing_utils import make_config
 from helpers.vllm_utils import (
     Server,
+    assert_continuous,
     compare,
     free_port,
     greedy,
@@ -33,7 +35,7 @@ from helpers.vllm_utils import (
 )
 from peft import LoraConfig
 
-from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.base import Completion, Sampling
 
 
 pytestmark = pytest.mark.vllm
@@ -84,8 +86,10 @@ def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path,
     with generator.session(trainer.model):
         killer.start()
         busy = Sampling(max_tokens=400, temperature=2.0, generation_kwargs={"ignore_eos": True, "stop_token_ids": []})
-        lost = generator.generate(prompts * 8, busy, list(range(8 * len(prompts))))
-        assert len(lost) == 8 * len(prompts)
+        with ThreadPoolExecutor(8) as threads:  # each finds the server again, and one sends the weights
+            seeds = list(range(8 * len(prompts)))
+            lost = [threads.submit(generator.generate, prompts, busy, seeds[i::8]) for i in range(8)]
+            assert sum(len(call.result()) for call in lost) == 8 * len(prompts)
         answers = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
     killer.join()
     assert [answer.token_ids for answer in answers] == expected
@@ -103,6 +107,7 @@ def test_full_weights(server, tmp_path):
     assert logged(trainer, "generation/num_syncs") == [1, 2, 2]
     assert all(0 <= rate <= 1 for rate in logged(trainer, "generation/prefix_hit_rate"))
     assert len(list(tmp_path.glob("nlac_*/*"))) == 1  # replaced weights are deleted
+    assert_continuous(trainer)
 
     prompts, sampling = prompts_of(trainer), Sampling(max_tokens=24, temperature=1.5)
     with generator.session(trainer.model):
@@ -110,7 +115,7 @@ def test_full_weights(server, tmp_path):
         assert together == [generator.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
         long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
         answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)
-        assert answers[0] == ([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
+        assert answers[0] == Completion([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
         regex = Sampling(max_tokens=24, regex="(ab|cd){3}")
         assert len(trainer.roles.chat.decode(generator.generate(prompts[:1], regex, [0])[0].token_ids)) == 6
         wrong = Sampling(max_tokens=24, generation_kwargs={"logprobs": -7})

@@ -21,12 +21,15 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
 from helpers.testing_utils import DESK, make_trainer
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.base import Sampling
 from trl_nlac.generation.transformers import TransformersGenerator
 
@@ -92,6 +95,29 @@ def compare(trainer: NLACTrainer) -> list[list[int]]:
     assert said["policy"] == said["policy again"]
     assert said["policy"] != said["target"]  # otherwise the comparison proves nothing
     return said["policy"][0]
+
+
+def assert_continuous(trainer: NLACTrainer) -> None:
+    """
+    Check that calls of several threads are answered as soon as each can be, the same as alone, and that episodes do
+    not depend on who comes first.
+    """
+    generator, prompts = trainer.roles.generator, prompts_of(trainer)
+    sampling = Sampling(max_tokens=24, temperature=1.5)
+    endless = Sampling(max_tokens=400, temperature=2.0, generation_kwargs={"ignore_eos": True, "stop_token_ids": []})
+    with generator.session(trainer.model), ThreadPoolExecutor(8) as threads:
+        together = generator.generate(prompts, sampling, list(range(len(prompts))))
+        long = threads.submit(generator.generate, prompts[:1], endless, [0])
+        one_by_one = [threads.submit(generator.generate, [p], sampling, [i]) for i, p in enumerate(prompts)]
+        assert [answer for call in one_by_one for answer in call.result()] == together
+        assert not long.done()
+        assert len(long.result()[0].token_ids) == 400
+        played = []
+        for tasks in (list(trainer.train_dataset)[:6],) * 2:
+            torch.manual_seed(0)
+            episodes = play_episodes(trainer.environments, tasks, trainer.roles)
+            played.append([episode.token_ids.tolist() for episode in episodes])
+        assert played[0] == played[1] and len(set(map(tuple, played[0]))) > 2
 
 
 def logged(trainer: NLACTrainer, name: str) -> list[float]:

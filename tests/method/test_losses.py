@@ -19,18 +19,13 @@ import pytest
 import torch
 from torch import nn
 
-from trl_nlac.method import losses as losses_module
+from trl_nlac.method import answers
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.method.losses import batch_losses, row_means, token_divergences, token_logps
 from trl_nlac.types import Prompt, TrainingExample
 
 
 class TestTokens:
-    @pytest.fixture(params=[7 * 3, 10**6], autouse=True)
-    def small_chunks(self, request, monkeypatch):
-        """Three tokens at a time, or all at once."""
-        monkeypatch.setattr(losses_module, "_CHUNK", request.param)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_log_probabilities(self, dtype):
         torch.manual_seed(0)
@@ -80,6 +75,11 @@ class Bigram(nn.Module):
 
 
 class TestBatchLosses:
+    @pytest.fixture(params=[2, 10**6], autouse=True)
+    def small_chunks(self, request, monkeypatch):
+        """Two tokens at a time, or all at once."""
+        monkeypatch.setattr(answers, "_CHUNK", request.param)
+
     def test_only_completions_are_trained(self):
         """The mean over the completion's own tokens, wherever it stands among the padding."""
         model = Bigram()

@@ -88,7 +88,7 @@ def test_only_the_places_before_answers_have_logits():
         TrainingExample("critic", Prompt.of([1, 2, 3, 6]), (7,)),
     ]
     tokens = NLACCollator(0, shares_prefixes=True)(examples).tokens
-    ids, kept = tokens.inputs["input_ids"][0], tokens.inputs["logits_to_keep"]
+    ids, kept = tokens.inputs["input_ids"][0], tokens.inputs["logits_to_keep"][tokens.places]
     assert ids.numel() == 7
     assert ids[kept].tolist() == [3, 4, 6] and tokens.labels.tolist() == [4, 5, 7]
     assert tokens.rows.tolist() == [0, 0, 1]

@@ -12,6 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from helpers.testing_utils import (
     make_config,
     make_tokenizer,
     make_trainer,
+    targets_of,
     weights,
 )
 from peft import LoraConfig, get_peft_model
@@ -43,20 +45,25 @@ CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration
 
 
 class Poison:
-    """Makes the training model return `value` for examples that are `chosen` by the sum of their token ids."""
+    """Multiplies the last hidden state of examples that are `chosen` by the sum of their token ids, in training."""
 
     def __init__(self, trainer: NLACTrainer, chosen: Callable[[int], bool], value: float = torch.nan):
         self.chosen, self.value = chosen, value
-        trainer.model.register_forward_hook(self, with_kwargs=True)
+        self.places: list[int] = []
+        trainer.model.register_forward_pre_hook(self.find, with_kwargs=True)
+        trainer.model.get_output_embeddings().register_forward_pre_hook(self)
 
-    def __call__(self, model, args, kwargs, output):
+    def find(self, model, args, kwargs):
         if model.training:
             ids = kwargs["input_ids"][0]
-            for path in kwargs["prefix_tree"].paths:
-                if self.chosen(int(ids[path].sum())):
-                    last = kwargs["logits_to_keep"] == path[-2]  # where its last token comes next
-                    output.logits[0, last] = output.logits[0, last] * self.value  # and its gradient
-        return output
+            paths = [path for path in kwargs["prefix_tree"].paths if self.chosen(int(ids[path].sum()))]
+            self.places = [path[-2] for path in paths]  # where its last token comes next
+
+    def __call__(self, head, args):
+        states = args[0].clone()
+        states[0, self.places] = states[0, self.places] * self.value  # and its gradient
+        self.places = []
+        return (states,)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -225,13 +232,14 @@ class TestForgetting:
         return make_trainer(output_dir, {**self.CONFIG, **config}, model=model, optimizers=(optimizer, schedule))
 
     @pytest.mark.parametrize(
-        "peft_config",
-        [None, LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM")],
+        ("peft_config", "target_max_age"),
+        [(None, 100), (LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM"), 0)],
         ids=["full", "lora"],
     )
-    def test_restore(self, tmp_path, peft_config):
+    def test_restore(self, tmp_path, peft_config, target_max_age):
         # Rounding can move the fall by a step, so the sums are those of separate sequences.
         config = {"on_forgetting": "restore", "share_prefixes": False, **self.SAVING}
+        config["target_max_age"] = target_max_age
         trainer = self.make(tmp_path, peft_config, **config)
         initial = weights(trainer.model)
         trainer.train()
@@ -245,6 +253,9 @@ class TestForgetting:
         assert all((final[name] - initial[name]).abs().max() < 1e-4 for name in final)
         averages = trainer.target_weights.state_dict()
         assert all((averages[name] - initial[name]).abs().max() < 1e-4 for name in averages)
+        versions = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]
+        assert bool(versions) == bool(target_max_age)
+        assert min(versions, default=8) >= 8  # those of weights that were given up are gone
         assert trainer.num_environment_steps == sum(len(episode.turns) for episode in trainer.replay.episodes)
 
         resumed = self.make(tmp_path / "resumed", peft_config, **config)

@@ -148,7 +148,7 @@ def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choi
         scores = torch.tensor([judgement.verdict_score if judgement else -torch.inf for judgement in judgements])
         if alpha == 0 or scores.isinf().all():  # any, or no critique could be parsed
             scores = torch.zeros(len(group))
-        i = int(torch.multinomial(torch.softmax(alpha * scores, 0), 1))
+        i = int(torch.multinomial(torch.softmax(alpha * scores, 0), 1, generator=roles.rng))
         candidates = [(action.parsed, judgement) for action, judgement in zip(group, judgements, strict=True)]
         choices.append(Choice(group[i], judgements[i], candidates=candidates))
     return choices

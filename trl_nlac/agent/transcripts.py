@@ -111,6 +111,8 @@ class TranscriptGenerator:
             From [`transcript_tokenizer`].
     """
 
+    is_concurrent = False
+
     def __init__(self, model: ChatModel, tokenizer: PreTrainedTokenizerBase):
         self.model = model
         self.tokenizer = tokenizer

@@ -24,14 +24,14 @@ from transformers import AutoTokenizer
 
 from ..chat.actions import ActionFormat, choose_format
 from ..chat.encoder import ChatEncoder
-from ..episodes.conversations import to_dataset
+from ..episodes.conversations import conversation, dataset_of, write_json_lines
 from ..episodes.logs import episodes_from_logs
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..replay.buffer import PrioritizedReplay
 from ..replay.files import read_episodes
 from ..types import Episode
-from .options import CommandError, Parser, check_model, load_rows, one_line_errors
+from .options import CommandError, Parser, check_model, load_conversations, one_line_errors
 
 
 def run(words: list[str]) -> None:
@@ -62,9 +62,9 @@ def run(words: list[str]) -> None:
 def _stats(args: argparse.Namespace) -> None:
     with one_line_errors():
         items = [item for path in _files(args.buffer) for item in read_episodes(path)]
-    _print_counts(args.buffer, [episode for episode, _ in items], args.success_threshold)
+    _print_counts(args.buffer, [item.episode for item in items], args.success_threshold)
     if items:
-        priorities = np.concatenate([values for _, values in items])
+        priorities = np.concatenate([item.priorities for item in items])
         low, middle, high = np.quantile(priorities, [0.05, 0.5, 0.95])
         print(
             f"priorities: mean {priorities.mean():.4g}, 5 % below {low:.4g}, half below {middle:.4g}, 95 % below "
@@ -79,17 +79,20 @@ def _export(args: argparse.Namespace) -> None:
     paths = _files(args.buffer)
     with one_line_errors():
         actions, _ = _load_actions(args.model or args.buffer)
-        episodes = (episode for path in paths for episode, _ in read_episodes(path))
-        dataset = to_dataset(episodes, actions)
+        episodes = (item.episode for path in paths for item in read_episodes(path))
+        rows = [conversation(episode, actions) for episode in episodes]
         output.parent.mkdir(parents=True, exist_ok=True)
-        dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)
-    print(f"{len(dataset)} episodes written to {output}")
+        if output.suffix == ".jsonl":
+            write_json_lines(rows, output)
+        else:
+            dataset_of(rows).to_parquet(output)
+    print(f"{len(rows)} episodes written to {output}")
 
 
 def _import(args: argparse.Namespace) -> None:
     if not args.check and not args.output:
         raise CommandError("add --output FOLDER, or --check to count only.")
-    rows = load_rows(args.conversations, split=args.split)
+    rows = load_conversations(args.conversations, split=args.split)
     with one_line_errors():
         given = {} if args.max_prompt_length is None else {"max_prompt_length": args.max_prompt_length}
         actions, options = _load_actions(args.model, **given)

@@ -34,6 +34,7 @@ from transformers.utils import cached_file
 from ..agent.agent import NLACAgent
 from ..environments.base import describe_error
 from ..environments.pool import NO_TASK, EnvironmentPool
+from ..episodes.logs import load_logs
 from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from ..secrets import remember_secrets
@@ -214,6 +215,19 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
             ) from error
         except ConnectionError as error:
             raise ValueError(f"there is no such file or folder, and {_unasked('dataset')}") from error
+
+
+def load_conversations(name: str | None, split: str = "train") -> Dataset | None:
+    """
+    Load logged conversations of the Hub, or of a file, see [`load_rows`]. Values of a JSON file stay as they are.
+
+    Raises:
+        CommandError: If there are none, or rows are malformed.
+    """
+    if name is None or not Path(name).is_file() or Path(name).suffix not in (".json", ".jsonl"):
+        return load_rows(name, split=split)
+    with one_line_errors():
+        return load_logs(Path(name))
 
 
 def check_model(name: str, revision: str | None = None) -> None:

@@ -26,13 +26,25 @@ from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.saving import TrainBeginCallback
-from .options import CommandError, check_model, load_environment, load_objects, load_rows, one_line_errors, try_reset
+from .launch import OPTION, launch
+from .options import (
+    CommandError,
+    check_model,
+    load_conversations,
+    load_environment,
+    load_objects,
+    load_rows,
+    one_line_errors,
+    try_reset,
+)
 from .origin import note_origin
 from .summary import print_summary
 from .train_options import TrainArguments, TrainParser
 
 
 def run(words: list[str]) -> None:
+    if any(word.partition("=")[0] == OPTION for word in words):
+        launch(words)
     parser = TrainParser()
     parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)
@@ -115,7 +127,7 @@ def make_trainer(
             with one_line_errors("--prompts: "):
                 prompts = NLACPrompts.from_file(script_args.prompts)
         rewards = load_objects(script_args.reward_funcs)
-        replay, rehearsal = load_rows(script_args.replay_dataset), load_rows(script_args.rehearsal_dataset)
+        replay, rehearsal = load_conversations(script_args.replay_dataset), load_rows(script_args.rehearsal_dataset)
         if environment or tools:
             datasets = [tasks, *([] if eval_tasks is None else [eval_tasks])]
             try_reset(environment, tools, args.environment_timeout, datasets)

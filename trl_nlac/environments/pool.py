@@ -14,6 +14,8 @@
 
 """The pool of environment instances."""
 
+import inspect
+import json
 import threading
 import time
 import weakref
@@ -24,8 +26,12 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from .base import Oracle, PlainEnvironment, TextEnvironment
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+from ..terminal import shown
+from .base import EnvironmentFailure, Oracle, PlainEnvironment, TextEnvironment, describe_error
 from .gym import GymEnvironment, is_gym
+from .process import ProcessEnvironment
 from .trl_env import ToolEnvironment
 from .worker import EnvironmentWorker
 
@@ -57,6 +63,9 @@ class EnvironmentPool:
             Maximum number of instances at the same time. If `None`, one for each episode.
         timeout (`float`, *optional*):
             Seconds after which a call of an instance, its factory included, counts as hanging. If `None`, never.
+        workers (`str`, *optional*, defaults to `"thread"`):
+            Where instances are played: `"thread"`, each in a thread of this process, or `"process"`, each in a process
+            of its own. The example is made in this process.
 
     Attributes:
         example ([`TextEnvironment`], *optional*):
@@ -75,7 +84,8 @@ class EnvironmentPool:
     Raises:
         TimeoutError: If a factory takes longer than `timeout`.
         TypeError: If a factory is not callable, or does not make an environment.
-        ValueError: If there are tools for an environment that defines `step`.
+        ValueError: If a factory fails, if there are tools for an environment that defines `step`, or if tools cannot
+            be described.
     """
 
     def __init__(
@@ -84,6 +94,7 @@ class EnvironmentPool:
         tools: list[Callable] | None = None,
         max_instances: int | None = None,
         timeout: float | None = None,
+        workers: str = "thread",
     ):
         if environment_factory is None and tools:
             environment_factory = _NoEnvironment
@@ -91,12 +102,14 @@ class EnvironmentPool:
         self.timeout = timeout
         self.last_failure = ""
         self._tools = tools
+        self._in_processes = workers == "process"
         self._routed = isinstance(environment_factory, dict)
         if environment_factory is None:
             self._factories = {}
         else:
             self._factories = environment_factory if self._routed else {"": environment_factory}
         self._workers: set[EnvironmentWorker] = set()
+        self._examples: set[EnvironmentWorker] = set()  # that do not play, as they are in this process
         self._idle: defaultdict[str, list[EnvironmentWorker]] = defaultdict(list)
         self._hanging: list[EnvironmentWorker] = []
         self._blocking: set[str] = set()  # names of environments that blocked the event loop that all share
@@ -108,13 +121,14 @@ class EnvironmentPool:
             if not callable(factory):
                 raise TypeError(
                     "`environment_factory` must be a callable that returns an environment, or a dict of callables, "
-                    f"got {factory!r}."
+                    f"got {shown(factory)}."
                 )
             examples[name] = self._make_example(name)
         self.example = next(iter(examples.values()), None)
         self.oracle: Oracle | None = None if self._routed or not examples else self.example.oracle
         self.seeded = {name for name, example in examples.items() if example.takes_seed}
-        self._schemas = {name: example.tool_schemas for name, example in examples.items()}
+        self._schemas = {name: _schemas(example) for name, example in examples.items()}
+        self._example_of = examples
         self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
         self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
 
@@ -147,6 +161,24 @@ class EnvironmentPool:
             )
         return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
 
+    def check_task(self, task: dict[str, Any]) -> None:
+        """
+        Check that the columns of a task fit `reset`, as far as its signature says.
+
+        Raises:
+            ValueError: If they do not, or if the task names an environment that does not exist.
+        """
+        name, keywords, _ = self.route(task)
+        example = self._example_of[name]
+        try:
+            signature = inspect.signature(example.task_reader)
+        except ValueError:  # some builtins have none
+            return
+        try:
+            signature.bind(**{**({"seed": 0} if name in self.seeded else {}), **keywords})
+        except TypeError as error:
+            raise ValueError(f"`reset` of {type(example.unwrapped).__name__} does not take these: {error}.") from error
+
     def try_reset(self, task: dict[str, Any]) -> Any:
         """
         Reset an instance with a task, outside of any episode, and return what `reset` does. Raises what it raises.
@@ -165,14 +197,14 @@ class EnvironmentPool:
         """Return a free or a new instance; `None` while `max_instances` are in use."""
         if self._idle[name]:
             return self._idle[name].pop()
-        while self.max_instances is not None and len(self._workers) >= self.max_instances:
+        while self.max_instances is not None and len(self._workers - self._examples) >= self.max_instances:
             idle = next((workers for workers in self._idle.values() if workers), None)
             if idle is None:
                 return None
             other = idle.pop()  # of another environment, to make room
             self.discard(other)
             other.wait(CLOSING_SECONDS)
-        return self._hire(name)
+        return self._hire(name, self._in_processes)
 
     def release(self, worker: EnvironmentWorker) -> None:
         """Return an instance to the pool for the next episode."""
@@ -216,8 +248,10 @@ class EnvironmentPool:
         self._idle.clear()
         _close(self._workers, self._killers)
 
-    def _hire(self, name: str) -> EnvironmentWorker:
+    def _hire(self, name: str, in_process: bool = False) -> EnvironmentWorker:
         make = partial(_make, self._factories[name], self._tools)
+        if in_process:
+            make = partial(ProcessEnvironment, make)
         worker = EnvironmentWorker(name, make, has_own_loop=name in self._blocking)
         self._workers.add(worker)
         return worker
@@ -235,8 +269,14 @@ class EnvironmentPool:
     def _make_example(self, name: str) -> TextEnvironment:
         worker = self._hire(name)
         factory = f"`environment_factory[{name!r}]`" if self._routed else "`environment_factory`"
-        environment = self._finish(worker, lambda environment: environment, factory)
-        self.release(worker)
+        try:
+            environment = self._finish(worker, lambda environment: environment, factory)
+        except EnvironmentFailure as error:
+            raise ValueError(f"{factory} cannot be called without arguments, or fails: {error}") from error
+        if self._in_processes:
+            self._examples.add(worker)
+        else:
+            self.release(worker)
         return environment
 
     def _finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
@@ -249,8 +289,13 @@ class EnvironmentPool:
 
 
 def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvironment:
-    instance = factory()
-    if "reset" not in dir(instance):
+    try:
+        instance = factory()
+    except BaseException as error:
+        raise EnvironmentFailure(f"{type(error).__name__}: {describe_error(error)}") from error
+    if isinstance(instance, type):
+        raise TypeError(f"`environment_factory` returned the class {instance.__name__}. Return an instance of it.")
+    if "reset" not in dir(instance) or not callable(instance.reset):
         raise TypeError(
             f"`environment_factory` returned a {type(instance).__name__}, which has no `reset` method. An "
             "environment defines `reset(**task)`, and `step(action: str) -> StepResult` or public methods as tools."
@@ -265,6 +310,17 @@ def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvi
     if is_gym(instance):
         return GymEnvironment(instance)
     return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
+
+
+def _schemas(example: TextEnvironment) -> list[dict[str, Any]]:
+    """Return copies of the JSON schemas of an environment's tools."""
+    try:
+        return json.loads(json.dumps(example.tool_schemas))
+    except (TypeError, ValueError, DocstringParsingException, TypeHintParsingException) as error:
+        raise ValueError(
+            f"`environment_factory` ({type(example.unwrapped).__name__}) or `tools` has a tool without a JSON schema. "
+            f"It needs type hints, and a docstring that describes its arguments: {describe_error(error)}"
+        ) from error
 
 
 def _close(workers: set[EnvironmentWorker], killers: list[threading.Thread]) -> None:

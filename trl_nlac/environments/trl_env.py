@@ -58,6 +58,10 @@ class ToolEnvironment(TextEnvironment):
     def unwrapped(self) -> Any:
         return self.environment
 
+    @property
+    def task_reader(self) -> Callable:
+        return self.reset if self.environment is None else self.environment.reset
+
     def reset(self, prompt: str | list[Message] | None = None, **task) -> list[Message]:
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         messages = [{**message, "content": _as_text(message["content"])} for message in messages]
@@ -86,7 +90,7 @@ class ToolEnvironment(TextEnvironment):
 
     def final_reward(self) -> float:
         reward = finish(self.environment.get_reward()) if self.pays else None
-        return 0.0 if reward is None else float(reward)
+        return 0.0 if reward is None else reward
 
     def close(self) -> None:
         if "_close" in dir(self.environment):
@@ -94,9 +98,16 @@ class ToolEnvironment(TextEnvironment):
 
 
 def _as_text(observation: Any) -> str:
-    """Return the text of an observation: empty for `None`, joined for content blocks."""
+    """Return the text of an observation: empty for `None`, joined for content blocks, for the rest Python's own."""
     if observation is None:
         return ""
-    if isinstance(observation, list):
-        return "\n".join(block["text"] for block in observation if block.get("type") == "text")
+    if isinstance(observation, list) and observation and all(_is_block(part) for part in observation):
+        return "\n".join(block["text"] for block in observation if block["type"] == "text")
     return str(observation)
+
+
+def _is_block(part: Any) -> bool:
+    """Whether something is a content block: a text, or an image, which no text shows."""
+    if not isinstance(part, dict):
+        return False
+    return part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str))

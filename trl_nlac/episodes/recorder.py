@@ -14,8 +14,8 @@
 
 """Record episodes."""
 
+import json
 import math
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from ..chat.actions import ActionFormat
 from ..environments.base import StepResult, TextEnvironment, describe_error
 from ..prompts import NLACPrompts
+from ..terminal import shown
 from ..types import Episode, Message, Prompt, Turn
 
 
@@ -135,15 +136,23 @@ class Recorder:
             self.completion_messages += self.actions.replies(action, self.turns[-1].next_observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
-    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0) -> None:
-        """Record an action as it stays in the conversation, and the observation that followed."""
+    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0, words: str = "") -> None:
+        """
+        Record an action as it stays in the conversation, and the observation that followed; and `words` of a user
+        after it, if it is the results of tools.
+        """
         if self.max_prompt_length is not None:
-            whole, observation = observation, self.actions.shortened(action, observation, self.max_prompt_length // 2)
-            self.num_shortened += observation != whole
+            whole, limit = (observation, words), self.max_prompt_length // (4 if words else 2)
+            observation = self.actions.shortened(action, observation, limit)
+            words = self.actions.chat.shortened(words, limit)
+            self.num_shortened += (observation, words) != whole
+        if words:
+            observation = f"{observation}\n\n{words}"
         start = len(self.token_ids)
         self.token_ids += token_ids
         self.action_starts.append(start)
-        self.turns.append(Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start))
+        turn = Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start, words=words)
+        self.turns.append(turn)
 
     def continue_or_end(self, max_turns: int, turn_limit: str = "truncate") -> None:
         """After an action that did not end the episode: show the observation, or end it at a limit."""
@@ -155,7 +164,7 @@ class Recorder:
     def show_observation(self) -> None:
         """Append the last observation. A history that becomes too long is cut; if that is not enough, the episode."""
         turn = self.turns[-1]
-        reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation)
+        reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation, turn.words)
         length = len(self.token_ids) - self.prompt_start + len(reply)
         if self.max_prompt_length is None or length <= self.max_prompt_length:
             self.token_ids += reply
@@ -228,13 +237,18 @@ def checked_opening(observation: Any) -> list[Message]:
     may go on with its own.
 
     Raises:
-        MalformedResult: If it is neither.
+        MalformedResult: If it is neither, or if JSON, as which messages are stored, cannot hold one.
     """
     messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
     are_messages = [isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages]
     if not messages or not all(are_messages):
         raise MalformedResult("observation", "`reset` returned a list, expected messages with `role` and `content`")
-    return [{**deepcopy(message), "content": checked_text(message["content"])} for message in messages]
+    contents = [checked_text(message["content"]) for message in messages]
+    try:
+        copies = json.loads(json.dumps([{**message, "content": ""} for message in messages]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedResult("observation", f"a message of `reset` cannot be stored: {error}") from error
+    return [{**message, "content": content} for message, content in zip(copies, contents, strict=True)]
 
 
 def checked_step(result: Any) -> StepResult:
@@ -283,15 +297,8 @@ def checked_reward(reward: Any) -> float:
     except Exception:
         number = math.nan
     if not abs(number) <= MAX_REWARD:
-        raise MalformedResult("reward", f"the reward is {_shown(reward)}, expected a finite number")
+        raise MalformedResult("reward", f"the reward is {shown(reward)}, expected a finite number")
     return number
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r}"[:100]
-    except BaseException:
-        return f"a {type(value).__name__}"
 
 
 def replay_actions(

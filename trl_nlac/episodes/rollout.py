@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +35,11 @@ from tqdm.auto import tqdm
 from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
+from ..event_loop import DaemonThreads, finish
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
-from ..types import Answer, Episode, Prompt
-from .recorder import MalformedResult, Recorder, checked_reward, checked_step
+from ..types import Answer, Episode, Message, Prompt
+from .recorder import MalformedResult, Recorder, checked_opening, checked_reward, checked_step
 from .rewards import EpisodeRewards
 
 
@@ -54,10 +56,10 @@ def play_episodes(
     rewards: EpisodeRewards | None = None,
 ) -> list[Episode]:
     """
-    Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread,
-    and the episodes that wait for an action are answered in one batch. The samples of an episode depend on torch's
-    random state at the start and on its place in `tasks`, not on the speed of the others. What environments do to that
-    state is undone at the end.
+    Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread.
+    An engine or server answers each episode as soon as it waits for an action; with transformers the episodes that
+    wait are answered in one batch. The samples of an episode depend on torch's random state at the start and on its
+    place in `tasks`, not on the speed of the others. What environments do to that state is undone at the end.
 
     Args:
         pool ([`~environments.pool.EnvironmentPool`]):
@@ -97,6 +99,17 @@ def play_episodes(
     return [game.recorder.episode() for game in games]
 
 
+def check_prompt_length(pool: EnvironmentPool, roles: Roles) -> None:
+    """
+    Check that at least an empty task fits into a prompt of the policy.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    limit = roles.options.max_prompt_length
+    Recorder(roles.actions, roles.prompts, {}, pool.example.tool_schemas, limit).begin("")
+
+
 @contextmanager
 def _random_numbers_of(seed: int) -> Iterator[None]:
     """Seed torch for the environments, which may draw from it or seed it again, and restore its state afterwards."""
@@ -116,7 +129,7 @@ class _Game:
     recorder: Recorder
     rng: random.Random
     worker: EnvironmentWorker | None = None
-    job: str = ""  # of the environment: "reset", "step" or "reward"
+    job: str = ""  # of the environment: "reset", "step" or "reward"; "act" of the policy
     future: Future | None = None
     deadline: float = math.inf
     waited_for: set[Any] = field(default_factory=set)  # what blocked the environment's event loop
@@ -128,8 +141,10 @@ class _Rollout:
     Take games through reset, actions and final reward. A game is pending until an instance is free for it, then
     alternately busy, while its environment works, and waiting for an action.
 
-    Waiting games are answered when no other game is busy, or when they have waited for as long as the last generation
-    took: waiting for a fuller batch then costs at most what it can save.
+    If the generator is concurrent, no game waits: each asks for its action at once, in a thread of its own, and is
+    busy until it gets it. Otherwise waiting games are answered in one batch when no other game is busy, or when they
+    have waited for as long as the last generation took: waiting for a fuller batch then costs at most what it can
+    save.
     """
 
     def __init__(
@@ -150,6 +165,7 @@ class _Rollout:
         self.busy: set[_Game] = set()
         self.waiting: list[_Game] = []
         self.finished: queue.SimpleQueue[_Game] = queue.SimpleQueue()  # jobs, in the order of their ends
+        self.threads = DaemonThreads()
 
     def play(self, games: list[_Game]) -> None:
         self.pending.extend(games)
@@ -159,7 +175,7 @@ class _Rollout:
                 self._answer()
         except BaseException:
             for game in self.busy:
-                self.pool.discard(game.worker, hangs=True)
+                self.pool.discard(game.worker, hangs=game.job != "act")
             raise
 
     def _wait(self) -> None:
@@ -190,7 +206,7 @@ class _Rollout:
             if game.worker is None:
                 return
             self.pending.popleft()
-            self._submit(game, "reset", lambda environment, game=game: environment.reset(**deepcopy(game.keywords)))
+            self._submit(game, "reset", partial(reset, keywords=game.keywords))
 
     def _answer(self) -> None:
         """Play one turn of all games that wait."""
@@ -200,41 +216,57 @@ class _Rollout:
         if games:
             self.patience = time.monotonic() - start
         for game, answer in zip(games, answers, strict=True):
-            game.answer = answer
-            if answer.parsed is None:
-                self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
-            else:
-                self._submit(game, "step", lambda environment, action=answer.parsed: environment.step(action))
+            self._step(game, answer)
+
+    def _ask(self, game: _Game) -> None:
+        """Let a game wait for its action, or ask for it at once."""
+        if not self.roles.generator.is_concurrent:
+            self.waiting.append(game)
+            return
+        game.deadline = math.inf
+        self._await(game, "act", self.threads.submit(self._act, game.recorder.prompt, game.rng.getrandbits(62)))
+
+    def _act(self, prompt: Prompt, seed: int) -> Answer:
+        with self.roles.seeded(seed):
+            (answer,) = self.act([prompt], [seed])
+        return answer
+
+    def _step(self, game: _Game, answer: Answer) -> None:
+        game.answer = answer
+        if answer.parsed is None:
+            self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
+        else:
+            self._submit(game, "step", partial(step, action=answer.parsed))
 
     def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
         timeout = self.pool.timeout
-        game.job, game.deadline = job, math.inf if timeout is None else time.monotonic() + timeout
+        game.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._await(game, job, game.worker.submit(call))
+
+    def _await(self, game: _Game, job: str, future: Future) -> None:
+        game.job, game.future = job, future
         self.busy.add(game)
-        game.future = game.worker.submit(call)
-        game.future.add_done_callback(lambda _: self.finished.put(game))
+        future.add_done_callback(lambda _: self.finished.put(game))
 
     def _advance(self, game: _Game) -> None:
-        """Continue a game whose environment has finished its job."""
+        """Continue a game whose job is finished."""
+        if game.job == "act":
+            self._step(game, game.future.result())
+            return
         error = game.future.exception()  # no error of a user's environment ends the run
-        if error is None:
-            result = game.future.result()
+        if error is None and game.job == "reset":
             try:
-                if game.job == "reset":
-                    game.recorder.begin(result)
-                elif game.job == "step":
-                    result = checked_step(result)
-                else:
-                    game.recorder.add_reward(checked_reward(result))
-            except Exception as malformed:
-                error = malformed
+                game.recorder.begin(game.future.result())
+            except Exception as unusable:
+                error = unusable
         if error is not None:
             self._fail(game, error.kind if isinstance(error, MalformedResult) else game.job, error)
-            return
-        if game.job == "reset":
-            self.waiting.append(game)
+        elif game.job == "reset":
+            self._ask(game)
         elif game.job == "step":
-            self._record(game, result)
+            self._record(game, game.future.result())
         else:
+            game.recorder.add_reward(game.future.result())
             self.bar.update()
             if not self.keeps_instances:
                 self.pool.release(game.worker)
@@ -246,9 +278,9 @@ class _Rollout:
         if not recorder.done:
             recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
         if recorder.done:
-            self._submit(game, "reward", lambda environment: environment.final_reward())
+            self._submit(game, "reward", final_reward)
         else:
-            self.waiting.append(game)
+            self._ask(game)
 
     def _expire(self) -> None:
         """Discard the environments that take too long. Wait once for each that blocks the event loop of others."""
@@ -296,3 +328,34 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             pool.discard(game.worker)
         else:
             pool.release(game.worker)
+
+
+def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> list[Message]:
+    """
+    Call `reset` with copies of its keywords, check what it returns, and copy that. As [`step`] and [`final_reward`],
+    it runs in the thread of the environment, so that nothing that the environment returns can harm another one.
+
+    Raises:
+        MalformedResult: If it is neither text nor messages.
+    """
+    return checked_opening(finish(environment.reset(**deepcopy(keywords))))
+
+
+def step(environment: TextEnvironment, action: str) -> StepResult:
+    """
+    Call `step` and check what it returns.
+
+    Raises:
+        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
+    """
+    return checked_step(finish(environment.step(action)))
+
+
+def final_reward(environment: TextEnvironment) -> float:
+    """
+    Call `final_reward` and check what it returns.
+
+    Raises:
+        MalformedResult: If it is no finite number.
+    """
+    return checked_reward(finish(environment.final_reward()))

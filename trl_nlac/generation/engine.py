@@ -68,7 +68,10 @@ class Engine(Protocol):
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
-        """Sample one completion for each prompt, by its own parameters."""
+        """
+        Sample one completion for each prompt, by its own parameters. Threads can call this at the same time, and no
+        call waits for the completions of another.
+        """
 
     def take_cache_counts(self) -> tuple[int, int]:
         """Return the number of prompt tokens since the last call, and how many of them were in the prefix cache."""
@@ -118,6 +121,8 @@ class EngineGenerator:
         eos_token_ids (`list[int]`):
             Tokens that end a completion.
     """
+
+    is_concurrent = True
 
     def __init__(self, engine: Engine, eos_token_ids: list[int]):
         self.engine = engine

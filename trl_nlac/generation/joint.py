@@ -35,6 +35,8 @@ class JointGenerator:
             Generates for all processes together.
     """
 
+    is_concurrent = False
+
     def __init__(self, generator: Generator):
         self.generator = generator
 
@@ -77,6 +79,8 @@ class TensorParallelGenerator:
         group (`torch.distributed.ProcessGroup`, *optional*):
             The group. If `None`, all processes.
     """
+
+    is_concurrent = False
 
     def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
         self.generator = generator

@@ -27,7 +27,10 @@ from ..types import LOSSES, Prompt, Sample, TrainingExample
 from .prefix_tree import PrefixTree
 
 
+NOTHING = TrainingExample("rehearsal", Prompt.of([0]), (0,), weight=0.0)  # for a process that has nothing to compute
+
 Spread = Callable[[list[TrainingExample], int], list[list[TrainingExample]]]
+Size = Callable[[int, int], int]  # tokens of a batch of the examples from `start` to before `end`
 TokenIds = tuple[list[int], Sequence[int]]  # of a prompt and of its completion
 
 
@@ -76,12 +79,18 @@ def make_batches(
     return batches
 
 
+def arrange_by_length(examples: list[TrainingExample]) -> tuple[list[TrainingExample], Size]:
+    """
+    Sort examples, the shortest first: a policy's example is much shorter than a critic's, and would be padded to it.
+    Returns the examples, and the tokens of a padded batch of some that follow each other.
+    """
+    examples = sorted(examples, key=lambda example: example.num_tokens)
+    return examples, lambda start, end: (end - start) * examples[end - 1].num_tokens
+
+
 def spread_by_length(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
-    """
-    Spread examples over `number` batches, as many in each, the shortest in the first: a policy's example is much
-    shorter than a critic's, and would be padded to it.
-    """
-    return split(sorted(examples, key=lambda example: example.num_tokens), number)
+    """Spread examples over `number` batches, as many in each, such that they have similar lengths."""
+    return split(arrange_by_length(examples)[0], number)
 
 
 def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
@@ -89,10 +98,10 @@ def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExa
     return [examples[i * len(examples) // number : (i + 1) * len(examples) // number] for i in range(number)]
 
 
-def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
+def arrange_by_prefix(examples: list[TrainingExample]) -> tuple[list[TrainingExample], Size]:
     """
-    Spread examples over `number` batches, such that those that share most are in the same one, and the trees of all
-    have about the same size.
+    Sort examples, such that those that share most follow each other. Returns the examples, and the tokens of the tree
+    of some that do.
     """
     examples = sorted(examples, key=lambda example: [*example.prompt.ids, *example.completion_ids])
     sequences = [np.array([*example.prompt.ids, *example.completion_ids]) for example in examples]
@@ -101,7 +110,17 @@ def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[
         length = min(len(before), len(sequence))
         differs = np.append(before[:length] != sequence[:length], True)
         new.append(len(sequence) - int(differs.argmax()))
-    sizes = np.cumsum(new)
+    sizes = np.cumsum(new).tolist()
+    return examples, lambda start, end: len(sequences[start]) + sizes[end - 1] - sizes[start]
+
+
+def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
+    """
+    Spread examples over `number` batches, such that those that share most are in the same one, and the trees of all
+    have about the same size.
+    """
+    examples, size = arrange_by_prefix(examples)
+    sizes = [size(0, end) for end in range(1, len(examples) + 1)]
     batches, start = [], 0
     for i in range(1, number + 1):
         end = int(np.searchsorted(sizes, sizes[-1] * i / number)) + 1
@@ -111,6 +130,29 @@ def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[
     return batches
 
 
+def fill_batches(number: int, size: Size, limit: int) -> list[int]:
+    """
+    Divide `number` examples, in their order, into as few batches as possible of at most `limit` tokens.
+
+    Args:
+        number (`int`):
+            Number of examples.
+        size (`Callable`):
+            The tokens of a batch of those from `start` to before `end`.
+        limit (`int`):
+            The largest size. An example that is larger has a batch of its own.
+
+    Returns:
+        `list[int]`: where each batch ends.
+    """
+    ends, start = [], 0
+    for end in range(2, number + 1):
+        if size(start, end) > limit:
+            start = end - 1
+            ends.append(start)
+    return [*ends, number]
+
+
 @dataclass
 class TokenBatch:
     """
@@ -118,20 +160,29 @@ class TokenBatch:
 
     Args:
         inputs (`dict[str, Any]`):
-            Arguments of the model, `logits_to_keep` among them: logits are computed only where a token of a completion
-            comes next.
+            Arguments of the model. If `logits_to_keep` is among them, the model computes logits, only where a token of
+            a completion comes next in one of the sequences.
         labels (`torch.Tensor` of shape `(M,)`):
             The tokens of the completions.
         rows (`torch.Tensor` of shape `(M,)`):
             The example of each.
-        places (`torch.Tensor` of shape `(M,)`, *optional*):
-            The logits of each among all that are computed; without it they are those, in their order.
+        places (`torch.Tensor` of shape `(M,)`):
+            Where the model predicts each, in its output, flattened to tokens: its logits or else its hidden states.
     """
 
     inputs: dict[str, Any]
     labels: torch.Tensor
     rows: torch.Tensor
-    places: torch.Tensor | None = None
+    places: torch.Tensor
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether the model computes the logits."""
+        return "logits_to_keep" in self.inputs
+
+    def select(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Select what the model computed for each token: `(B, N, H)` to `(M, H)`."""
+        return outputs.flatten(0, -2).index_select(0, self.places)
 
     def to(self, device: torch.device) -> "TokenBatch":
         """Move the tensors to a device."""
@@ -139,7 +190,7 @@ class TokenBatch:
             {name: value.to(device) for name, value in self.inputs.items()},
             self.labels.to(device),
             self.rows.to(device),
-            None if self.places is None else self.places.to(device),
+            self.places.to(device),
         )
 
 
@@ -191,6 +242,9 @@ class NLACCollator:
         shares_prefixes (`bool`, *optional*, defaults to `False`):
             Whether to fold the sequences into a [`~method.prefix_tree.PrefixTree`], which only a model with the
             attention for it can read. Otherwise they are padded on the right.
+        keeps_logits (`bool`, *optional*, defaults to `True`):
+            Whether the model is to compute the logits of the completions, all at once. Otherwise its output layer is
+            called in chunks, see [`~method.answers.answer_values`].
         anchors (`bool`, *optional*, defaults to `False`):
             Whether the policy's examples are also needed alone (`beta`).
         device (`torch.device`, *optional*, defaults to the CPU):
@@ -199,6 +253,7 @@ class NLACCollator:
 
     pad_token_id: int
     shares_prefixes: bool = False
+    keeps_logits: bool = True
     anchors: bool = False
     device: torch.device = torch.device("cpu")
 
@@ -223,42 +278,36 @@ class NLACCollator:
         )
 
     def _tokens(self, sequences: list[TokenIds]) -> TokenBatch:
-        make = _fold if self.shares_prefixes else self._pad
-        return make(sequences).to(self.device)
+        inputs, columns = self._fold(sequences) if self.shares_prefixes else self._pad(sequences)
+        lengths = torch.tensor([len(completion) for _, completion in sequences])
+        labels = torch.tensor([token for _, completion in sequences for token in completion], dtype=torch.long)
+        rows = torch.arange(len(sequences)).repeat_interleave(lengths)
+        width = inputs["input_ids"].shape[1]
+        if self.keeps_logits:
+            inputs["logits_to_keep"], columns = columns.unique(return_inverse=True)
+            width = len(inputs["logits_to_keep"])
+        of_row = 0 if self.shares_prefixes else rows * width
+        return TokenBatch(inputs, labels, rows, of_row + columns).to(self.device)
 
-    def _pad(self, sequences: list[TokenIds]) -> TokenBatch:
+    def _pad(self, sequences: list[TokenIds]) -> tuple[dict[str, Any], torch.Tensor]:
+        """Return the model's arguments, and the column from which each token of a completion is predicted."""
         input_ids = [torch.tensor([*prompt, *completion]) for prompt, completion in sequences]
-        before = [torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in sequences]  # places of the logits
-        labels, rows = _labels(sequences)
-        kept, places = torch.cat(before).unique(return_inverse=True)
         inputs = {
             "input_ids": pad(input_ids, padding_value=self.pad_token_id),
             "attention_mask": pad([torch.ones_like(ids) for ids in input_ids], padding_value=0),
-            "logits_to_keep": kept,
         }
-        return TokenBatch(inputs, labels, rows, rows * len(kept) + places)
+        return inputs, torch.cat([torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in sequences])
 
-
-def _fold(sequences: list[TokenIds]) -> TokenBatch:
-    tree = PrefixTree.of([[*prompt, *completion] for prompt, completion in sequences])
-    paths = zip(tree.paths, sequences, strict=True)
-    inputs = {
-        "input_ids": tree.input_ids[None],
-        "position_ids": tree.depths[None],
-        "attention_mask": torch.ones(1, 1, 1, 1),  # transformers takes such a mask for complete, and makes none
-        "prefix_tree": tree,
-        "logits_to_keep": torch.from_numpy(
-            np.concatenate([path[len(prompt) - 1 : -1] for path, (prompt, _) in paths])
-        ),
-    }
-    return TokenBatch(inputs, *_labels(sequences))
-
-
-def _labels(sequences: list[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of all completions, and the index of the sequence of each."""
-    lengths = torch.tensor([len(completion) for _, completion in sequences])
-    labels = torch.tensor([token for _, completion in sequences for token in completion], dtype=torch.long)
-    return labels, torch.arange(len(sequences)).repeat_interleave(lengths)
+    def _fold(self, sequences: list[TokenIds]) -> tuple[dict[str, Any], torch.Tensor]:
+        tree = PrefixTree.of([[*prompt, *completion] for prompt, completion in sequences])
+        inputs = {
+            "input_ids": tree.input_ids[None],
+            "position_ids": tree.depths[None],
+            "attention_mask": torch.ones(1, 1, 1, 1),  # transformers takes such a mask for complete, and makes none
+            "prefix_tree": tree,
+        }
+        before = [path[len(prompt) - 1 : -1] for path, (prompt, _) in zip(tree.paths, sequences, strict=True)]
+        return inputs, torch.from_numpy(np.concatenate(before))
 
 
 def _own(example: TrainingExample) -> TokenIds:

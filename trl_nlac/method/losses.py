@@ -21,21 +21,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .batches import MicroBatch, TokenBatch
-
-
-_CHUNK = 2**22  # logits that are in float32 at the same time
-
-
-def answer_logits(model: nn.Module, tokens: TokenBatch) -> torch.Tensor:
-    """Compute the logits of the tokens of all completions, `(M, V)`; those of prompts would be most of the memory."""
-    logits = model(**tokens.inputs, use_cache=False).logits.flatten(0, 1)
-    return logits if tokens.places is None else logits[tokens.places]
+from .answers import answer_states, answer_values
+from .batches import MicroBatch
 
 
 def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """
-    Compute the log-probability of each label, in float32, without a copy of all logits in float32.
+    Compute the log-probability of each label, in float32.
 
     Args:
         logits (`torch.Tensor` of shape `(M, V)`):
@@ -46,29 +38,7 @@ def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     Returns:
         `torch.Tensor` of shape `(M,)` and dtype `float32`.
     """
-    return _LogProbabilities.apply(logits, labels)
-
-
-class _LogProbabilities(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, labels):
-        sums = torch.cat([part.float().logsumexp(-1) for part in _parts(logits)])  # (M,)
-        ctx.save_for_backward(logits, labels, sums)
-        return logits.gather(1, labels[:, None])[:, 0].float() - sums
-
-    @staticmethod
-    def backward(ctx, gradient):
-        logits, labels, sums = ctx.saved_tensors
-        gradients = torch.empty_like(logits)
-        for part, of_part, total, label, own in zip(
-            *map(_parts, (gradients, logits)),
-            *(_like_parts(logits, of) for of in (sums, labels, gradient)),
-            strict=True,
-        ):
-            probabilities = (of_part.float() - total[:, None]).exp_()
-            probabilities.mul_(-own[:, None]).scatter_add_(1, label[:, None], own[:, None])
-            part.copy_(probabilities)
-        return gradients, None
+    return -F.cross_entropy(logits.float(), labels, reduction="none")
 
 
 def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
@@ -92,33 +62,20 @@ def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> tor
 
 
 class _Divergences(torch.autograd.Function):
+    """With two tensors of the size of the logits beside them, where autograd would keep seven."""
+
     @staticmethod
     def forward(ctx, logits, teacher_logits):
         ctx.save_for_backward(logits, teacher_logits)
-        values = []
-        for own, of_teacher in zip(_parts(logits), _parts(teacher_logits), strict=True):
-            logps, teacher_logps = (F.log_softmax(part.float(), dim=-1) for part in (own, of_teacher))
-            values.append((teacher_logps.exp() * (teacher_logps - logps)).sum(-1))
-        return torch.cat(values)
+        logps, teacher_logps = (values.float().log_softmax(-1) for values in (logits, teacher_logits))
+        differences = logps.neg_().add_(teacher_logps)
+        return torch.linalg.vecdot(teacher_logps.exp_(), differences)
 
     @staticmethod
     def backward(ctx, gradient):
         logits, teacher_logits = ctx.saved_tensors
-        gradients = torch.empty_like(logits)
-        for part, own, of_teacher, factor in zip(
-            *map(_parts, (gradients, logits, teacher_logits)), _like_parts(logits, gradient), strict=True
-        ):
-            part.copy_((own.float().softmax(-1) - of_teacher.float().softmax(-1)) * factor[:, None])
-        return gradients, None
-
-
-def _parts(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return _like_parts(logits, logits)
-
-
-def _like_parts(logits: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Split values of the same tokens as `logits` into parts of at most `_CHUNK` logits."""
-    return values.split(max(1, _CHUNK // logits.shape[1]))
+        differences = logits.float().softmax(-1).sub_(teacher_logits.float().softmax(-1))
+        return differences.mul_(gradient[:, None]).to(logits.dtype), None
 
 
 def row_means(values: torch.Tensor, rows: torch.Tensor, number: int) -> torch.Tensor:
@@ -157,22 +114,28 @@ def batch_losses(
     rows, number = batch.tokens.rows, len(batch.examples)
     if teacher is not None:
         model.eval()
-        with torch.no_grad(), teacher():
+        with teacher():
             # Where weights are sharded, processes run the model together, even one whose targets were all dropped.
-            teacher_logits = answer_logits(model, batch.teacher or batch.tokens)
+            taught_by = answer_states(model, batch.teacher or batch.tokens)
         model.train()
-    logits = answer_logits(model, batch.tokens)  # (M, V)
-    logps = token_logps(logits, batch.tokens.labels)  # (M,)
-    values = -logps
-    if batch.teacher is not None:
-        divergences = token_divergences(logits[batch.is_taught], teacher_logits)
-        values = values.masked_scatter(batch.is_taught, divergences)
+    numbers = batch.is_taught.cumsum(0) - 1  # of the taught tokens
+
+    def value(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
+        labels, is_taught = batch.tokens.labels[chunk], batch.is_taught[chunk]
+        if batch.teacher is None:
+            return -token_logps(logits, labels)
+        divergences = token_divergences(logits[is_taught], taught_by.logits(numbers[chunk][is_taught]))
+        others = -token_logps(logits[~is_taught], labels[~is_taught])
+        values = torch.zeros(len(labels), device=labels.device)
+        return values.masked_scatter(is_taught, divergences).masked_scatter(~is_taught, others)
+
+    values = answer_values(model, batch.tokens, value)  # (M,)
     losses = row_means(values, rows, number)
     if batch.teacher is not None:
         losses = losses.clamp(min=0)  # a divergence of 0 can be rounded to less
     if reference_logps is None:
         return losses, torch.zeros_like(losses)
-    is_anchored = batch.is_anchored[rows]
+    is_anchored = batch.is_anchored[rows]  # none of them is taught
     # As in GRPO: never negative, and right on average over tokens that the model samples.
-    differences = logps.detach().masked_scatter(is_anchored, reference_logps[: is_anchored.sum()]) - logps
+    differences = (-values.detach()).masked_scatter(is_anchored, reference_logps[: is_anchored.sum()]) + values
     return losses, row_means(differences.exp() - differences - 1, rows, number)

@@ -14,21 +14,25 @@
 
 """One model, four roles: ask it to answer in one of them."""
 
-from collections import defaultdict
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
 from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
-from ..generation.base import Generator, Sampling
+from ..generation.base import Completion, Generator, Sampling
+from ..options.checks import check
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
-from ..types import Answer, Message, Prompt
+from ..types import Answer, Message, Prompt, Turn
 
 
 # The metric of each role for the share of its answers that keep to their format.
@@ -44,10 +48,13 @@ FORMAT_METRICS = {
 # The metric for the share of prompts that were longer than `max_prompt_length`, and not answered.
 TOO_LONG = "prompts/too_long_ratio"
 
+_rng: ContextVar[torch.Generator | None] = ContextVar("rng", default=None)
+
 
 class Roles:
     """
-    Ask the model for answers in its roles, in batches, and parse them.
+    Ask the model for answers in its roles, in batches, and parse them. Where the generator is concurrent, threads can
+    ask at the same time.
 
     Args:
         generator ([`~generation.base.Generator`]):
@@ -72,8 +79,10 @@ class Roles:
             Whether chains of thought are rewritten before training.
         metrics (`dict[str, list[float]]`):
             Format and clipping rates since [`take_metrics`].
-        num_generated_tokens (`int`):
-            Number of tokens of all answers so far, those that were sampled again included.
+        tokens (`Counter[str]`):
+            Tokens so far by kind and role, such as `"generated/backup"`: those of answers, sampled again or not
+            (`generated`), those of their prompts (`prefilled`), and how many of the latter were in a cache (`cached`,
+            where the generator can say). Acting in an environment is the role `act`, and scoring verdicts `score`.
 
     Raises:
         ValueError: If the chat template does not support an option.
@@ -102,8 +111,43 @@ class Roles:
         self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
         self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        self.num_generated_tokens = 0
+        self.tokens: Counter[str] = Counter()
+        self._recording = threading.Lock()
         self._collected: defaultdict[str, list[Answer]] | None = None
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Number of tokens of all answers so far."""
+        return self._num_tokens("generated")
+
+    @property
+    def num_prefilled_tokens(self) -> int:
+        """Number of tokens of all prompts so far."""
+        return self._num_tokens("prefilled")
+
+    def _num_tokens(self, kind: str) -> int:
+        return sum(number for name, number in self.tokens.items() if name.startswith(f"{kind}/"))
+
+    def check_generation(self, model: nn.Module) -> None:
+        """
+        Sample a token as each role does: generators look at most of `generation_kwargs` only then.
+
+        Args:
+            model (`nn.Module`):
+                The model, for a session of the generator.
+
+        Raises:
+            ValueError: If the generator cannot use them.
+        """
+        prompt = self.opened(Prompt.of(self.chat.start([{"role": "user", "content": "?"}]))).ids
+        try:
+            with self.generator.session(model):
+                for sampling in self.samplings.values():
+                    self.generator.generate([prompt], replace(sampling, max_tokens=1), seeds=[0])
+            self.generator.take_metrics()
+        except Exception as error:
+            requirement = f"what the generator can use ({type(error).__name__}: {error})"
+            check(self.options, "generation_kwargs", False, requirement)
 
     # Conversations
 
@@ -116,9 +160,10 @@ class Roles:
                 prompt = prompt.extended(self.chat.past_turn(message))
         return self.fitted(prompt)
 
-    def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
-        """Append the environment's answer to `prompt`, which ends with `action`: s_{t+1} from (s_t, a_t)."""
-        return self.fitted(prompt.extended(self.actions.observation_ids(prompt.last_id, action, observation)))
+    def observe(self, prompt: Prompt, turn: Turn) -> Prompt:
+        """Append the observation of `turn` to `prompt`, which ends with its action: s_{t+1} from (s_t, a_t)."""
+        observed = self.actions.observation_ids(prompt.last_id, turn.action, turn.next_observation, turn.words)
+        return self.fitted(prompt.extended(observed))
 
     def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
         """Append `answer` to `prompt`, as it stays in the conversation."""
@@ -164,11 +209,11 @@ class Roles:
             prompts (`list[Prompt]`):
                 The states.
             seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn from torch's global generator.
+                Seed of each answer. If `None`, drawn, see [`seeded`].
             sampling ([`~generation.base.Sampling`], *optional*):
                 In place of the policy's own.
         """
-        return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds)
+        return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds, counted_as="act")
 
     def ask(
         self,
@@ -178,6 +223,7 @@ class Roles:
         sampling: Sampling | None = None,
         max_format_retries: int | None = None,
         seeds: list[int] | None = None,
+        counted_as: str | None = None,
     ) -> list[Answer]:
         """
         Answer each prompt as `role`.
@@ -195,7 +241,9 @@ class Roles:
             max_format_retries (`int`, *optional*):
                 In place of the option.
             seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn from torch's global generator.
+                Seed of each answer. If `None`, drawn, see [`seeded`].
+            counted_as (`str`, *optional*):
+                Role under which its tokens are counted. If `None`, `role`.
 
         Returns:
             `list[Answer]`: in the order of the prompts. [`Answer.parsed`] is `None` where the format is broken or the
@@ -206,17 +254,17 @@ class Roles:
         retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
         if sampling.temperature == 0:
             retries = 0  # the same answer would come again
-        seeds = torch.randint(2**62, (len(prompts),)).tolist() if seeds is None else seeds
+        seeds = torch.randint(2**62, (len(prompts),), generator=self.rng).tolist() if seeds is None else seeds
         answers = {i: Answer(prompt, (), "", None) for i, prompt in enumerate(prompts)}
         pending = [i for i, prompt in enumerate(prompts) if self.fits(prompt)]
-        self.metrics[TOO_LONG] += [float(not self.fits(prompt)) for prompt in prompts]
+        with self._recording:
+            self.metrics[TOO_LONG] += [float(not self.fits(prompt)) for prompt in prompts]
         for attempt in range(1 + retries):
             if not self.generator.any_process(bool(pending)):
                 break
             opened = [self.opened(prompts[i]).ids for i in pending]
-            with self.progress(role, len(pending), "answer") as bar:
-                completions = self.generator.generate(opened, sampling, [seeds[i] + attempt for i in pending], bar)
-            self.num_generated_tokens += sum(len(completion.token_ids) for completion in completions)
+            seeds_now = [seeds[i] + attempt for i in pending]
+            completions = self._complete(role, opened, sampling, seeds_now, counted_as or role)
             for i, completion in zip(pending, completions, strict=True):
                 if parse is None:
                     text, parsed = self.actions.read(prompts[i], completion.token_ids)
@@ -225,12 +273,40 @@ class Roles:
                     parsed = parse(text)
                 parsed = parsed if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
-                self.metrics[FORMAT_METRICS[role]].append(float(parsed is not None))
-                self.metrics["completions/clipped_ratio"].append(float(not completion.finished))
+            with self._recording:
+                self.metrics[FORMAT_METRICS[role]] += [float(answers[i].parsed is not None) for i in pending]
+                clipped = [float(not completion.finished) for completion in completions]
+                self.metrics["completions/clipped_ratio"] += clipped
             pending = [i for i in pending if answers[i].parsed is None]
         if self._collected is not None:
             self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
         return [answers[i] for i in range(len(prompts))]
+
+    def _complete(
+        self, role: str, prompts: list[list[int]], sampling: Sampling, seeds: list[int], counted_as: str
+    ) -> list[Completion]:
+        """Generate a completion of each prompt; if they are greedy, one for all prompts that are the same."""
+        places = list(range(len(prompts)))
+        if sampling.temperature == 0:
+            first: dict[tuple[int, ...], int] = {}
+            places = [first.setdefault(tuple(prompt), i) for i, prompt in enumerate(prompts)]
+        asked = sorted(set(places))
+        with self.progress(role, len(asked), "answer") as bar:
+            answers = self.generator.generate([prompts[i] for i in asked], sampling, [seeds[i] for i in asked], bar)
+        completions = dict(zip(asked, answers, strict=True))
+        with self._recording:
+            for i, completion in completions.items():
+                self.tokens[f"generated/{counted_as}"] += len(completion.token_ids)
+                self.tokens[f"prefilled/{counted_as}"] += len(prompts[i])
+                if completion.num_cached_tokens is not None:
+                    self.tokens[f"cached/{counted_as}"] += completion.num_cached_tokens
+        return [completions[i] for i in places]
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        """Compute the log-likelihood of each completion, see [`~generation.base.Generator`]."""
+        with self._recording:
+            self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
+        return self.generator.score(prompts, completions)
 
     def correct_reasoning(self, answers: list[Answer], prompt_name: str) -> list[Answer]:
         """
@@ -264,11 +340,31 @@ class Roles:
                 corrected[i] = replace(answers[i], token_ids=tuple(token_ids))
         return corrected
 
+    # Random numbers
+
+    @property
+    def rng(self) -> torch.Generator | None:
+        """What random choices are drawn from: `None` is torch's global generator."""
+        return _rng.get()
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """
+        Draw random choices, the seeds of answers among them, from a generator of its own within this context, in this
+        thread: they do not depend on what other threads draw.
+        """
+        token = _rng.set(torch.Generator().manual_seed(seed))
+        try:
+            yield
+        finally:
+            _rng.reset(token)
+
     # Progress and metrics
 
     def progress(self, description: str, total: int, unit: str) -> tqdm:
-        """Make a progress bar, shown after 5 s."""
-        return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=not self.shows_progress)
+        """Make a progress bar, shown after 5 s if there is more than one thing to do."""
+        hides = not self.shows_progress or total < 2
+        return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=hides)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -279,6 +375,15 @@ class Roles:
         finally:
             self.metrics.clear()
             self.metrics.update(metrics)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the answers within this context out of the tokens."""
+        tokens = Counter(self.tokens)
+        try:
+            yield
+        finally:
+            self.tokens = tokens
 
     @contextmanager
     def collected(self) -> Iterator[dict[str, list[Answer]]]:

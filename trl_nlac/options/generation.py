@@ -14,9 +14,13 @@
 
 """What generates: transformers or vLLM, under TRL's names."""
 
+import os
 from dataclasses import dataclass, field
 
-from .checks import check, check_at_least, check_choices, check_numbers, check_positive
+from .checks import check, check_at_least, check_between, check_choices, check_positive, check_types
+
+
+MAX_SECONDS = 10**9
 
 
 @dataclass
@@ -30,6 +34,10 @@ class GenerationOptions:
         ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
             Under DeepSpeed ZeRO-3, whether each process gathers the whole model to generate with transformers. If not,
             every layer is gathered for every token, which is slow and needs little memory. FSDP2 always does that.
+        prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
+            Largest size, in GiB on each device, of the keys and values that transformers keeps while weights stay the
+            same, so that a beginning that prompts share is read once. With 0 every prompt is read whole. vLLM has its
+            own, see `vllm_gpu_memory_utilization`.
         use_vllm (`bool`, *optional*, defaults to `False`):
             Whether to generate with vLLM instead of `model.generate`. Needs `pip install trl-nlac[vllm]`.
         vllm_mode (`str`, *optional*, defaults to `"colocate"`):
@@ -78,6 +86,13 @@ class GenerationOptions:
         default=True,
         metadata={"help": "Under ZeRO-3, whether each process gathers the whole model to generate with transformers."},
     )
+    prefix_cache_memory: float = field(
+        default=4.0,
+        metadata={
+            "help": "Largest size in GiB of the keys and values that transformers keeps, so that a beginning that "
+            "prompts share is read once. 0: every prompt is read whole."
+        },
+    )
     use_vllm: bool = field(default=False, metadata={"help": "Whether to generate with vLLM."})
     vllm_mode: str = field(
         default="colocate",
@@ -124,11 +139,15 @@ class GenerationOptions:
     )
 
     def __post_init__(self):
-        check_numbers(self)
+        check_types(self)
         check_choices(self, "vllm_mode", "vllm_model_impl")
         check_at_least(*(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length"))
-        check_positive(self, "vllm_server_timeout")
+        check_between(self, 1, 65_535, "vllm_server_port", "vllm_group_port")
+        check_between(self, 0, 10**9, "prefix_cache_memory")
+        check_positive(self, "vllm_server_timeout", most=MAX_SECONDS)
         check(self, "vllm_gpu_memory_utilization", 0 < self.vllm_gpu_memory_utilization <= 1, "above 0 and at most 1")
+        if self.vllm_server_weights_dir is not None:
+            self.vllm_server_weights_dir = os.path.abspath(self.vllm_server_weights_dir)  # the server is elsewhere
         if not self.use_vllm:
             regex = self.vllm_structured_outputs_regex
             check(self, "vllm_structured_outputs_regex", regex is None, "None without `use_vllm=True`")

@@ -15,16 +15,18 @@
 """Prioritized replay: episodes stored once, transitions sampled in proportion to priority^alpha."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..types import Episode, Sample, Transition
-from .files import episode_lengths, read_episodes, write_episodes
+from .files import StoredEpisode, episode_lengths, read_episodes, write_episodes
 from .resharding import read_share
 from .store import EpisodeStore
 from .sum_tree import SumTree
+from .targets import KeptTargets
 
 
 _LEFT_OUT = float(np.finfo(np.float64).tiny)  # priority of a transition that is left out of the draws
@@ -44,6 +46,8 @@ class PrioritizedReplay:
             Alpha; `0` samples uniformly.
         importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
             Beta of the importance weights `(N P(i))^-beta`, scaled so that the largest of a sample is 1.
+        transitions_per_episode (`int`, *optional*, defaults to `1`):
+            Number of transitions that are drawn together from one episode, see [`PrioritizedReplay.sample`].
         seed (`int`, *optional*, defaults to `0`):
             Seed of the sampling.
         memory_limit (`int`, *optional*):
@@ -52,6 +56,10 @@ class PrioritizedReplay:
         spill_directory (`str` or `Path`, *optional*):
             Folder of these files, which are deleted when the process ends. If `None`, the system's folder for
             temporary files.
+
+    Attributes:
+        targets ([`~replay.targets.KeptTargets`]):
+            Bellman targets of its transitions. They leave with their episodes.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class PrioritizedReplay:
         capacity: int,
         priority_exponent: float = 0.1,
         importance_sampling_exponent: float = 0.0,
+        transitions_per_episode: int = 1,
         seed: int = 0,
         memory_limit: int | None = None,
         spill_directory: str | Path | None = None,
@@ -66,14 +75,12 @@ class PrioritizedReplay:
         self.capacity = capacity
         self.priority_exponent = priority_exponent
         self.importance_sampling_exponent = importance_sampling_exponent
+        self.transitions_per_episode = transitions_per_episode
         self._rng = np.random.default_rng(seed)
+        self.targets = KeptTargets()
         self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
-        # Ids count up for ever; the slot of a transition is its id modulo the capacity.
-        self._first_id = self._next_id = 0  # those from the first to before the next are stored
         self._max_priority = 1.0
-        self._episode_ids = np.zeros(capacity, dtype=np.int64)  # slot -> first transition id of the episode
-        self._priorities = np.zeros(capacity)
-        self._tree = SumTree(capacity)
+        self._clear(0)
 
     def __len__(self) -> int:
         """Number of transitions."""
@@ -106,7 +113,10 @@ class PrioritizedReplay:
             ValueError: If an episode has more turns than the buffer holds.
             TypeError: If a task cannot be written as JSON.
         """
-        return self._extend((episode, np.full(len(episode.turns), self._max_priority)) for episode in episodes)
+        return self._extend(
+            StoredEpisode(episode, np.full(len(episode.turns), self._max_priority), [None] * len(episode.turns))
+            for episode in episodes
+        )
 
     def fill(self, episodes: Sequence[Episode]) -> None:
         """
@@ -124,14 +134,14 @@ class PrioritizedReplay:
             )
         self.add(episodes)
 
-    def _extend(self, episodes: Iterable[tuple[Episode, np.ndarray]]) -> list[int]:
+    def _extend(self, episodes: Iterable[StoredEpisode]) -> list[int]:
         first, end = self._first_id, self._next_id
         numbers = []
         try:
-            for episode, priorities in episodes:
-                numbers.append(self._next_id if episode.turns else -1)
-                if episode.turns:
-                    self._append(episode, priorities)
+            for stored in episodes:
+                numbers.append(self._next_id if stored.episode.turns else -1)
+                if stored.episode.turns:
+                    self._append(stored)
             return numbers
         finally:
             # Every slot that changed, once: those of transitions that left and of new ones.
@@ -139,43 +149,78 @@ class PrioritizedReplay:
             if len(changed):
                 self._weigh(np.unique(changed % self.capacity))
 
-    def _append(self, episode: Episode, priorities: np.ndarray) -> None:
-        length = len(episode.turns)
+    def _append(self, stored: StoredEpisode) -> None:
+        length = len(stored.episode.turns)
         if length > self.capacity:
             raise ValueError(
                 f"An episode of {length} turns does not fit into `replay_buffer_size={self.capacity}`. Make it larger."
             )
-        self._store.append(self._next_id, episode)
+        self._store.append(self._next_id, stored.episode)
         while len(self) + length > self.capacity:
             self._store.pop_oldest()
             evicted, self._first_id = self._first_id, next(iter(self._store))
             self._priorities[np.arange(evicted, self._first_id) % self.capacity] = 0
+            self.targets.drop(range(evicted, self._first_id))
         slots = np.arange(self._next_id, self._next_id + length) % self.capacity
+        self._make_room(self._next_id + length)
         self._episode_ids[slots] = self._next_id
-        self._priorities[slots] = priorities
+        self._priorities[slots] = stored.priorities
+        for transition_id, target in enumerate(stored.targets, self._next_id):
+            if target is not None:
+                self.targets.load(transition_id, target)
         self._next_id += length
+
+    def _make_room(self, number: int) -> None:
+        """Make slots for `number` ids. How many depends on nothing else, so that sums over them are reproducible."""
+        number = min(self.capacity, 1 << (number - 1).bit_length()) - len(self._priorities)
+        if number > 0:
+            self._episode_ids = np.concatenate([self._episode_ids, np.zeros(number, dtype=np.int64)])
+            self._priorities = np.concatenate([self._priorities, np.zeros(number)])
 
     def sample(self, number: int) -> list[Sample]:
         """
-        Draw transitions with replacement. Transitions of the same episode share it.
+        Draw transitions, `transitions_per_episode` at a time. Transitions of the same episode share it.
+
+        A transition i is drawn `number * P(i)` times on average, however many are drawn together, so the importance
+        weights are the same. Together they are drawn by systematic sampling: the first draw is by P, which draws an
+        episode in proportion to the sum of its weights priority^alpha, and a point in that sum; the others are at even
+        distances from this point, around the episode. A transition is in the group twice only if it must be to keep
+        its share: if it has more than `1 / transitions_per_episode` of the episode's weight, as every one has in an
+        episode with fewer turns. Groups are drawn with replacement.
 
         Raises:
             ValueError: If the buffer is empty.
         """
         if not len(self):
             raise ValueError("The replay buffer is empty: no episode with at least one turn was added.")
-        slots, weights = self._tree.draw(self._rng.random(number))
-        weights = (len(self) * weights / self._tree.total) ** -self.importance_sampling_exponent
+        first_draws = self._tree.draw(self._rng.random(math.ceil(number / self.transitions_per_episode)))
+        episodes = {i: self._store[i] for i in self._episode_ids[first_draws[0]].tolist()}
+        groups = [
+            self._group(slot, offset, len(episodes[int(self._episode_ids[slot])].turns))
+            for slot, offset in zip(*first_draws, strict=True)
+        ]
+        slots = np.concatenate(groups)[:number]
+        weights = (len(self) * self._tree.weights(slots) / self._tree.total) ** -self.importance_sampling_exponent
         weights /= weights.max()
         episode_ids = self._episode_ids[slots]
         indices = (slots - episode_ids) % self.capacity
-        episodes = {i: self._store[i] for i in episode_ids.tolist()}
         return [
             Sample(Transition(episodes[i], index), i + index, weight, priority)
             for i, index, weight, priority in zip(
                 *(column.tolist() for column in (episode_ids, indices, weights, self._priorities[slots])), strict=True
             )
         ]
+
+    def _group(self, slot: int, offset: float, length: int) -> np.ndarray:
+        """Return a slot and those drawn with it from its episode of `length` turns."""
+        first = self._episode_ids[slot]
+        slots = np.arange(first, first + length) % self.capacity
+        weights = self._tree.weights(slots)
+        ends = weights.cumsum()
+        index = (slot - first) % self.capacity
+        distances = np.arange(1, self.transitions_per_episode) / self.transitions_per_episode
+        points = (ends[index] - weights[index] + offset + distances * ends[-1]) % ends[-1]
+        return np.append(slot, slots[ends.searchsorted(points, side="right")])
 
     def update_priorities(self, transition_ids: Sequence[int], priorities: Sequence[float]) -> None:
         """
@@ -222,11 +267,14 @@ class PrioritizedReplay:
         state = {"max_priority": self._max_priority, "rng": self._rng.bit_generator.state, "next_id": self._next_id}
         (directory / "replay.json").write_text(json.dumps(state))
 
-    def _items(self) -> Iterator[tuple[Episode, np.ndarray]]:
-        """The episodes with their priorities, oldest first."""
+    def _items(self) -> Iterator[StoredEpisode]:
+        """The episodes with their priorities and targets, oldest first."""
         for number in self._store:
             episode = self._store[number]
-            yield episode, self._priorities[np.arange(number, number + len(episode.turns)) % self.capacity]
+            ids = range(number, number + len(episode.turns))
+            yield StoredEpisode(
+                episode, self._priorities[np.array(ids) % self.capacity], [self.targets.dump(i) for i in ids]
+            )
 
     def load(self, directory: str | Path) -> None:
         """Load a buffer from [`PrioritizedReplay.save`]. Sampling continues exactly where it was."""
@@ -270,6 +318,10 @@ class PrioritizedReplay:
     def _clear(self, next_id: int) -> None:
         """Drop everything and continue with `next_id`."""
         self._store.clear()
-        self._first_id = self._next_id = next_id
-        self._priorities[:] = 0
-        self._tree = SumTree(self.capacity)
+        self.targets.clear()
+        # Ids count up for ever; the slot of a transition is its id modulo the capacity.
+        self._first_id = self._next_id = next_id  # those from the first to before the next are stored
+        # By slot; they grow with the ids, up to the capacity.
+        self._episode_ids = np.zeros(1, dtype=np.int64)  # first transition id of the episode
+        self._priorities = np.zeros(1)
+        self._tree = SumTree()

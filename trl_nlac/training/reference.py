@@ -26,8 +26,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import disable_dropout_in_model, get_config_model_id, use_adapter
 
+from ..method.answers import answer_values
 from ..method.batches import MicroBatch
-from ..method.losses import answer_logits, token_logps
+from ..method.losses import token_logps
 from ..nlac_config import NLACConfig
 from .model import REFERENCE_ADAPTER, load_by_name
 
@@ -102,8 +103,9 @@ class Reference:
         Returns:
             `torch.Tensor` of dtype `float32`: of each token of `batch.anchored`.
         """
+        labels = batch.anchored.labels
         with self._initial(model) as initial:
-            return token_logps(answer_logits(initial, batch.anchored), batch.anchored.labels)
+            return answer_values(initial, batch.anchored, lambda logits, chunk: token_logps(logits, labels[chunk]))
 
     @contextmanager
     def _initial(self, model: nn.Module) -> Iterator[nn.Module]:

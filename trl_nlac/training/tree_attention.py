@@ -26,8 +26,8 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ..method.answers import answer_logits
 from ..method.batches import NLACCollator
-from ..method.losses import answer_logits
 from ..method.prefix_tree import PrefixTree
 from ..nlac_config import NLACConfig
 from ..types import Prompt, TrainingExample
@@ -87,6 +87,9 @@ def attend(
         make = pieces if query.device.type == "cpu" else block_mask
         prefix_tree.layouts[sliding_window] = make(prefix_tree, sliding_window)
     layout = prefix_tree.layouts[sliding_window]
+    if torch.is_autocast_enabled(query.device.type):  # as it does for SDPA: a norm may have left float32
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if query.device.type != "cpu":
         return flex_attention_forward(module, query, key, value, layout, scaling=scaling, **kwargs)[0], None
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
@@ -237,7 +240,7 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) 
             Options of the run: where and how precisely it computes.
     """
     config = config.get_text_config()
-    reason = _unfit(config, args.device)
+    reason = _unfit(config, args)
     if not reason:
         config._attn_implementation = TREE_ATTENTION
         (reason, *_) = [*filter(None, gather_object([_difference(model, config, args)])), ""]
@@ -250,13 +253,15 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) 
     return not reason
 
 
-def _unfit(config: PreTrainedConfig, device: torch.device) -> str:
+def _unfit(config: PreTrainedConfig, args: NLACConfig) -> str:
     """Explain why a model cannot read trees, as far as its configuration shows."""
     values = config.to_dict()
+    if args.torch_compile:
+        return "the model is compiled (`torch_compile`)"
     if config._attn_implementation != "sdpa":
         return f"`attn_implementation` is '{config._attn_implementation}', and trees need 'sdpa'"
-    if device.type not in ("cpu", "cuda"):
-        return f"there is no attention over trees for the device '{device.type}'"
+    if args.device.type not in ("cpu", "cuda"):
+        return f"there is no attention over trees for the device '{args.device.type}'"
     dropouts = [name for name, value in values.items() if "drop" in name and isinstance(value, float) and value > 0]
     if dropouts:
         return f"the model is trained with dropout (`{dropouts[0]}` in its configuration)"
@@ -290,9 +295,9 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) ->
     windows = set(batches[1].inputs["prefix_tree"].layouts)
     if windows != _windows(config):
         return f"its layers have the windows {windows}, and its configuration says {_windows(config)}"
-    difference = float((shared - separate).float().norm() / (separate - separate.mean()).float().norm())
+    difference, scale = ((logits - separate).float().norm() for logits in (shared, separate.mean()))
     limit = 1e-3 if separate.dtype == torch.float32 and not (args.bf16 or args.fp16) else 5e-2
-    return "" if difference < limit else f"its output on a tree differs by {difference:.1%}"
+    return "" if difference <= limit * scale else f"its output on a tree differs by {difference / scale:.1%}"
 
 
 def _windows(config: PreTrainedConfig) -> set[int | None]:

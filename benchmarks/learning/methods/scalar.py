@@ -76,7 +76,7 @@ def logits_and_values(model: PreTrainedModel, batch: MicroBatch) -> tuple[torch.
     lengths = tokens.inputs["attention_mask"].sum(1)
     rows = torch.arange(len(lengths), device=lengths.device)
     last_hidden_states = outputs.hidden_states[-1][rows, lengths - 1]  # (B, H)
-    return outputs.logits.flatten(0, 1)[tokens.places], model.value_head(last_hidden_states)[:, 0].float()
+    return tokens.select(outputs.logits), model.value_head(last_hidden_states)[:, 0].float()
 
 
 class ScalarActorCriticTrainer(NLACTrainer):
@@ -138,9 +138,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         policy's next action breaks its format. Call it with the target weights.
         """
         going_on = {i: s.transition for i, s in enumerate(samples) if not s.transition.terminated}
-        states = [
-            self.roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in going_on.values()
-        ]
+        states = [self.roles.observe(t.state_action, t.turn) for t in going_on.values()]
         actions = self.roles.ask("policy", states)
         acted = {i: action for i, action in zip(going_on, actions, strict=True) if action.parsed is not None}
         values = self._values([self.roles.continued(action.prompt, action) for action in acted.values()])

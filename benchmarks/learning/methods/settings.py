@@ -13,7 +13,10 @@
 # limitations under the License.
 
 
-"""Settings of the learning benchmark's methods on each task: NLAC, its ablations, hindsight and the baselines."""
+"""
+Settings of the learning benchmark's methods on each task: NLAC, its ablations, what saves tokens, hindsight and the
+baselines.
+"""
 
 import inspect
 from typing import Any
@@ -124,13 +127,31 @@ ABLATIONS = {
     "nlac_refinements_0": {"policy_loss_coef": 0.0},
     "nlac_refinements_2": {"num_refinements": 2},
     "nlac_futures_4": {"num_futures": 4},
+    "nlac_transitions_4": {"transitions_per_episode": 4},
 }
 # Tasks on which they are compared. Several futures are only weighed on the noisy desk, whose base model was trained to
 # do so. On the delayed desk NLAC itself has learned nothing after half of its steps.
 ABLATIONS_BY_TASK = {
     "service_desk_told": tuple(name for name in ABLATIONS if name != "nlac_futures_4"),
-    "service_desk_noisy": (PLAIN, "nlac_futures_4"),
+    "service_desk_noisy": (PLAIN, "nlac_futures_4", "nlac_transitions_4"),
     "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
+    "rooms": ("nlac_transitions_4",),
+}
+# How long a target is kept: two time constants of the average that wrote it, the inverse of its update rate.
+MAX_AGE = 2
+# What generates fewer tokens, one by one and together, with NLAC's budget.
+KEEPS_TARGETS = {"target_max_age": None}  # MAX_AGE, in updates
+KEEPS_BEST = {"refine_best_actions": False}
+STORED_ACTIONS = {"replay_refinement_fraction": 1.0}
+TWO_UPDATES = {"num_updates_per_generation": 2, "episodes_per_iteration": 8}  # as many steps, on half the transitions
+FRUGAL = "nlac_frugal"
+SAVINGS = {
+    "nlac_keeps_targets": KEEPS_TARGETS,
+    "nlac_keeps_best": KEEPS_BEST,
+    "nlac_stored_actions": STORED_ACTIONS,
+    "nlac_two_updates": TWO_UPDATES,
+    FRUGAL: merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS),
+    "nlac_frugal_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS, TWO_UPDATES),
 }
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
@@ -154,10 +175,12 @@ def default_settings(task: LearningTask, method: str) -> dict:
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
         return merge_settings(defaults, changes.get(method, {}))
-    changes = ABLATIONS.get(method, {})
+    changes = {**ABLATIONS, **SAVINGS}.get(method, {})
     if method == "hindsight":
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}))
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
+    if "target_max_age" in changes:
+        changes = {**changes, "target_max_age": round(MAX_AGE / defaults["target_update_rate"])}
     return merge_settings(defaults, changes)
 
 

@@ -28,6 +28,7 @@ from vllm import LLM
 
 from ..engine import Adapter
 from .local import LocalEngine, allowed_rank, cpu_options
+from .requests import RequestLoop
 from .weights import save_adapter, weights_of
 
 
@@ -61,6 +62,7 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
             )
         with mock.patch.object(vllm_generation, "LLM", lambda **kwargs: LLM(**{**kwargs, **options})):
             super()._init_vllm()
+        self.requests = RequestLoop(self.llm)
         if self.sleep_level:
             self.llm.sleep(level=self.sleep_level)
         self.max_model_length = self.llm.model_config.max_model_len
@@ -74,6 +76,7 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
         try:
             yield
         finally:
+            self.requests.cancel()  # what an error left behind
             if self.sleep_level:
                 self.llm.sleep(level=self.sleep_level)
 

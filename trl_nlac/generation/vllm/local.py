@@ -17,12 +17,13 @@
 from typing import Any
 
 from tqdm.auto import tqdm
-from vllm import LLM, RequestOutput, SamplingParams
+from vllm import RequestOutput, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 
 from ..base import Completion
 from ..engine import Adapter
+from .requests import Request, RequestLoop
 
 
 class LocalEngine:
@@ -30,22 +31,23 @@ class LocalEngine:
     Generates with an engine in this process and counts the hits of its prefix cache.
 
     Attributes:
-        llm (`vllm.LLM`):
-            The engine.
+        requests ([`~generation.vllm.requests.RequestLoop`]):
+            Takes requests to the engine.
     """
 
-    llm: LLM
+    requests: RequestLoop
     _cache_counts = (0, 0)
 
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
         outputs = self.ask(prompts, [sampling_params(**kwargs) for kwargs in params], adapter, bar)
-        tokens, cached = self._cache_counts
-        cached += sum(output.num_cached_tokens or 0 for output in outputs)
-        self._cache_counts = tokens + sum(map(len, prompts)), cached
-        answers = [output.outputs[0] for output in outputs]
-        return [Completion(list(answer.token_ids), answer.finish_reason == "stop") for answer in answers]
+        with self.requests.lock:
+            tokens, cached = self._cache_counts
+            cached += sum(output.num_cached_tokens or 0 for output in outputs)
+            self._cache_counts = tokens + sum(map(len, prompts)), cached
+        answers = [(output.outputs[0], output.num_cached_tokens) for output in outputs]
+        return [Completion(list(answer.token_ids), answer.finish_reason == "stop", num) for answer, num in answers]
 
     def ask(
         self,
@@ -55,15 +57,17 @@ class LocalEngine:
         bar: tqdm | None = None,
     ) -> list[RequestOutput]:
         """Return vLLM's own outputs."""
-        return self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            params,
-            lora_request=None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path)),
-            use_tqdm=False if bar is None or bar.disable else lambda **_: bar,
-        )
+        loaded = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path))
+        requests = [Request(prompt, own, loaded) for prompt, own in zip(prompts, params, strict=True)]
+        if bar is not None:
+            for request in requests:
+                request.output.add_done_callback(lambda _: bar.update())
+        self.requests.submit(requests)
+        return [request.output.result() for request in requests]
 
     def take_cache_counts(self) -> tuple[int, int]:
-        counts, self._cache_counts = self._cache_counts, (0, 0)
+        with self.requests.lock:
+            counts, self._cache_counts = self._cache_counts, (0, 0)
         return counts
 
 

@@ -27,6 +27,7 @@ from vllm.platforms import current_platform
 from ..base import Completion
 from ..engine import Adapter, forced, score_by_token
 from .local import LocalEngine, allowed_rank, cpu_options
+from .requests import RequestLoop
 
 
 class OfflineEngine(LocalEngine):
@@ -60,6 +61,7 @@ class OfflineEngine(LocalEngine):
             text = AutoConfig.from_pretrained(model, **hub).get_text_config()
             options = {**cpu_options(options.get("max_model_len") or text.max_position_embeddings), **options}
         self.llm = LLM(model, revision=revision, trust_remote_code=trust_remote_code, **options)
+        self.requests = RequestLoop(self.llm)
         self.max_model_length = self.llm.model_config.max_model_len
 
     def generate(

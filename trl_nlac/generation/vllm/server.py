@@ -17,8 +17,10 @@
 import asyncio
 import json
 import logging
+import math
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -55,10 +57,10 @@ class ServerEngine(VLLMGeneration):
     A vLLM server that each process of the trainer uses separately.
 
     Weights are sent over NCCL, as in TRL, or through a shared folder: as safetensors that the server loads, or as
-    adapters. Answers count only if, at the end of a batch, the server is still the one that got the weights (with
-    LoRA: if it has the adapter, whose name no other run uses). If the server is lost, the engine waits for it; if it
-    was restarted, it gets the weights from the folder again and the batch is repeated. With NCCL that is not possible
-    and ends training with an error.
+    adapters. Answers count only if, at the end of a call, the server is still the one that had the weights when it
+    began (with LoRA: if it has the adapter, whose name no other run uses). If the server is lost, the engine waits for
+    it; if it was restarted, it gets the weights from the folder again and the call is repeated. With NCCL that is not
+    possible and ends training with an error.
 
     Args:
         weights_dir (`str`, *optional*):
@@ -93,6 +95,9 @@ class ServerEngine(VLLMGeneration):
         self._shown_url = hide_in_text(self.vllm_client.base_url)  # in messages
         self._server_id: str | None = None  # of the server that has our weights
         self._version = 0  # of our weights
+        self._recovery = threading.Lock()
+        self._check = threading.Lock()
+        self._checked = (-math.inf, "")  # when the server was last asked for its id, and its answer
         self._adapters: list[Adapter] = []
         self.max_model_length = json.loads(self._request("GET", "/v1/models"))["data"][0]["max_model_len"]
         self._cache_counts = self._read_cache_counts()
@@ -137,9 +142,10 @@ class ServerEngine(VLLMGeneration):
         return self._path / str(self._version)
 
     def _load_weights(self) -> None:
-        self._server_id = self._read_server_id()  # before loading, so that a restart during it is noticed
+        server_id = self._read_server_id()  # before loading, so that a restart during it is noticed
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(self._weights_path)}}
         self._request("POST", "/collective_rpc", json=call)
+        self._server_id = server_id
 
     def add_adapter(self, number: int) -> Adapter:
         adapter = Adapter(number, self._path / str(number))
@@ -177,10 +183,11 @@ class ServerEngine(VLLMGeneration):
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
         def answers() -> list[Completion]:
+            server_id = self._server_id
             if bar is not None:
                 bar.reset()
             completions = finish(self._watched(lambda session: self._complete(session, prompts, params, adapter, bar)))
-            if adapter is None and self._read_server_id() != self._server_id:
+            if adapter is None and self._server_id_from_now() != server_id:
                 raise _ServerLost("it was restarted and does not have our weights")
             return completions
 
@@ -202,10 +209,12 @@ class ServerEngine(VLLMGeneration):
 
         async def complete(prompt: list[int], sampling: dict[str, Any]) -> Completion:
             body = {**common, **sampling, "prompt": prompt}
-            choice = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))["choices"][0]
+            answer = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))
+            choice, details = answer["choices"][0], answer["usage"].get("prompt_tokens_details") or {}
             if bar is not None:
                 bar.update()
-            return Completion(choice["token_ids"], choice["finish_reason"] == "stop")
+            ended = choice["finish_reason"] == "stop"
+            return Completion(choice["token_ids"], ended, details.get("cached_tokens"))
 
         return await asyncio.gather(*map(complete, prompts, params))
 
@@ -231,7 +240,8 @@ class ServerEngine(VLLMGeneration):
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 if attempt:
-                    self._find_again()
+                    with self._recovery:  # one thread sends the weights, the others find them there
+                        self._find_again()
                 return action()
             except _ServerLost as error:
                 lost = error
@@ -261,6 +271,15 @@ class ServerEngine(VLLMGeneration):
                 "`vllm_server_weights_dir`, servers can be restarted during training."
             )
         self._load_weights()
+
+    def _server_id_from_now(self) -> str:
+        """Return the server's id at a moment after this call. Threads that ask at the same time share an answer."""
+        now = time.monotonic()
+        with self._check:
+            if self._checked[0] < now:
+                asked_at = time.monotonic()
+                self._checked = asked_at, self._read_server_id()
+            return self._checked[1]
 
     def _read_server_id(self) -> str:
         """Return an id that is different for each start of a server."""
@@ -297,7 +316,8 @@ class ServerEngine(VLLMGeneration):
                 watching.cancel()
 
     async def _watch(self) -> None:
-        """Return when the server has been silent for too long."""
+        """Return when the server has been silent for too long. Short calls are not watched."""
+        await asyncio.sleep(min(_HEALTH_INTERVAL, self.server_timeout))
         while await self._becomes_healthy():
             await asyncio.sleep(_HEALTH_INTERVAL)
 

@@ -1,0 +1,230 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Environments in processes of their own: the same as in threads, and a process that dies is one failed episode."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from datasets import Dataset
+from helpers.testing_utils import make_roles, make_trainer, play
+
+from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.environments.process import ProcessEnvironment
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.evaluation.metrics import episode_metrics
+
+
+def make_faulty(folder):
+    """Make a factory. It is a function within a function, as lambdas are, so that it travels by value."""
+
+    class Odd(Exception):
+        """Cannot be made from its own arguments."""
+
+        def __init__(self, message, number):
+            super().__init__(f"{message} {number}")
+
+    class Faulty(TextEnvironment):
+        takes_seed = True
+
+        def reset(self, seed, fault=None, at=0):
+            self.seed, self.fault, self.at, self.turn = seed, fault, at, 0
+            return self._fault(f"win {seed % 10}")
+
+        async def step(self, action):
+            self.turn += 1
+            return StepResult(self._fault(f"win {self.turn}"), float(self.turn == 3), terminated=self.turn == 3)
+
+        def final_reward(self):
+            return self.seed % 7
+
+        def close(self):
+            (folder / f"{os.getpid()}").touch()
+
+        def _fault(self, observation):
+            if self.turn == self.at:
+                if self.fault == "exception":
+                    raise RuntimeError("broken")
+                if self.fault == "cannot travel":
+                    raise Odd("broken", 1)
+                if self.fault == "exit":
+                    sys.exit(1)
+                if self.fault == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if self.fault == "hang":
+                    while True:
+                        pass
+                if self.fault == "malformed":
+                    return b"bytes"
+            return observation
+
+    return lambda: Faulty()
+
+
+def play_in(workers, factory, tasks, **kwargs):
+    pool = EnvironmentPool(factory, workers=workers, **kwargs)
+    try:
+        episodes, deadline = play_episodes(pool, tasks, make_roles("take red", max_turns=8)), time.monotonic() + 10
+        while pool.num_left_behind and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return episodes, pool.num_left_behind
+    finally:
+        pool.close()
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_same_as_in_threads(tmp_path):
+    """Seeds, texts, rewards, and what failed where; an instance for each episode or a few for all."""
+    faults = [None, "exception", None, "malformed", "exit", None, "exception"]
+    tasks = [{"fault": fault, "at": i % 3} for i, fault in enumerate(faults)]
+    played = []
+    for workers, max_instances in (("thread", None), ("process", None), ("process", 2)):
+        torch.manual_seed(0)
+        episodes, _ = play_in(workers, make_faulty(tmp_path), tasks, max_instances=max_instances, timeout=300)
+        played.append([(e.token_ids.tolist(), e.turns, e.score, e.terminated, e.failure) for e in episodes])
+    assert played[0] == played[1] == played[2]
+    assert len({score for _, _, score, _, _ in played[0]}) > 2
+    closed = {int(path.name) for path in tmp_path.iterdir()}
+    assert os.getpid() in closed and len(closed) > 2  # each closed itself, in its own process
+
+
+def test_a_process_that_dies_is_one_failed_episode(tmp_path):
+    faults = ["killed", None, "hang", "cannot travel", None]
+    tasks = [{"fault": fault, "at": 2} for fault in faults]
+    play_in("process", make_faulty(tmp_path), tasks[1:2], timeout=300)  # starts the server of processes
+    episodes, num_left_behind = play_in("process", make_faulty(tmp_path), tasks, timeout=8)
+    killed, _, hung, odd, _ = episodes
+    assert killed.failure == "step: EnvironmentFailure: the process of the environment ended with the exit code -9"
+    assert hung.failure == "timeout: TimeoutError: step took longer than `environment_timeout=8` seconds"
+    assert odd.failure.startswith("step: EnvironmentFailure: Odd: broken 1 (it could not leave the process: ")
+    for episode, fault in zip(episodes, faults, strict=True):
+        assert len(episode.turns) == (1 if fault else 3) and episode.terminated == (fault is None)
+    assert num_left_behind == 0  # unlike a thread, a process that hangs is ended
+    metrics = episode_metrics(episodes, success_threshold=1.0)
+    assert metrics["environment/failure_rate"] == 0.6 and metrics["environment/timeout_failure_rate"] == 0.2
+
+
+def test_instances_live_in_different_processes_until_they_are_closed():
+    class Where:
+        def reset(self):
+            return "win"
+
+        def step(self, action):
+            time.sleep(0.2)  # so that no instance plays two episodes
+            return StepResult(f"win {os.getpid()}", terminated=True)
+
+    pool = EnvironmentPool(Where, workers="process")
+    roles = make_roles("take red", max_turns=2)
+    first, second = (
+        {int(episode.turns[0].next_observation.split()[1]) for episode in play_episodes(pool, [{}] * 3, roles)}
+        for _ in range(2)
+    )
+    assert len(first) == 3 and first == second and os.getpid() not in first  # they are reused
+    pool.close()
+    assert not any(map(is_running, first))
+    assert play_episodes(pool, [{}], roles)[0].terminated  # new ones are made when they are needed
+    pool.close()
+
+
+def test_tools():
+    class Desk:
+        def reset(self, prompt, number):
+            self.number = number
+
+        def look(self, where: str) -> str:
+            """
+            Look around.
+
+            Args:
+                where: In which direction.
+            """
+            if where == "down":
+                raise EnvironmentFailure("the server is down")
+            return f"{where} {self.number} {os.getpid()}"
+
+        async def get_reward(self):
+            return self.number
+
+    answers = ['{"name": "look", "arguments": {"where": "up"}}', "done"]
+    tasks = [{"prompt": [{"role": "user", "content": "win"}], "number": 7}]
+    (episode,) = play(tasks, Desk, make_roles(answers, max_turns=3), workers="process")
+    assert episode.turns[0].next_observation.startswith("up 7 ") and episode.score == 7
+    assert int(episode.turns[0].next_observation.split()[2]) != os.getpid()
+    down = ['{"name": "look", "arguments": {"where": "down"}}']
+    (episode,) = play(tasks, Desk, make_roles(down, max_turns=3), workers="process")
+    assert episode.failure == "step: EnvironmentFailure: the server is down"
+
+
+def test_errors_bring_their_traceback(tmp_path):
+    environment = ProcessEnvironment(make_faulty(tmp_path))
+    with pytest.raises(RuntimeError, match="broken") as raised:
+        environment.reset(seed=1, fault="exception")
+    assert "in _fault" in str(raised.value.__cause__)
+    environment.close()
+    with pytest.raises(EnvironmentFailure, match="ended with the exit code"):
+        environment.reset(seed=1)
+
+
+def test_processes_end_with_the_trainer(tmp_path):
+    """Also if it is killed."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal\n"
+        "from trl_nlac.environments.process import ProcessEnvironment\n"
+        "from trl_nlac.environments import TextEnvironment\n"
+        "class Env(TextEnvironment):\n"
+        "    def reset(self): return str(os.getpid())\n"
+        "    def step(self, action): pass\n"
+        "if __name__ == '__main__':\n"
+        "    print(ProcessEnvironment(lambda: Env()).reset(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert finished.stdout, finished.stderr
+    pid, deadline = int(finished.stdout), time.monotonic() + 20
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+def test_training(tmp_path):
+    class Game:
+        def reset(self, start):
+            return f"{start}"
+
+        def step(self, action):
+            return StepResult("won", 1.0, terminated=True)
+
+    def judge(completions, environments, **kwargs):
+        return [0.0] * len(completions)
+
+    options = {"environment_workers": "process", "max_steps": 1}
+    dataset = Dataset.from_dict({"start": [1] * 4})
+    trainer = make_trainer(tmp_path, options, train_dataset=dataset, environment_factory=lambda: Game())
+    trainer.train()
+    assert trainer.num_environment_steps == 4
+    with pytest.raises(ValueError, match="`judge` reads `environments`.*environment_workers='process'"):
+        make_trainer(tmp_path, options, environment_factory=lambda: Game(), reward_funcs=judge)
+    with pytest.raises(ValueError, match="`environment_workers` must be one of"):
+        make_trainer(tmp_path, {"environment_workers": "ray"})

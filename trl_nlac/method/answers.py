@@ -1,0 +1,168 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What a model makes of the tokens of answers, with the logits of a few tokens at a time in memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from .batches import TokenBatch
+
+
+_CHUNK = 256  # tokens of which logits are in memory at the same time
+
+Value = Callable[[torch.Tensor, slice], torch.Tensor]  # of the logits of a chunk of tokens: (n, V) to (n,)
+
+
+def answer_values(model: nn.Module, tokens: TokenBatch, value: Value) -> torch.Tensor:
+    """
+    Compute a value of the model's distribution at each token of the completions.
+
+    The output layer of the model, its head, gets the hidden states of these tokens alone, a chunk at a time, and the
+    logits of a chunk are computed again in the backward pass. This happens where the model calls its head, so that
+    whatever holds for the head, as weights that are gathered, adapters or a bias, holds here. Where `tokens` keep the
+    model's own logits, only these are read in chunks.
+
+    Args:
+        model (`nn.Module`):
+            The model, wrapped or not.
+        tokens ([`~method.batches.TokenBatch`]):
+            The tokens.
+        value (`Callable`):
+            Makes the values of a chunk of its logits, `(n, V)`, and of its place among the `M` tokens, a slice.
+
+    Returns:
+        `torch.Tensor` of shape `(M,)`.
+    """
+    return _run(model, tokens, lambda rows, head: _in_chunks(rows, head, value))
+
+
+def _in_chunks(rows: torch.Tensor, head: nn.Module, value: Value) -> torch.Tensor:
+    def compute(part: torch.Tensor, chunk: slice) -> torch.Tensor:
+        return value(head(part), chunk)
+
+    parts = rows.split(_CHUNK)
+    chunks = [slice(i * _CHUNK, (i + 1) * _CHUNK) for i in range(len(parts))]
+    if len(parts) == 1 or not torch.is_grad_enabled():
+        return torch.cat([compute(part, chunk) for part, chunk in zip(parts, chunks, strict=True)])
+    return torch.cat(
+        [checkpoint(compute, part, chunk, use_reentrant=False) for part, chunk in zip(parts, chunks, strict=True)]
+    )
+
+
+@dataclass(frozen=True)
+class AnswerStates:
+    """
+    What a model computed for the `M` tokens of the completions, and the head that it had then.
+
+    Args:
+        rows (`torch.Tensor` of shape `(M, H)`):
+            The hidden states.
+        head (`nn.Module`):
+            The head.
+        weights (`dict[str, torch.Tensor]`):
+            Its trained weights, copied: others may stand in their place later.
+    """
+
+    rows: torch.Tensor
+    head: nn.Module
+    weights: dict[str, torch.Tensor]
+
+    @torch.no_grad()
+    def logits(self, chosen: torch.Tensor) -> torch.Tensor:
+        """
+        Compute the logits of chosen tokens, `(n,)` to `(n, V)`. Where weights are sharded, they are there only while
+        the model calls its head: within the `value` of [`answer_values`].
+        """
+        return functional_call(self.head, self.weights, (self.rows[chosen],))
+
+
+@torch.no_grad()
+def answer_states(model: nn.Module, tokens: TokenBatch) -> AnswerStates:
+    """
+    Keep what is needed for the logits of all tokens of the completions.
+
+    Args:
+        model (`nn.Module`):
+            The model, wrapped or not.
+        tokens ([`~method.batches.TokenBatch`]):
+            The tokens.
+    """
+    kept: list[AnswerStates] = []
+
+    def keep(rows: torch.Tensor, head: nn.Module) -> torch.Tensor:
+        weights = {name: p.detach().clone() for name, p in head.named_parameters() if p.requires_grad}
+        kept.append(AnswerStates(rows, head, weights))
+        return rows.new_zeros(len(rows))
+
+    _run(model, tokens, keep)
+    return kept[0]
+
+
+class _Head(nn.Module):
+    """Calls a module without its hooks, which belong to the module's place in the model."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+        self.call = module.forward
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.call(rows)
+
+
+def answer_logits(model: nn.Module, tokens: TokenBatch) -> torch.Tensor:
+    """Compute the logits of all tokens of the completions, `(M, V)`, of a batch that keeps the model's own."""
+    return tokens.select(model(**tokens.inputs, use_cache=False).logits)
+
+
+def _run(
+    model: nn.Module, tokens: TokenBatch, finish: Callable[[torch.Tensor, nn.Module], torch.Tensor]
+) -> torch.Tensor:
+    """Run a model, with its end replaced: `finish` makes `(M,)` values of hidden states, `(M, H)`, and the head."""
+    if tokens.keeps_logits:
+        return finish(answer_logits(model, tokens), nn.Identity())
+    module = output_layer(model)
+    head = _Head(module)
+
+    def forward(states: torch.Tensor) -> torch.Tensor:
+        return finish(tokens.select(states), head)[None, :, None]
+
+    with _replaced_forward(module, forward):
+        return model(**tokens.inputs, use_cache=False).logits.flatten()
+
+
+def output_layer(model: nn.Module) -> nn.Module:
+    """Return the module that makes logits of hidden states, the head."""
+    return extract_model_from_parallel(model, keep_torch_compile=False).get_output_embeddings()
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before

@@ -1,0 +1,101 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Whether the output layer of a model can be called for a few tokens at a time."""
+
+import torch
+from accelerate.logging import get_logger
+from accelerate.utils import gather_object
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ..method.answers import answer_values, output_layer
+from ..method.batches import NLACCollator
+from ..method.losses import token_logps
+from ..nlac_config import NLACConfig
+from ..shards import has_gathered_weights
+from ..types import Prompt, TrainingExample
+
+
+logger = get_logger(__name__)
+
+
+def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> bool:
+    """
+    Return whether a model's log-probabilities are those of its output layer, called in chunks. If not, a warning names
+    the reason. All processes decide alike.
+
+    Args:
+        model (`nn.Module`):
+            The model, wrapped or not.
+        config ([`~transformers.PreTrainedConfig`]):
+            Its configuration.
+        args ([`NLACConfig`]):
+            Options of the run: where and how precisely it computes.
+    """
+    (reason, *_) = [*filter(None, gather_object([_unfit(model, args) or _difference(model, config, args)])), ""]
+    if reason:
+        logger.warning(
+            "The logits of all answers of a micro-batch are in memory at the same time, which matters where they are "
+            f"long and the vocabulary is large: {reason}."
+        )
+    return not reason
+
+
+def _unfit(model: nn.Module, args: NLACConfig) -> str:
+    """Explain why the output layer cannot be called alone, as far as can be seen."""
+    if args.torch_compile:
+        return "the model is compiled (`torch_compile`)"
+    head = output_layer(model)
+    if head is None:
+        return "the model names no output layer"
+    if has_gathered_weights(head) and any(True for _ in head.children()):
+        # Each call of a part would gather its weights, and processes have different numbers of chunks.
+        return f"its output layer, of sharded weights, is made of several ({type(head).__name__})"
+    return ""
+
+
+def _difference(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
+    """Explain how what the output layer gives differs from what the model gives; empty if it does not."""
+    vocabulary = min(config.get_text_config().vocab_size, 1000)
+    sequences = torch.randint(vocabulary, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    examples = [
+        TrainingExample("rehearsal", Prompt.of(ids[:length]), tuple(ids[length:]))
+        for length, ids in enumerate(sequences, start=1)
+    ]
+    whole, states = (
+        NLACCollator(0, keeps_logits=keeps, device=args.device)(examples).tokens for keeps in (True, False)
+    )
+    marks = torch.linspace(-99, 99, len(states.labels), device=args.device)
+    found: list[torch.Tensor] = []
+
+    def values(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
+        found.append(token_logps(logits, states.labels[chunk]))
+        return marks[chunk]
+
+    is_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            expected = answer_values(model, whole, lambda logits, chunk: token_logps(logits, whole.labels[chunk]))
+            returned = answer_values(model, states, values)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return f"its output layer cannot be called alone ({type(error).__name__}: {str(error).splitlines()[0]})"
+    finally:
+        model.train(is_training)
+    if not found or returned.shape != marks.shape or (returned - marks).abs().max() > 1:
+        return "the model does something to the output of its output layer"
+    difference, scale = ((values - expected).norm() for values in (torch.cat(found), expected.mean()))
+    limit = 5e-2 if args.bf16 or args.fp16 else 1e-3
+    return "" if difference <= limit * scale else f"what its output layer gives differs by {difference / scale:.1%}"
