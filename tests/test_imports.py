@@ -25,15 +25,17 @@ PACKAGE = Path(trl_nlac.__file__).parent
 # Folders and modules of the root, and what they may import of the others. `types` is free to all.
 TABLE = {
     "types secrets shards prompts": "",
-    "options terminal": "secrets",
+    "terminal": "secrets",
+    "options": "secrets terminal",
     "event_loop": "terminal",
     "chat replay": "",
     "generation": "options secrets shards event_loop",
     "nlac_config": "options secrets",
+    "planning": "nlac_config",
     "method": "chat generation options prompts shards",
     "environments": "chat prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
-    "training": "method replay chat nlac_config shards terminal",
+    "training": "method replay chat prompts nlac_config secrets shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments chat generation options prompts terminal",
@@ -41,7 +43,7 @@ TABLE = {
     "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
-    "nlac_config generation replay chat prompts options secrets terminal",
+    "planning nlac_config generation replay chat prompts options secrets terminal",
 }
 ALLOWED = {place: others.split() for places, others in TABLE.items() for place in places.split()}
 # Where only one module of a folder may be imported: for every importer, or for those that are named.

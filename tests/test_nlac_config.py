@@ -40,7 +40,7 @@ class TestNLACConfig:
             ),
             ({"enable_jit_checkpoint": True}, "`enable_jit_checkpoint=True` saves in the middle of a step"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
-            ({"beta": -0.1}, "`beta` must be not negative"),
+            ({"beta": -0.1}, "`beta` must be between 0 and 1,000,000, got -0.1"),
         ],
     )
     def test_options_that_exclude_each_other(self, tmp_path, options, message):

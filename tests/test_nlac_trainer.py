@@ -129,7 +129,7 @@ class TestTraining:
         assert log["tokens/trained"] == sum(sizes) and logs[0][0]["tokens/trained"] == sizes[0]
         acted = [turn.action_length for episode in whole.replay.episodes for turn in episode.turns]
         assert log["tokens/generated/act"] == sum(acted)
-        assert "tokens/cached" not in log  # the generator cannot say
+        assert 0 < log["tokens/cached"] < log["tokens/prefilled"]  # roles read the state of a transition again
 
     def test_samples_per_step(self, tmp_path):
         """Transitions trained on for each environment step so far, also in a run that was resumed."""
@@ -464,6 +464,11 @@ class TestBadInput:
 
     def test_unknown_environment(self, tmp_path):
         tasks = Dataset.from_dict({"environment": ["house"], "start": [3]})
-        trainer = make_trainer(tmp_path, train_dataset=tasks, environment_factory={"count": Countdown})
-        with pytest.raises(ValueError, match="`environment` of a task is 'house'"):
-            trainer.train()
+        with pytest.raises(ValueError, match="`train_dataset` .*`environment` of a task is 'house'"):
+            make_trainer(tmp_path, train_dataset=tasks, environment_factory={"count": Countdown})
+
+    def test_tasks_that_do_not_fit_reset(self, tmp_path):
+        for name, columns in (("train_dataset", {"begin": [3]}), ("eval_dataset", {"start": [3], "speed": [1]})):
+            datasets = {"train_dataset": Dataset.from_dict({"start": [3]}), name: Dataset.from_dict(columns)}
+            with pytest.raises(ValueError, match=f"`{name}` has the columns .*`reset` of Countdown does not take"):
+                make_trainer(tmp_path, environment_factory=Countdown, **datasets)

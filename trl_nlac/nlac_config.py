@@ -22,13 +22,14 @@ from typing import Any
 
 from trl.trainer.base_config import _BaseConfig
 
-from .options.checks import check, check_at_least, check_choices, check_numbers, check_positive, check_share
-from .options.generation import GenerationOptions
+from .options.checks import check, check_at_least, check_between, check_choices, check_positive, check_types
+from .options.generation import MAX_SECONDS, GenerationOptions
 from .options.records import RecordOptions
 from .options.roles import RoleOptions
 from .secrets import hide_secrets, remember_secrets
 
 
+MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
@@ -148,6 +149,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Whether a prefix that several training samples have in common is computed once: the samples of a pass
             become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
             when training starts; if not, a warning says why, and its samples are computed one by one.
+        max_tokens_per_batch (`int`, *optional*):
+            Number of tokens that the model reads in one pass, each counted once with `share_prefixes`, padding
+            included otherwise. A micro-batch with more is computed in several passes, filled evenly, as many on every
+            process. Losses and gradients are the same. A longer example has a pass of its own. If `None`, a
+            micro-batch is one pass, however long it is.
         beta (`float`, *optional*, defaults to `0.0`):
             KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
             training speed. The divergence of the policy's tokens from the initial weights, estimated as in
@@ -340,6 +346,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=True,
         metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
     )
+    max_tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of tokens that the model reads in one pass. A micro-batch with more takes several passes. "
+            "If None, a micro-batch is one pass."
+        },
+    )
     beta: float = field(
         default=0.0,
         metadata={
@@ -413,9 +426,20 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
 
     def __post_init__(self):
         remember_secrets(vars(self))
+        is_path = self.output_dir is None or isinstance(self.output_dir, (str, os.PathLike))
+        check(self, "output_dir", is_path, "a path, or None")
+        check_types(self)  # before transformers reads them
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
-        check_numbers(self)
+        self.check()
+
+    def check(self) -> None:
+        """
+        Check all options, also those that were changed since the configuration was made.
+
+        Raises:
+            ValueError: If one has a wrong type or value; the message names it.
+        """
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
         check_choices(
@@ -424,20 +448,28 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
-            *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
-            *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration", "transitions_per_episode"),
-            "num_updates_per_generation",
+            *("replay_buffer_size", "target_sync_steps", "max_idle_iterations", "max_tokens_per_batch"),
         )
-        check_at_least(
-            *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
-            *("beta", "rehearsal_ratio", "num_eval_critiques", "num_oracle_probes", "target_max_age"),
-        )
-        check_positive(self, "environment_timeout", "replay_buffer_memory")
-        check_share(
-            *(self, "max_environment_failure_rate", "priority_exponent", "health_warning_ratio"),
+        check_at_least(self, 0, "learning_starts", "num_eval_critiques", "target_max_age")
+        check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
+        check_between(self, 1, 1000, "num_refinements", "num_updates_per_generation", "transitions_per_episode")
+        check_between(self, 1, 10_000, "num_eval_episodes")
+        check_between(self, 0, 100_000, "num_oracle_probes")
+        # Larger factors make losses, gradients or weights overflow.
+        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef", "beta")
+        check_between(self, 0, 1000, "learning_rate")
+        check_between(self, 0, 100, "rehearsal_ratio")
+        check_between(self, 0, 10, "importance_sampling_exponent")
+        check_between(
+            *(self, 0, 1, "max_environment_failure_rate", "priority_exponent", "health_warning_ratio"),
             "replay_refinement_fraction",
         )
+        check_positive(self, "environment_timeout", most=MAX_SECONDS)
+        check_positive(self, "replay_buffer_memory", most=10**9)
+        check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
+        fits = self.replay_buffer_size >= self.max_turns  # an episode must fit
+        check(self, "replay_buffer_size", fits, f"at least `max_turns={self.max_turns}`")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
         if self.target_sync_mode == "hard" and self.target_sync_steps == 1:
             raise ValueError(
@@ -478,6 +510,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         if self.samples_per_iteration is None:
             least = samples_per_episode * (self.episodes_per_iteration or self.world_size)
             self.samples_per_iteration = math.ceil(least / batch_size) * batch_size
+            if self.samples_per_iteration > MAX_SAMPLES:
+                raise ValueError(
+                    f"`max_turns={self.max_turns}`, `episodes_per_iteration={self.episodes_per_iteration}` and a "
+                    f"global batch size of {batch_size} make iterations of {self.samples_per_iteration:,} samples, "
+                    f"and {MAX_SAMPLES:,} is the most. Lower one of them, or set `samples_per_iteration`."
+                )
         if self.samples_per_iteration % batch_size:
             raise ValueError(
                 f"`samples_per_iteration` ({self.samples_per_iteration}) must be divisible by the global batch size "

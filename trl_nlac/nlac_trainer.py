@@ -42,7 +42,7 @@ from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
 from .episodes.rewards import RewardFunc, load_rewards
-from .episodes.rollout import play_episodes
+from .episodes.rollout import check_prompt_length, play_episodes
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import health_metrics
 from .evaluation.metrics import mean_over_processes
@@ -64,6 +64,7 @@ from .records.lock import locked
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
+from .training.arguments import check_arguments, check_tasks, named
 from .training.checkpoint import (
     check_identity,
     describe_run,
@@ -89,6 +90,7 @@ from .training.guards import (
 )
 from .training.manifest import check_manifest
 from .training.model import fit_to_context, load_model
+from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
@@ -195,6 +197,7 @@ class NLACTrainer(AtomicSavingTrainer):
 
     Raises:
         ValueError, TypeError: If an argument or option is wrong, before training starts; the message names it.
+        TimeoutError: If making an environment takes longer than `environment_timeout`.
 
     Attributes:
         had_ended (`bool`):
@@ -223,11 +226,17 @@ class NLACTrainer(AtomicSavingTrainer):
         peft_config: "PeftConfig | None" = None,
         quantization_config: "BitsAndBytesConfig | None" = None,
     ):
+        check_arguments(
+            **dict(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset),
+            **dict(processing_class=processing_class, reward_funcs=reward_funcs, tools=tools, prompts=prompts),
+            **dict(replay_dataset=replay_dataset, rehearsal_dataset=rehearsal_dataset, callbacks=callbacks),
+            **dict(optimizers=optimizers, peft_config=peft_config, quantization_config=quantization_config),
+        )
         if args is None:
             model_name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
-        if train_dataset is not None and len(train_dataset) == 0:
-            raise ValueError("`train_dataset` is empty. Give it one row for each task.")
+            with named("The default of `args`"):
+                args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
+        args.check()
         self.environments = EnvironmentPool(
             *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
             workers=args.environment_workers,
@@ -236,6 +245,8 @@ class NLACTrainer(AtomicSavingTrainer):
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
+        if self.environments:
+            check_tasks(train_dataset, eval_dataset, self.environments.check_task)
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
             args.environment_workers,
@@ -286,7 +297,11 @@ class NLACTrainer(AtomicSavingTrainer):
         if replay_dataset is not None:
             shares = (args.process_index, args.world_size, args.max_prompt_length)
             self.replay.fill(episodes_from_logs(replay_dataset, self.roles.actions, self.roles.prompts, *shares))
+        if self.environments:
+            check_prompt_length(self.environments, self.roles)
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
+        if args.generation_kwargs and not is_sharded_later:
+            self.roles.check_generation(self.model)
         update_rate = 1.0 if args.target_sync_mode == "hard" else args.target_update_rate
         if args.target_update_unit == "sample":
             update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
@@ -444,7 +459,12 @@ class NLACTrainer(AtomicSavingTrainer):
             if not self._batches:
                 self._batches.extend(self._iteration(tasks))
             start = time.perf_counter()
-            loss = super().training_step(model, tasks, num_items_in_batch)
+            passes = split_into_passes(self._batches.popleft(), self.args.max_tokens_per_batch, self._collate)
+            loss = 0.0
+            for number, examples in enumerate(passes, start=1):
+                with accumulating(self.accelerator, model, is_last=number == len(passes)):
+                    loss = loss + super().training_step(model, examples, num_items_in_batch)
+            self.records.add_batch()
             if not self._batches:
                 self.records.end_iteration()
         except TrainingStopped:
@@ -453,8 +473,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.records.metrics["time/train"].append(time.perf_counter() - start)
         return loss
 
-    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> MicroBatch:
-        return self._collate(self._batches.popleft())
+    def _prepare_inputs(self, examples: list[TrainingExample]) -> MicroBatch:
+        return self._collate(examples)
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
@@ -659,7 +679,7 @@ class NLACTrainer(AtomicSavingTrainer):
         """Additional arguments of reward functions, as in TRL."""
         return {
             "trainer_state": self.state,
-            "log_metric": lambda name, value: self.records.metrics[name].append(value),
+            "log_metric": self.records.add_metric,
         }
 
     # Logs

@@ -16,11 +16,14 @@
 
 import re
 import traceback
+from typing import Any
 
 from .secrets import hide_in_text
 
 
 MAX_TRACEBACK = 20_000  # characters
+
+MAX_SHOWN = 200  # characters
 
 # All control characters but newlines and tabs, and those that turn the direction of text around.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -42,3 +45,12 @@ def printable_traceback(error: BaseException) -> str:
     """Write the end of the traceback of an error, which can be of foreign code: printable, and without secrets."""
     text = "".join(traceback.format_exception(error))[-2 * MAX_TRACEBACK :]
     return printable(hide_in_text(text))[-MAX_TRACEBACK:]
+
+
+def shown(value: Any) -> str:
+    """Write any value for a message: short, printable, without secrets, and of a hostile object only its type."""
+    try:
+        text = hide_in_text(repr(value)[: 10 * MAX_SHOWN])  # before it is cut: half a secret cannot be recognized
+        return printable(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} [...]")
+    except BaseException:
+        return f"a {type(value).__name__} that cannot be shown"

@@ -253,12 +253,12 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("launcher", "num_processes"),
         [
-            (["accelerate.commands.launch", "--config_file", str(ROOT / "examples/accelerate_configs/cpu.yaml")], 1),
-            (["torch.distributed.run", "--standalone", "--nproc_per_node", "2"], 2),
+            (["trl_nlac", "train", "--accelerate_config", "cpu"], 1),
+            (["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trl_nlac", "train"], 2),
         ],
     )
     def test_launchers(self, folder, launcher, num_processes):
-        command = [sys.executable, "-m", *launcher, "-m", "trl_nlac", "train", "--config", "run.yaml"]
+        command = [sys.executable, "-m", *launcher, "--config", "run.yaml"]
         command += ["--episodes_per_iteration", "4", "--samples_per_iteration", "16"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stdout + done.stderr

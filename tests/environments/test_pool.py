@@ -148,6 +148,17 @@ class TestInstances:
         gc.collect()
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_factories_that_fail_are_named(error):
+    def factory():
+        raise error("no docker")
+
+    with pytest.raises(ValueError, match="`environment_factory` .* fails: .*: no docker"):
+        EnvironmentPool(factory)
+    with pytest.raises(ValueError, match=r"`environment_factory\['a'\]` .* fails: .*: no docker"):
+        EnvironmentPool({"a": factory})
+
+
 class Wandering(Countdown):
     """Changes the working directory in every method."""
 

@@ -373,9 +373,16 @@ def test_tools_choose_the_format_of_actions(tmp_path):
         def step(self, action):
             return StepResult("closed win", 1.0, terminated=True)
 
-    for environment, expected in ((DeskTools, "tool_call"), (Text, "react")):
+    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
+    for environment, dataset, expected in ((DeskTools, tasks, "tool_call"), (Text, None, "react")):
         args = make_config(tmp_path / expected, action_format=None)
-        trainer = NLACTrainer(model=TINY_MODEL, args=args, environment_factory=environment, prompts=COMPACT_PROMPTS)
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=args,
+            train_dataset=dataset,
+            environment_factory=environment,
+            prompts=COMPACT_PROMPTS,
+        )
         assert trainer.roles.actions.name == trainer.args.action_format == expected
         trainer.save_model()
         assert RoleOptions.from_pretrained(str(tmp_path / expected)).action_format == expected

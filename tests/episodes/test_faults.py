@@ -21,6 +21,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -377,6 +378,60 @@ class TestFaults:
         assert failed.failure == "step: FileNotFoundError: caf\\udce9"
         assert not observed.turns and observed.score == 0
 
+    def test_what_an_environment_returns_is_read_in_its_own_thread(self):
+        """It cannot end the run, whatever reading it does."""
+
+        class Exits(StepResult):
+            @property
+            def observation(self):
+                raise SystemExit("no")
+
+        class Odd:
+            def reset(self, message):
+                return [{"role": "user", "content": "win", **message}]
+
+            def step(self, action):
+                return object.__new__(Exits)
+
+        exits, unstored = play([{"message": {}}, {"message": {"meta": {1}}}], Odd)
+        assert exits.failure == "step: SystemExit: no" and not exits.turns
+        assert unstored.failure.startswith("observation: MalformedResult: a message of `reset` cannot be stored: ")
+
+    def test_no_environment_s_number_or_end_is_made_of_text(self):
+        class Gym(gymnasium.Env):
+            def reset(self, seed=None, options=None):
+                return "win", {}
+
+            def step(self, action):
+                return "done", 1.0, "False", False, {}
+
+        class Tools:
+            def reset(self, **row):
+                pass
+
+            def get_reward(self):
+                return "1.0"
+
+        (ends,) = play([{}], Gym)
+        assert ends.failure.startswith("observation: ") and not ends.terminated
+        (pays,) = play([{}], Tools, make_roles("done"))
+        assert pays.failure == "reward: MalformedResult: the reward is '1.0', expected a finite number"
+
+    def test_schemas_of_tools_are_copies(self):
+        class Growing(TextEnvironment):
+            def __init__(self):
+                self.tool_schemas = [{"type": "function", "function": {"name": "look"}}]
+
+            def reset(self):
+                self.tool_schemas.append(object())
+                return "win"
+
+            def step(self, action):
+                return StepResult("done", 1.0, terminated=True)
+
+        for episode in play([{}, {}], Growing):
+            assert episode.tools == ({"type": "function", "function": {"name": "look"}},)
+
     def test_limits_of_the_trainer_are_rewarded_too(self):
         class Env:
             def reset(self):
@@ -444,7 +499,7 @@ class TestFaults:
                 assert episode.truncated and len(episode.turns) == 3 and episode.score == 0
         release.set()
 
-    @pytest.mark.parametrize("returned", [None, 1.0, "11", [float("inf"), 0], ["1", 0], [1e308, 1e308], [[], 0]])
+    @pytest.mark.parametrize("returned", [None, 1.0, "11", [0], [float("inf"), 0], ["1", 0], [1e308] * 2, [[], 0]])
     def test_reward_functions_that_return_no_rewards(self, returned):
         class Judge:
             def __call__(self, completions, **kwargs):

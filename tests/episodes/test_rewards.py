@@ -18,6 +18,7 @@ from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import call_message
+from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
@@ -68,6 +69,18 @@ class TestEpisodeRewards:
     def test_reward_function_errors(self):
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):
             EpisodeRewards([len], [1.0, 2.0])
-        rewards = EpisodeRewards([lambda **kwargs: [1.0]])
-        with pytest.raises(ValueError, match="returned 1 rewards for 2 episodes"):
-            rewards([[], []], [[], []], [[], []], [None, None], [{}, {}])
+        two_episodes = ([[], []], [[], []], [[], []], [None, None], [{}, {}])
+        for returned, problem in [
+            ([1.0], "gave 1 rewards"),
+            ([3e38, 0], "the reward is 6e[+]38"),
+            ({0: 1, 1: 1}, "gave dict"),
+        ]:
+            with pytest.raises(EnvironmentFailure, match=f"`<lambda>` failed: (it )?{problem}"):
+                EpisodeRewards([lambda returned=returned, **kwargs: returned], [2.0])(*two_episodes)
+
+        def note(log_extra, **kwargs):
+            log_extra("mood", ["good"])
+            return [1.0, 1.0]
+
+        with pytest.raises(EnvironmentFailure, match=r"`note` failed: it gave 1 values in `log_extra\('mood', ...\)`"):
+            EpisodeRewards([note])(*two_episodes)

@@ -22,7 +22,7 @@ class TestSumTree:
     @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100])
     def test_draws_by_cumulative_sums(self, size):
         rng = np.random.default_rng(size)
-        tree, weights = SumTree(size), np.zeros(size)
+        tree, weights = SumTree(), np.zeros(size)
         for _ in range(20):
             indices = rng.integers(size, size=5)
             weights[indices] = rng.integers(0, 4, size=5) * 0.25  # sums are exact
@@ -38,8 +38,20 @@ class TestSumTree:
             assert tree.weights(np.arange(size)).tolist() == weights.tolist()
 
     def test_rounding_never_draws_what_has_no_weight(self):
-        tree = SumTree(4)
+        tree = SumTree()
         tree.set(np.array([0, 2]), np.array([0.3, 0.7]))
         largest = np.nextafter(1, 0)
         assert largest * 1.0 - 0.3 >= 0.7  # as if it were past the third index
         assert tree.draw(np.array([0.0, 0.5, largest]))[0].tolist() == [0, 2, 2]
+
+    def test_grows(self):
+        rng = np.random.default_rng(0)
+        tree, weights = SumTree(), np.zeros(5000)
+        for largest in (1, 2, 5, 4000, 5000):
+            indices = rng.integers(largest, size=3)
+            weights[indices] = rng.integers(1, 4, size=3) * 0.25
+            tree.set(indices, weights[indices])
+            assert tree.total == weights.sum()
+            fractions = rng.random(20)
+            expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
+            assert tree.draw(fractions)[0].tolist() == expected.tolist()

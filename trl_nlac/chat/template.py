@@ -166,7 +166,7 @@ class ChatTemplate:
         except (TemplateError, TypeError) as error:
             raise ValueError(
                 "The chat template of the tokenizer (`processing_class`) cannot render a conversation in text and "
-                f"without tools: {error}"
+                f"without tools, with `chat_template_kwargs={kwargs}`: {error}"
             ) from error
         # In tokens, not in characters: the first ones of `<think>` and `</think>` are the same.
         past, answer = self.piece(to_past).token_ids, self.piece(to_answer).token_ids

@@ -28,6 +28,7 @@ from .errors import CommandError, known_errors
 
 COMMANDS = {
     "train": "train an agent in an environment",
+    "plan": "does a run fit the machines, and how long does an iteration take",
     "evaluate": "play a saved agent and measure how often it succeeds",
     "play": "watch an agent act, criticise and refine, turn by turn",
     "rehearse": "let a model write samples of its roles, to rehearse in training",

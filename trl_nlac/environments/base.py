@@ -15,6 +15,7 @@
 """The interface of environments: text in, text out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -129,6 +130,11 @@ class TextEnvironment(ABC):
         """The environment that the user made."""
         return self
 
+    @property
+    def task_reader(self) -> Callable:
+        """The function whose keywords the columns of a task must fit."""
+        return self.reset
+
 
 class PlainEnvironment(TextEnvironment):
     """Plays an object that has `reset`, `step` and possibly `close`, but is not a [`TextEnvironment`]."""
@@ -155,3 +161,7 @@ class PlainEnvironment(TextEnvironment):
     @property
     def unwrapped(self) -> Any:
         return self.environment
+
+    @property
+    def task_reader(self) -> Callable:
+        return self.environment.reset

@@ -88,7 +88,7 @@ class GymEnvironment(TextEnvironment):
     def step(self, action: str) -> StepResult:
         """Take one step. An episode that is both terminated and truncated counts as terminated."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return StepResult(observation, float(reward), bool(terminated), bool(truncated and not terminated), info)
+        return StepResult(observation, reward, terminated, truncated and not terminated, info)
 
     def close(self) -> None:
         self.env.close()

@@ -14,6 +14,8 @@
 
 """The pool of environment instances."""
 
+import inspect
+import json
 import threading
 import time
 import weakref
@@ -24,7 +26,10 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from .base import Oracle, PlainEnvironment, TextEnvironment
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+from ..terminal import shown
+from .base import EnvironmentFailure, Oracle, PlainEnvironment, TextEnvironment, describe_error
 from .gym import GymEnvironment, is_gym
 from .process import ProcessEnvironment
 from .trl_env import ToolEnvironment
@@ -79,7 +84,8 @@ class EnvironmentPool:
     Raises:
         TimeoutError: If a factory takes longer than `timeout`.
         TypeError: If a factory is not callable, or does not make an environment.
-        ValueError: If there are tools for an environment that defines `step`.
+        ValueError: If a factory fails, if there are tools for an environment that defines `step`, or if tools cannot
+            be described.
     """
 
     def __init__(
@@ -115,13 +121,14 @@ class EnvironmentPool:
             if not callable(factory):
                 raise TypeError(
                     "`environment_factory` must be a callable that returns an environment, or a dict of callables, "
-                    f"got {factory!r}."
+                    f"got {shown(factory)}."
                 )
             examples[name] = self._make_example(name)
         self.example = next(iter(examples.values()), None)
         self.oracle: Oracle | None = None if self._routed or not examples else self.example.oracle
         self.seeded = {name for name, example in examples.items() if example.takes_seed}
-        self._schemas = {name: example.tool_schemas for name, example in examples.items()}
+        self._schemas = {name: _schemas(example) for name, example in examples.items()}
+        self._example_of = examples
         self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
         self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
 
@@ -153,6 +160,24 @@ class EnvironmentPool:
                 f"The column `environment` of a task is {name!r}; `environment_factory` has {list(self._factories)}."
             )
         return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
+
+    def check_task(self, task: dict[str, Any]) -> None:
+        """
+        Check that the columns of a task fit `reset`, as far as its signature says.
+
+        Raises:
+            ValueError: If they do not, or if the task names an environment that does not exist.
+        """
+        name, keywords, _ = self.route(task)
+        example = self._example_of[name]
+        try:
+            signature = inspect.signature(example.task_reader)
+        except ValueError:  # some builtins have none
+            return
+        try:
+            signature.bind(**{**({"seed": 0} if name in self.seeded else {}), **keywords})
+        except TypeError as error:
+            raise ValueError(f"`reset` of {type(example.unwrapped).__name__} does not take these: {error}.") from error
 
     def try_reset(self, task: dict[str, Any]) -> Any:
         """
@@ -244,7 +269,10 @@ class EnvironmentPool:
     def _make_example(self, name: str) -> TextEnvironment:
         worker = self._hire(name)
         factory = f"`environment_factory[{name!r}]`" if self._routed else "`environment_factory`"
-        environment = self._finish(worker, lambda environment: environment, factory)
+        try:
+            environment = self._finish(worker, lambda environment: environment, factory)
+        except EnvironmentFailure as error:
+            raise ValueError(f"{factory} cannot be called without arguments, or fails: {error}") from error
         if self._in_processes:
             self._examples.add(worker)
         else:
@@ -261,8 +289,13 @@ class EnvironmentPool:
 
 
 def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvironment:
-    instance = factory()
-    if "reset" not in dir(instance):
+    try:
+        instance = factory()
+    except BaseException as error:
+        raise EnvironmentFailure(f"{type(error).__name__}: {describe_error(error)}") from error
+    if isinstance(instance, type):
+        raise TypeError(f"`environment_factory` returned the class {instance.__name__}. Return an instance of it.")
+    if "reset" not in dir(instance) or not callable(instance.reset):
         raise TypeError(
             f"`environment_factory` returned a {type(instance).__name__}, which has no `reset` method. An "
             "environment defines `reset(**task)`, and `step(action: str) -> StepResult` or public methods as tools."
@@ -277,6 +310,17 @@ def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvi
     if is_gym(instance):
         return GymEnvironment(instance)
     return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
+
+
+def _schemas(example: TextEnvironment) -> list[dict[str, Any]]:
+    """Return copies of the JSON schemas of an environment's tools."""
+    try:
+        return json.loads(json.dumps(example.tool_schemas))
+    except (TypeError, ValueError, DocstringParsingException, TypeHintParsingException) as error:
+        raise ValueError(
+            f"`environment_factory` ({type(example.unwrapped).__name__}) or `tools` has a tool without a JSON schema. "
+            f"It needs type hints, and a docstring that describes its arguments: {describe_error(error)}"
+        ) from error
 
 
 def _close(workers: set[EnvironmentWorker], killers: list[threading.Thread]) -> None:

@@ -58,6 +58,10 @@ class ToolEnvironment(TextEnvironment):
     def unwrapped(self) -> Any:
         return self.environment
 
+    @property
+    def task_reader(self) -> Callable:
+        return self.reset if self.environment is None else self.environment.reset
+
     def reset(self, prompt: str | list[Message] | None = None, **task) -> list[Message]:
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         messages = [{**message, "content": _as_text(message["content"])} for message in messages]
@@ -86,7 +90,7 @@ class ToolEnvironment(TextEnvironment):
 
     def final_reward(self) -> float:
         reward = finish(self.environment.get_reward()) if self.pays else None
-        return 0.0 if reward is None else float(reward)
+        return 0.0 if reward is None else reward
 
     def close(self) -> None:
         if "_close" in dir(self.environment):

@@ -23,7 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset, LargeList, List
 
 from ..chat.actions import ActionFormat
@@ -32,7 +31,7 @@ from ..environments.pool import NO_TASK
 from ..prompts import NLACPrompts
 from ..types import Episode
 from .conversations import FEATURES, as_json, dataset_of, problem_of, record_conversation
-from .recorder import Recorder
+from .recorder import MalformedResult, Recorder, checked_reward
 
 
 logger = logging.getLogger(__name__)
@@ -209,8 +208,10 @@ def _problem(row: Any) -> str | None:
         return "there is no message of the assistant"
     if first_action is not None and first_action not in actions:
         return f"its `first_action` is {first_action}, which is no message of the assistant: they are {actions}"
-    if not isinstance(reward, (int, float)) or not np.isfinite(reward):
-        return f"the reward is {reward}"
+    try:
+        checked_reward(reward)
+    except MalformedResult as error:
+        return str(error)
     if terminated not in (None, True, False):  # 1 and 0, too
         return f"`terminated` is {terminated!r}, expected true, false or null"
     try:

@@ -14,8 +14,8 @@
 
 """Record episodes."""
 
+import json
 import math
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from ..chat.actions import ActionFormat
 from ..environments.base import StepResult, TextEnvironment, describe_error
 from ..prompts import NLACPrompts
+from ..terminal import shown
 from ..types import Episode, Message, Prompt, Turn
 
 
@@ -236,13 +237,18 @@ def checked_opening(observation: Any) -> list[Message]:
     may go on with its own.
 
     Raises:
-        MalformedResult: If it is neither.
+        MalformedResult: If it is neither, or if JSON, as which messages are stored, cannot hold one.
     """
     messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
     are_messages = [isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages]
     if not messages or not all(are_messages):
         raise MalformedResult("observation", "`reset` returned a list, expected messages with `role` and `content`")
-    return [{**deepcopy(message), "content": checked_text(message["content"])} for message in messages]
+    contents = [checked_text(message["content"]) for message in messages]
+    try:
+        copies = json.loads(json.dumps([{**message, "content": ""} for message in messages]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedResult("observation", f"a message of `reset` cannot be stored: {error}") from error
+    return [{**message, "content": content} for message, content in zip(copies, contents, strict=True)]
 
 
 def checked_step(result: Any) -> StepResult:
@@ -291,15 +297,8 @@ def checked_reward(reward: Any) -> float:
     except Exception:
         number = math.nan
     if not abs(number) <= MAX_REWARD:
-        raise MalformedResult("reward", f"the reward is {_shown(reward)}, expected a finite number")
+        raise MalformedResult("reward", f"the reward is {shown(reward)}, expected a finite number")
     return number
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r}"[:100]
-    except BaseException:
-        return f"a {type(value).__name__}"
 
 
 def replay_actions(

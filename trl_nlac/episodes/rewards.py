@@ -14,15 +14,21 @@
 
 """Reward functions in TRL's form, for environments that give no rewards."""
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
 from inspect import signature
+from itertools import islice
 from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 from ..environments.base import EnvironmentFailure, describe_error
 from ..event_loop import finish
+from ..terminal import shown
 from ..types import Message
 from .recorder import Recorder, checked_reward
 
@@ -141,8 +147,8 @@ class EpisodeRewards:
             `list[Score]`: of each episode.
 
         Raises:
-            EnvironmentFailure: If a function raises.
-            ValueError: If a function returns another number of rewards, or logs another number of values.
+            EnvironmentFailure: If a function raises, returns something else than one reward for each episode, or logs
+                another number of values, or if the sum of an episode's rewards is not finite.
         """
         reserved = {"prompt", "completion", "completion_ids"}
         columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
@@ -150,7 +156,8 @@ class EpisodeRewards:
         notes: dict[str, list[Any]] = {}
 
         def log_extra(column: str, values: list[Any]) -> None:
-            notes[column] = list(values)
+            values = _one_for_each(values, len(tasks), f"values in `log_extra({column!r}, ...)`")
+            notes[str(column)] = [_noted(value) for value in values]
 
         for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
             name = name_of(reward_func)
@@ -166,24 +173,13 @@ class EpisodeRewards:
                         **columns,
                     )
                 )
-                rewards = _checked_rewards(returned)
+                rewards = [_checked_reward(reward) for reward in _one_for_each(returned, len(tasks), "rewards")]
+                for i, reward in enumerate(rewards):
+                    if reward is not None and not math.isnan(reward):
+                        totals[i] = checked_reward(totals[i] + weight * reward)
             except BaseException as error:  # one that calls sys.exit must not end the run
                 raise EnvironmentFailure(f"the reward function `{name}` failed: {describe_error(error)}") from error
-            if len(rewards) != len(tasks):
-                raise ValueError(
-                    f"The reward function `{name}` returned {len(rewards)} rewards for {len(tasks)} episodes. It must "
-                    "return one for each."
-                )
-            for column, values in notes.items():
-                if len(values) != len(tasks):
-                    raise ValueError(
-                        f"The reward function `{name}` gave `log_extra({column!r}, ...)` {len(values)} values for "
-                        f"{len(tasks)} episodes. It must give one for each."
-                    )
             notes[f"rewards/{name}"] = rewards
-            for i, reward in enumerate(rewards):
-                if reward is not None and not math.isnan(reward):
-                    totals[i] += weight * reward
         return [Score(total, {name: notes[name][i] for name in notes}) for i, total in enumerate(totals)]
 
 
@@ -193,8 +189,30 @@ def name_of(reward_func: RewardFunc) -> str:
     return function.__name__ if "__name__" in dir(function) else type(function).__name__
 
 
-def _checked_rewards(rewards: Any) -> list[float | None]:
-    """Return rewards as floats. `None` and NaN stay: they leave the function out for an episode, as in TRL."""
-    if isinstance(rewards, str) or not isinstance(rewards, Iterable):
-        raise TypeError(f"it returned {type(rewards).__name__}, expected one reward for each episode")
-    return [None if reward is None else math.nan if reward != reward else checked_reward(reward) for reward in rewards]
+def _one_for_each(values: Any, number: int, what: str) -> list[Any]:
+    """
+    Raises:
+        TypeError: If there is not one value for each of `number` episodes.
+    """
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+        raise TypeError(f"it gave {type(values).__name__} as {what}, expected one for each of {number} episodes")
+    values = list(islice(values, number + 1))
+    if len(values) != number:
+        raise TypeError(f"it gave {len(values)} {what}, expected one for each of {number} episodes")
+    return values
+
+
+def _checked_reward(reward: Any) -> float | None:
+    """Return a reward as a float. `None` and NaN stay: they leave the function out for an episode, as in TRL."""
+    if reward is None:
+        return None
+    is_nan = isinstance(reward, float | np.floating | torch.Tensor) and bool(reward != reward)
+    return math.nan if is_nan else checked_reward(reward)
+
+
+def _noted(value: Any) -> Any:
+    """Return what a function logged as JSON can hold it: anything odd as text."""
+    try:
+        return json.loads(json.dumps(value.tolist() if isinstance(value, np.generic | torch.Tensor) else value))
+    except Exception:
+        return shown(value)

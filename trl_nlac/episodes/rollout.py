@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +35,11 @@ from tqdm.auto import tqdm
 from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
-from ..event_loop import DaemonThreads
+from ..event_loop import DaemonThreads, finish
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
-from ..types import Answer, Episode, Prompt
-from .recorder import MalformedResult, Recorder, checked_reward, checked_step
+from ..types import Answer, Episode, Message, Prompt
+from .recorder import MalformedResult, Recorder, checked_opening, checked_reward, checked_step
 from .rewards import EpisodeRewards
 
 
@@ -96,6 +97,17 @@ def play_episodes(
                 _score(pool, wave, rewards)
     roles.metrics["environment/num_shortened"] += [float(game.recorder.num_shortened) for game in games]
     return [game.recorder.episode() for game in games]
+
+
+def check_prompt_length(pool: EnvironmentPool, roles: Roles) -> None:
+    """
+    Check that at least an empty task fits into a prompt of the policy.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    limit = roles.options.max_prompt_length
+    Recorder(roles.actions, roles.prompts, {}, pool.example.tool_schemas, limit).begin("")
 
 
 @contextmanager
@@ -194,7 +206,7 @@ class _Rollout:
             if game.worker is None:
                 return
             self.pending.popleft()
-            self._submit(game, "reset", lambda environment, game=game: environment.reset(**deepcopy(game.keywords)))
+            self._submit(game, "reset", partial(reset, keywords=game.keywords))
 
     def _answer(self) -> None:
         """Play one turn of all games that wait."""
@@ -224,7 +236,7 @@ class _Rollout:
         if answer.parsed is None:
             self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
         else:
-            self._submit(game, "step", lambda environment: environment.step(answer.parsed))
+            self._submit(game, "step", partial(step, action=answer.parsed))
 
     def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
         timeout = self.pool.timeout
@@ -242,25 +254,19 @@ class _Rollout:
             self._step(game, game.future.result())
             return
         error = game.future.exception()  # no error of a user's environment ends the run
-        if error is None:
-            result = game.future.result()
+        if error is None and game.job == "reset":
             try:
-                if game.job == "reset":
-                    game.recorder.begin(result)
-                elif game.job == "step":
-                    result = checked_step(result)
-                else:
-                    game.recorder.add_reward(checked_reward(result))
-            except Exception as malformed:
-                error = malformed
+                game.recorder.begin(game.future.result())
+            except Exception as unusable:
+                error = unusable
         if error is not None:
             self._fail(game, error.kind if isinstance(error, MalformedResult) else game.job, error)
-            return
-        if game.job == "reset":
+        elif game.job == "reset":
             self._ask(game)
         elif game.job == "step":
-            self._record(game, result)
+            self._record(game, game.future.result())
         else:
+            game.recorder.add_reward(game.future.result())
             self.bar.update()
             if not self.keeps_instances:
                 self.pool.release(game.worker)
@@ -272,7 +278,7 @@ class _Rollout:
         if not recorder.done:
             recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
         if recorder.done:
-            self._submit(game, "reward", lambda environment: environment.final_reward())
+            self._submit(game, "reward", final_reward)
         else:
             self._ask(game)
 
@@ -322,3 +328,34 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             pool.discard(game.worker)
         else:
             pool.release(game.worker)
+
+
+def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> list[Message]:
+    """
+    Call `reset` with copies of its keywords, check what it returns, and copy that. As [`step`] and [`final_reward`],
+    it runs in the thread of the environment, so that nothing that the environment returns can harm another one.
+
+    Raises:
+        MalformedResult: If it is neither text nor messages.
+    """
+    return checked_opening(finish(environment.reset(**deepcopy(keywords))))
+
+
+def step(environment: TextEnvironment, action: str) -> StepResult:
+    """
+    Call `step` and check what it returns.
+
+    Raises:
+        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
+    """
+    return checked_step(finish(environment.step(action)))
+
+
+def final_reward(environment: TextEnvironment) -> float:
+    """
+    Call `final_reward` and check what it returns.
+
+    Raises:
+        MalformedResult: If it is no finite number.
+    """
+    return checked_reward(finish(environment.final_reward()))

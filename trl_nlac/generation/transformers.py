@@ -160,7 +160,8 @@ class TransformersGenerator:
 
     @torch.no_grad()
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
-        processors = LogitsProcessorList(_sampler(sampling, seeds) if sampling.temperature > 0 else [])
+        finite = _FiniteScores()
+        processors = LogitsProcessorList([finite, *(_sampler(sampling, seeds) if sampling.temperature > 0 else [])])
         generation_config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,  # the processors leave one token to choose
@@ -181,6 +182,7 @@ class TransformersGenerator:
             logits_processor=processors,
             synced_gpus=not self.gathers,
         )
+        finite.check()
         completions = []
         for reading, token_ids in zip(readings, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             answer, finished = self._cut(token_ids)
@@ -236,6 +238,28 @@ def _takes_cache(config: GenerationConfig, defaults: GenerationConfig) -> bool:
     return is_plain and config.use_cache is not False and config.cache_implementation in (None, "hybrid")
 
 
+class _FiniteScores(LogitsProcessor):
+    """Note whether the model's scores are finite, without waiting for the device at every token."""
+
+    def __init__(self):
+        self.largest: list[torch.Tensor] = []  # of each token, (B,)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.largest.append(scores.amax(-1))  # NaN if any score is; a model can forbid tokens by minus infinity
+        return scores
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: If they were not.
+        """
+        if not torch.stack(self.largest).isfinite().all():
+            raise RuntimeError(
+                "The model's scores of tokens are not finite: its weights are corrupted. Resume from an earlier "
+                "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
+            )
+
+
 class _SeededChoice(LogitsProcessor):
     """
     Choose a token for each row by the row's own random numbers, so that it depends on nothing else in the batch: the
@@ -255,7 +279,8 @@ class _SeededChoice(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         cumulative = scores.float().softmax(-1).cumsum(-1)  # (B, V)
         numbers = next(self.numbers).to(scores.device)[:, None] * cumulative[:, -1:]
-        choice = torch.searchsorted(cumulative, numbers, right=True)  # (B, 1)
+        # The last one where the scores are not finite: that is noticed once all tokens are there.
+        choice = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)  # (B, 1)
         return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
 
 

@@ -23,11 +23,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
 from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
 from ..generation.base import Completion, Generator, Sampling
+from ..options.checks import check
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
 from ..types import Answer, Message, Prompt, Turn
@@ -125,6 +127,27 @@ class Roles:
 
     def _num_tokens(self, kind: str) -> int:
         return sum(number for name, number in self.tokens.items() if name.startswith(f"{kind}/"))
+
+    def check_generation(self, model: nn.Module) -> None:
+        """
+        Sample a token as each role does: generators look at most of `generation_kwargs` only then.
+
+        Args:
+            model (`nn.Module`):
+                The model, for a session of the generator.
+
+        Raises:
+            ValueError: If the generator cannot use them.
+        """
+        prompt = self.opened(Prompt.of(self.chat.start([{"role": "user", "content": "?"}]))).ids
+        try:
+            with self.generator.session(model):
+                for sampling in self.samplings.values():
+                    self.generator.generate([prompt], replace(sampling, max_tokens=1), seeds=[0])
+            self.generator.take_metrics()
+        except Exception as error:
+            requirement = f"what the generator can use ({type(error).__name__}: {error})"
+            check(self.options, "generation_kwargs", False, requirement)
 
     # Conversations
 
@@ -281,7 +304,8 @@ class Roles:
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         """Compute the log-likelihood of each completion, see [`~generation.base.Generator`]."""
-        self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
+        with self._recording:
+            self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
         return self.generator.score(prompts, completions)
 
     def correct_reasoning(self, answers: list[Answer], prompt_name: str) -> list[Answer]:

@@ -14,9 +14,13 @@
 
 """What generates: transformers or vLLM, under TRL's names."""
 
+import os
 from dataclasses import dataclass, field
 
-from .checks import check, check_at_least, check_choices, check_numbers, check_positive
+from .checks import check, check_at_least, check_between, check_choices, check_positive, check_types
+
+
+MAX_SECONDS = 10**9
 
 
 @dataclass
@@ -135,12 +139,15 @@ class GenerationOptions:
     )
 
     def __post_init__(self):
-        check_numbers(self)
+        check_types(self)
         check_choices(self, "vllm_mode", "vllm_model_impl")
         check_at_least(*(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length"))
-        check_at_least(self, 0, "prefix_cache_memory")
-        check_positive(self, "vllm_server_timeout")
+        check_between(self, 1, 65_535, "vllm_server_port", "vllm_group_port")
+        check_between(self, 0, 10**9, "prefix_cache_memory")
+        check_positive(self, "vllm_server_timeout", most=MAX_SECONDS)
         check(self, "vllm_gpu_memory_utilization", 0 < self.vllm_gpu_memory_utilization <= 1, "above 0 and at most 1")
+        if self.vllm_server_weights_dir is not None:
+            self.vllm_server_weights_dir = os.path.abspath(self.vllm_server_weights_dir)  # the server is elsewhere
         if not self.use_vllm:
             regex = self.vllm_structured_outputs_regex
             check(self, "vllm_structured_outputs_regex", regex is None, "None without `use_vllm=True`")

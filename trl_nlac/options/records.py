@@ -16,7 +16,7 @@
 
 from dataclasses import dataclass, field
 
-from .checks import check, check_at_least, check_numbers
+from .checks import check, check_at_least, check_types
 
 
 @dataclass
@@ -69,7 +69,7 @@ class RecordOptions:
     )
 
     def __post_init__(self):
-        check_numbers(self)
+        check_types(self)
         check_at_least(self, 0, "num_completions_to_print", "audit_samples")
         check_at_least(self, 1, "audit_total_limit")
         if not self.log_completions:

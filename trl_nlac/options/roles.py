@@ -16,14 +16,14 @@
 
 import json
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import cached_file
 
 from ..secrets import hide_secrets
-from .checks import check, check_at_least, check_choices, check_numbers
+from ..terminal import shown
+from .checks import as_float, as_whole, check, check_between, check_choices, check_types
 
 
 ROLES_FILE = "nlac_roles.json"
@@ -32,15 +32,18 @@ ACTION_FORMATS = ["react", "text", "tool_call"]
 # Settings of single roles where `role_sampling` has none. A backup copies the observation, and what it samples wrongly
 # the critic learns.
 ROLE_DEFAULTS = {"backup": {"temperature": 0.0}}
-# Settings of one role, with the range of each.
+MAX_TOKENS = 10**6  # of an answer
+# Settings of one role, with the range of each, within which the scores of tokens stay finite.
 _SETTINGS = {
-    "max_tokens": (lambda value: value >= 1, "at least 1"),
-    "temperature": (lambda value: value >= 0, "not negative"),
+    "max_tokens": (lambda value: 1 <= value <= MAX_TOKENS, f"between 1 and {MAX_TOKENS:,}"),
+    "temperature": (lambda value: value == 0 or 0.001 <= value <= 1000, "0, or between 0.001 and 1,000"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "top_k": (lambda value: value >= 0, "not negative"),
     "min_p": (lambda value: 0 <= value <= 1, "between 0 and 1"),
-    "repetition_penalty": (lambda value: value > 0, "above 0"),
+    "repetition_penalty": (lambda value: 0.01 <= value <= 100, "between 0.01 and 100"),
 }
+# General options that are settings of all roles under other names.
+_GENERAL = {"max_completion_length": "max_tokens"}
 # Options that files had before there was `role_sampling`: the role and setting of each.
 _REPLACED = {
     **{
@@ -188,14 +191,20 @@ class RoleOptions:
     )
 
     def __post_init__(self):
-        check_numbers(self)
+        check_types(self)
         check_choices(self, "action_format", "turn_limit")
-        check_at_least(self, 1, "max_turns", "num_futures", "max_prompt_length", "max_completion_length")
-        check_at_least(self, 0, "temperature", "top_k", "max_format_retries")
-        check(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        check(self, "min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1, or None")
-        check(self, "repetition_penalty", self.repetition_penalty > 0, "above 0")
-        _check_role_sampling(self.role_sampling or {})
+        check_between(self, 1, 10**9, "max_prompt_length")
+        check_between(self, 1, 100_000, "max_turns")
+        check_between(self, 1, 1000, "num_futures")
+        check_between(self, 0, 1000, "max_format_retries")
+        for name in ("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+            value, (is_valid, requirement) = vars(self)[name], _SETTINGS[_GENERAL.get(name, name)]
+            if value is not None or name != "min_p":
+                check(self, name, is_valid(value), requirement)
+        for name in ("generation_kwargs", "chat_template_kwargs"):
+            check(self, name, _is_json(vars(self)[name]), "what JSON can hold, because it is saved with the model")
+        if self.role_sampling is not None:
+            self.role_sampling = _checked_role_sampling(self.role_sampling)
         if self.single_step and self.max_turns != 1:
             raise ValueError(f"`single_step=True` means tasks of one action: set `max_turns=1`, got {self.max_turns}.")
         if self.single_step and self.num_futures > 1:
@@ -235,23 +244,34 @@ class RoleOptions:
         Path(directory, ROLES_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
 
 
-def _check_role_sampling(role_sampling: Any) -> None:
-    if not isinstance(role_sampling, dict):
-        raise ValueError(f"`role_sampling` must be a dict of roles and their settings, got {role_sampling!r}.")
+def _checked_role_sampling(role_sampling: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of roles as Python's own numbers, whole ones as floats where these are meant."""
+    checked: dict[str, dict[str, Any]] = {}
     for role, settings in role_sampling.items():
         if role not in ROLES:
-            raise ValueError(f"`role_sampling` names the role {role!r}. Roles are: {', '.join(ROLES)}.")
+            raise ValueError(f"`role_sampling` names the role {shown(role)}. Roles are: {', '.join(ROLES)}.")
         if not isinstance(settings, dict):
-            raise ValueError(f"`role_sampling[{role!r}]` must be a dict of settings, got {settings!r}.")
+            raise ValueError(f"`role_sampling[{role!r}]` must be a dict of settings, got {shown(settings)}.")
+        checked[role] = {}
         for name, value in settings.items():
             if name not in _SETTINGS:
                 raise ValueError(
-                    f"`role_sampling[{role!r}]` has the setting {name!r}. Settings are: {', '.join(_SETTINGS)}."
+                    f"`role_sampling[{role!r}]` has the setting {shown(name)}. Settings are: {', '.join(_SETTINGS)}."
                 )
             is_valid, requirement = _SETTINGS[name]
-            kind = Integral if name in ("max_tokens", "top_k") else Real
-            if isinstance(value, bool) or not isinstance(value, kind) or not is_valid(value):
-                raise ValueError(f"`role_sampling[{role!r}][{name!r}]` must be {requirement}, got {value!r}.")
+            number = as_whole(value) if name in ("max_tokens", "top_k") else as_float(value)
+            if number is None or not is_valid(number):
+                raise ValueError(f"`role_sampling[{role!r}][{name!r}]` must be {requirement}, got {shown(value)}.")
+            checked[role][name] = number
+    return checked
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _updated(options: dict[str, Any]) -> dict[str, Any]:

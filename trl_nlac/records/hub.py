@@ -177,12 +177,19 @@ def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, t
 
 
 def upload_completions(args: NLACConfig) -> CommitScheduler | None:
-    """Upload the tables of episodes to `log_completions_hub_repo` every two minutes, if it is set."""
-    if args.log_completions_hub_repo is None:
+    """
+    Upload the tables of episodes to `log_completions_hub_repo` every two minutes, if it is set.
+
+    Raises:
+        ValueError: If it is no name, or cannot be made on the Hub.
+    """
+    repo = args.log_completions_hub_repo
+    if repo is None:
         return None
-    repo_id = create_repo(
-        args.log_completions_hub_repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True
-    ).repo_id
+    try:
+        repo_id = create_repo(repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True).repo_id
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`log_completions_hub_repo={repo!r}` cannot be made on the Hub: {error}") from error
     return CommitScheduler(
         repo_id=repo_id,
         repo_type="dataset",

@@ -105,7 +105,8 @@ class EpisodeTables:
                 "environment_steps": environment_steps,
                 "process": self.args.process_index,
                 "episode": number,
-                "task": json.dumps(hide_secrets(episode.task)),
+                # Tasks of evaluations can be anything: they are never read back.
+                "task": json.dumps(hide_secrets(episode.task), default=str),
                 "prompt": episode.first_observation,
                 "turns": [self._turn(episode, t, judgements.get((i, t))) for t in range(len(episode.turns))],
                 "return": episode.score,
@@ -137,7 +138,7 @@ class EpisodeTables:
         extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
         table = pa.Table.from_pylist(rows, schema=EPISODE)
         for name, values in extra.items():
-            table = table.append_column(name, _array(values))
+            table = table.append_column(f"extra/{name}" if name in EPISODE.names else name, _array(values))
         path = completions_file(self.args.output_dir, step, kind)
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
@@ -179,7 +180,7 @@ def _array(values: list[Any]) -> pa.Array:
     """Make a column of any type, as text if the types are mixed."""
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowException, OverflowError):
         return pa.array([None if value is None else str(value) for value in values])
 
 

@@ -79,12 +79,8 @@ class PrioritizedReplay:
         self._rng = np.random.default_rng(seed)
         self.targets = KeptTargets()
         self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
-        # Ids count up for ever; the slot of a transition is its id modulo the capacity.
-        self._first_id = self._next_id = 0  # those from the first to before the next are stored
         self._max_priority = 1.0
-        self._episode_ids = np.zeros(capacity, dtype=np.int64)  # slot -> first transition id of the episode
-        self._priorities = np.zeros(capacity)
-        self._tree = SumTree(capacity)
+        self._clear(0)
 
     def __len__(self) -> int:
         """Number of transitions."""
@@ -166,12 +162,20 @@ class PrioritizedReplay:
             self._priorities[np.arange(evicted, self._first_id) % self.capacity] = 0
             self.targets.drop(range(evicted, self._first_id))
         slots = np.arange(self._next_id, self._next_id + length) % self.capacity
+        self._make_room(self._next_id + length)
         self._episode_ids[slots] = self._next_id
         self._priorities[slots] = stored.priorities
         for transition_id, target in enumerate(stored.targets, self._next_id):
             if target is not None:
                 self.targets.load(transition_id, target)
         self._next_id += length
+
+    def _make_room(self, number: int) -> None:
+        """Make slots for `number` ids. How many depends on nothing else, so that sums over them are reproducible."""
+        number = min(self.capacity, 1 << (number - 1).bit_length()) - len(self._priorities)
+        if number > 0:
+            self._episode_ids = np.concatenate([self._episode_ids, np.zeros(number, dtype=np.int64)])
+            self._priorities = np.concatenate([self._priorities, np.zeros(number)])
 
     def sample(self, number: int) -> list[Sample]:
         """
@@ -315,6 +319,9 @@ class PrioritizedReplay:
         """Drop everything and continue with `next_id`."""
         self._store.clear()
         self.targets.clear()
-        self._first_id = self._next_id = next_id
-        self._priorities[:] = 0
-        self._tree = SumTree(self.capacity)
+        # Ids count up for ever; the slot of a transition is its id modulo the capacity.
+        self._first_id = self._next_id = next_id  # those from the first to before the next are stored
+        # By slot; they grow with the ids, up to the capacity.
+        self._episode_ids = np.zeros(1, dtype=np.int64)  # first transition id of the episode
+        self._priorities = np.zeros(1)
+        self._tree = SumTree()

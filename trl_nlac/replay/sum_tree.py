@@ -18,17 +18,11 @@ import numpy as np
 
 
 class SumTree:
-    """
-    Weights of the indices from 0 to `size - 1`, initially zero, and a binary tree of their sums.
+    """Weights of indices from 0 on, zero until they are set, and a binary tree of their sums. It grows with them."""
 
-    Args:
-        size (`int`):
-            Number of indices.
-    """
-
-    def __init__(self, size: int):
+    def __init__(self):
         # The binary tree in one array: node i has the children 2i and 2i + 1, the leaves are the indices.
-        self._num_leaves = 1 << max(1, (size - 1).bit_length())
+        self._num_leaves = 2
         self._sums = np.zeros(2 * self._num_leaves)
 
     @property
@@ -38,11 +32,24 @@ class SumTree:
 
     def set(self, indices: np.ndarray, weights: np.ndarray) -> None:
         """Set the weights of at least one index. If an index occurs twice, its last weight counts."""
+        while indices.max() >= self._num_leaves:
+            self._double()
         nodes = indices + self._num_leaves
         self._sums[nodes] = weights
         while nodes[0] > 1:
             nodes = np.unique(nodes // 2)
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+
+    def _double(self) -> None:
+        """Make room for as many indices again, all with weight zero: the tree becomes the left half of a new one."""
+        sums = np.zeros(4 * self._num_leaves)
+        sums[1] = self._sums[1]
+        width = 1
+        while width <= self._num_leaves:
+            sums[2 * width : 3 * width] = self._sums[width : 2 * width]
+            width *= 2
+        self._num_leaves *= 2
+        self._sums = sums
 
     def weights(self, indices: np.ndarray) -> np.ndarray:
         """Return the weights of indices."""

@@ -23,7 +23,11 @@ from accelerate.utils import is_peft_model
 from transformers import PreTrainedConfig, PreTrainedModel
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
+from ..method.roles import role_samplings
 from ..nlac_config import NLACConfig
+from ..secrets import hide_secrets
+from ..terminal import shown
+from .arguments import named
 
 
 if TYPE_CHECKING:
@@ -55,18 +59,25 @@ def load_model(
             How to quantize a model that is loaded by name.
 
     Raises:
-        ValueError: If there are two quantization configurations.
+        ValueError: If the model cannot be loaded or wrapped, generates no text, or has weights that are not finite.
     """
     if isinstance(model, str):
         model = load_by_name(model, args, quantization_config)
+        if quantization_config is not None and peft_config is None and not model.hf_quantizer.is_qat_trainable:
+            raise ValueError(
+                "`quantization_config` makes a purely quantized model, and its weights cannot be trained. Give a "
+                "`peft_config` as well."
+            )
     elif args.model_init_kwargs is not None or quantization_config is not None:
         logger.warning(
             "`model_init_kwargs` and `quantization_config` are ignored, because `model` is already instantiated."
         )
+    _check_model(model)
     if peft_config is not None:
         from trl.experimental.utils import prepare_peft_model
 
-        model = prepare_peft_model(model, peft_config, args)
+        with named(f"`peft_config={shown(peft_config)}`"):
+            model = prepare_peft_model(model, peft_config, args)
     elif is_peft_model(model) and args.beta:
         _add_reference_adapter(model)
     if is_peft_model(model) and args.gradient_checkpointing:
@@ -77,6 +88,8 @@ def load_model(
         model.enable_input_require_grads()
     if args.disable_dropout:
         disable_dropout_in_model(model)
+    if not any(weights.requires_grad for weights in model.parameters()):
+        raise ValueError("`model` has no weights to train: none requires a gradient. Call `model.requires_grad_()`.")
     rounds = any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
     if rounds and not is_peft_model(model) and args.deepspeed_plugin is None:
         logger.warning(
@@ -89,8 +102,8 @@ def load_model(
 
 def fit_to_context(args: NLACConfig, config: PreTrainedConfig) -> None:
     """
-    Lower `max_prompt_length` to what the model's context has room for beside an answer, with a warning. Longer
-    histories are cut, as always.
+    Lower `max_prompt_length` to what the model's context has room for beside the longest answer of any role, with a
+    warning. Longer histories are cut, as always.
 
     Args:
         args ([`NLACConfig`]):
@@ -101,22 +114,26 @@ def fit_to_context(args: NLACConfig, config: PreTrainedConfig) -> None:
     Raises:
         ValueError: If the context has no room for more than an answer.
     """
+    tokens = {name: sampling.max_tokens for name, sampling in role_samplings(args).items()}
+    longest = max(tokens.values())
+    role = next(role for role, number in tokens.items() if number == longest)
+    is_general = longest == args.max_completion_length
+    option = f"max_completion_length={longest}" if is_general else f"role_sampling[{role!r}]['max_tokens']={longest}"
     config = config.get_text_config()
     name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     context = config.to_dict().get(name)  # some models have no limit
-    if context is None or (args.max_prompt_length or math.inf) + args.max_completion_length <= context:
+    if context is None or (args.max_prompt_length or math.inf) + longest <= context:
         return
-    room = context - args.max_completion_length
+    room = context - longest
     if room < 1:
         raise ValueError(
-            f"`max_completion_length={args.max_completion_length}` leaves no room for a prompt in the context of the "
-            f"model, which is {context} tokens (`max_position_embeddings`). Lower it."
+            f"`{option}` leaves no room for a prompt in the context of the model, which is {context} tokens "
+            "(`max_position_embeddings`). Lower it."
         )
     logger.warning(
         f"The context of the model is {context} tokens (`max_position_embeddings`), and `max_prompt_length="
-        f"{args.max_prompt_length}` with `max_completion_length={args.max_completion_length}` needs more: longer "
-        f"histories are cut to `max_prompt_length={room}`. Lower one of these options, or use a model with a longer "
-        "context."
+        f"{args.max_prompt_length}` with `{option}` needs more: longer histories are cut to `max_prompt_length={room}`"
+        ". Lower one of these options, or use a model with a longer context."
     )
     args.max_prompt_length = room
 
@@ -134,7 +151,24 @@ def load_by_name(
         kwargs["quantization_config"] = quantization_config
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs["device_map"] = None  # "auto" does not work with distributed training
-    return create_model_from_path(name, **kwargs)
+    with named(f"`model={name!r}`, loaded with {shown(hide_secrets(kwargs))} (see `model_init_kwargs`),"):
+        return create_model_from_path(name, **kwargs)
+
+
+def _check_model(model: "PreTrainedModel | PeftModel") -> None:
+    base = model.get_base_model() if is_peft_model(model) else model
+    if not base.can_generate() or base.config.is_encoder_decoder:
+        raise ValueError(
+            f"`model` is a {type(base).__name__}, which is no causal language model. Give one that continues text, "
+            "such as those of `AutoModelForCausalLM`."
+        )
+    for name, weights in model.named_parameters():
+        if weights.is_meta:
+            raise ValueError(f"`model` has no weights: `{name}` is on the device 'meta'. Load the model.")
+        # Neither quantized weights nor those of other processes.
+        if weights.is_floating_point() and weights.element_size() > 1 and weights.numel():
+            if not all(extreme.isfinite() for extreme in weights.detach().aminmax()):
+                raise ValueError(f"`model` has weights that are not finite, in `{name}`. Load another checkpoint.")
 
 
 def _add_reference_adapter(model: "PeftModel") -> None:

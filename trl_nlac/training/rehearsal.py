@@ -146,6 +146,8 @@ def _example(number: int, row: dict, chat: ChatEncoder) -> TrainingExample:
     try:
         token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
         completion = tuple(chat.completion(row["completion"][0]))
-    except ValueError as error:
-        raise ValueError(f"Row {number} of `rehearsal_dataset` cannot be encoded: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"Row {number} of `rehearsal_dataset` cannot be encoded as chat messages: {type(error).__name__}: {error}"
+        ) from error
     return TrainingExample("rehearsal", Prompt.of([*token_ids, *chat.prefill]), completion)

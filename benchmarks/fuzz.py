@@ -1,0 +1,666 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Odd values for every option of the configuration and every argument of the trainer. Each must be refused by name before
+training starts, or the run must train, evaluate and save: one step of a tiny model. Everything else is a defect: an
+error that does not name what is odd, one after training started, or a run that hangs.
+
+python -m benchmarks.fuzz --json benchmarks/results/fuzz.json
+
+Trials run in a process of their own, one after the other, each with a limit of time.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from inspect import get_annotations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict, IterableDataset
+from peft import LoraConfig, PrefixTuningConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PrinterCallback,
+    TrainerCallback,
+)
+from trl import GRPOConfig
+
+from benchmarks import reporting
+from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.embedded import (
+    COMPACT_PROMPTS,
+    TINY_MODEL,
+    make_environment,
+    make_rehearsal_dataset,
+    make_tasks,
+)
+
+
+OUTCOMES = ("refused", "trained", "refused without name", "died", "hung")
+DESK, TASKS = make_tasks("service_desk", 0)
+
+
+class Unprintable:
+    """What has no `repr`."""
+
+    def __repr__(self):
+        raise RuntimeError("cannot be printed")
+
+
+class Text(str):
+    """Text that breaks when it is used as anything else."""
+
+    def __str__(self):
+        raise RuntimeError("not so")
+
+    __repr__ = __format__ = __str__
+
+
+VALUES: dict[str, Any] = {
+    "None": None,
+    "True": True,
+    "False": False,
+    "0": 0,
+    "1": 1,
+    "2": 2,
+    "-1": -1,
+    "10^9": 10**9,
+    "10^30": 10**30,
+    "0.5": 0.5,
+    "1.0": 1.0,
+    "2.5": 2.5,
+    "-0.5": -0.5,
+    "1e-320": 1e-320,
+    "1e308": 1e308,
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "-infinity": float("-inf"),
+    "1j": 1j,
+    "np.float32": np.float32(0.5),
+    "np.float64": np.float64(1.0),
+    "np.int64": np.int64(2),
+    "np.bool": np.bool_(True),
+    "array": np.array([1.0, 2.0]),
+    "tensor": torch.tensor(1.0),
+    "Decimal": Decimal(1),
+    "Fraction": Fraction(1, 2),
+    "empty text": "",
+    "digits": "1",
+    "word": "odd",
+    "control characters": "\x1b[2J\x00",
+    "half a character": "caf\udce9",
+    "subclass of text": Text("odd"),
+    "bytes": b"1",
+    "empty list": [],
+    "list": [1],
+    "list with nan": [float("nan")],
+    "tuple": (1, 2),
+    "set": {1},
+    "empty dict": {},
+    "dict": {"temperature": "hot"},
+    "dict of numbers": {1: 2},
+    "JSON": '{"temperature": 1}',
+    "function": len,
+    "class": dict,
+    "unprintable": Unprintable(),
+}
+
+
+# The run that is disturbed
+
+
+def reward(completions: list, **kwargs) -> list[float]:
+    return [0.5] * len(completions)
+
+
+class Wins:
+    """A text environment that ends after one step."""
+
+    def reset(self, request):
+        return "begin"
+
+    def step(self, action):
+        return StepResult("done", 1.0, terminated=True)
+
+
+class Ticket:
+    """A TRL environment."""
+
+    def reset(self, request):
+        return request
+
+    def close_ticket(self, number: int) -> str:
+        """
+        Close a ticket.
+
+        Args:
+            number: Which.
+        """
+        return "closed"
+
+
+def options_of_run(folder: str) -> dict[str, Any]:
+    """Options with which every part of a run is at work, but little of it."""
+    return dict(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+        learning_rate=1e-3,
+        max_steps=1,
+        per_device_train_batch_size=2,
+        episodes_per_iteration=2,
+        samples_per_iteration=2,
+        bootstrap="implicit",
+        action_format="text",
+        max_completion_length=8,
+        max_turns=2,
+        save_strategy="steps",
+        save_steps=1,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        num_eval_critiques=1,
+        num_oracle_probes=1,
+        log_completions=True,
+        num_completions_to_print=1,
+        audit_samples=1,
+    )
+
+
+def arguments_of_run() -> dict[str, Any]:
+    return dict(
+        model=TINY_MODEL,
+        train_dataset=TASKS,
+        eval_dataset=TASKS.select([0]),
+        environment_factory=lambda: make_environment(DESK),
+        reward_funcs=reward,
+        rehearsal_dataset=make_rehearsal_dataset("service_desk", 2),
+        prompts=COMPACT_PROMPTS,
+    )
+
+
+# Options
+
+
+def own_options() -> list[str]:
+    """Names of the options that this package defines."""
+    own = {
+        name
+        for base in NLACConfig.__mro__
+        if base.__module__.startswith("trl_nlac.")
+        for name in get_annotations(base)
+    }
+    return [option.name for option in fields(NLACConfig) if option.name in own]
+
+
+def make_config(folder: str, name: str, label: str) -> NLACConfig:
+    return NLACConfig(**{**options_of_run(folder), name: VALUES[label]})
+
+
+# Arguments of the trainer
+
+
+def _raising(*args, **kwargs):
+    raise ZeroDivisionError("as always")
+
+
+def _exiting():
+    sys.exit(1)
+
+
+class _Undocumented:
+    def reset(self, request):
+        return request
+
+    def look(self, where):
+        return "nothing"
+
+
+class _Unresettable:
+    reset = 5
+
+    def step(self, action):
+        return StepResult("")
+
+
+def _make_model(change: Callable[[Any], Any]) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    return change(model) or model
+
+
+def _set_weight(model, value: float) -> None:
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = value
+
+
+def _without_template():
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+def _broken_template():
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.chat_template = "{{ messages[99].content.x }}"
+    return tokenizer
+
+
+def _with_tokens(*tokens: str):
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_tokens(list(tokens))
+    return tokenizer
+
+
+def _optimizer():
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def _lookup(word: str) -> str:
+    """
+    Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return word
+
+
+def _returning(value: Any) -> Callable:
+    return lambda completions, **kwargs: value
+
+
+def _dates() -> Dataset:
+    return Dataset.from_dict({"request": ["baku"], "when": [np.datetime64("2024-01-01T00:00:00", "s").item()]})
+
+
+# Values that no argument but a few can have, and those of each argument. They are made when they are tried.
+ANY: dict[str, Callable[[], Any]] = {
+    label: partial(VALUES.__getitem__, label)
+    for label in (
+        "True",
+        "0",
+        "1",
+        "2.5",
+        "digits",
+        "empty text",
+        "bytes",
+        "list",
+        "set",
+        "empty dict",
+        "dict",
+        "array",
+    )
+} | {"unprintable": Unprintable, "object": object, "class": lambda: dict, "list of None": lambda: [None]}
+ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
+    "model": {
+        "None": lambda: None,
+        "no such folder": lambda: "./no/such/folder",
+        "path": lambda: Path(TINY_MODEL),
+        "layer": lambda: torch.nn.Linear(2, 2),
+        "without a head": lambda: AutoModel.from_pretrained(TINY_MODEL),
+        "configuration": lambda: AutoConfig.from_pretrained(TINY_MODEL),
+        "on no device": lambda: _make_model(lambda model: model.to("meta")),
+        "nan weight": lambda: _make_model(partial(_set_weight, value=float("nan"))),
+        "infinite weight": lambda: _make_model(partial(_set_weight, value=float("inf"))),
+        "half precision": lambda: _make_model(lambda model: model.bfloat16()),
+        "frozen": lambda: _make_model(lambda model: model.requires_grad_(False)),
+    },
+    "args": {
+        "None": lambda: None,
+        "of another trainer": lambda: GRPOConfig("run", use_cpu=True, bf16=False),
+        "options": lambda: {"max_turns": 3},
+    },
+    "train_dataset": {
+        "None": lambda: None,
+        "empty": lambda: TASKS.select([]),
+        "another column": lambda: Dataset.from_dict({"question": ["?"]}),
+        "one more column": lambda: TASKS.add_column("number", list(range(len(TASKS)))),
+        "dates": _dates,
+        "splits": lambda: DatasetDict({"train": TASKS}),
+        "iterable": lambda: IterableDataset.from_generator(lambda: iter([{"request": "baku"}])),
+        "rows": lambda: [{"request": "baku"}],
+        "as arrays": lambda: Dataset.from_dict({"request": [1, 2]}).with_format("numpy"),
+        "of nothing": lambda: Dataset.from_dict({"request": [None, None]}),
+        "of numbers": lambda: Dataset.from_dict({"request": [1, 2]}),
+    },
+    "eval_dataset": {
+        "None": lambda: None,
+        "empty": lambda: TASKS.select([]),
+        "another column": lambda: Dataset.from_dict({"question": ["?"]}),
+        "several": lambda: {"a/b": TASKS.select([0]), "c": TASKS.select([1])},
+        "without a name": lambda: {"": TASKS.select([0])},
+        "numbered": lambda: {1: TASKS.select([0])},
+        "one empty": lambda: {"a": TASKS.select([]), "c": TASKS.select([1])},
+        "dates": _dates,
+        "rows": lambda: [{"request": "baku"}],
+    },
+    "environment_factory": {
+        "None": lambda: None,
+        "instance": lambda: Wins(),
+        "environment": lambda: Wins,
+        "tools": lambda: Ticket,
+        "undocumented tools": lambda: _Undocumented,
+        "reset is a number": lambda: _Unresettable,
+        "raises": lambda: _raising,
+        "exits": lambda: _exiting,
+        "needs arguments": lambda: lambda number: Wins(),
+        "returns None": lambda: lambda: None,
+        "returns a class": lambda: lambda: Wins,
+        "routed": lambda: {"a": Wins},
+        "routed to numbers": lambda: {"a": 5},
+        "without names": lambda: {5: Wins},
+    },
+    "processing_class": {
+        "None": lambda: None,
+        "without template": _without_template,
+        "broken template": _broken_template,
+        "new token": lambda: _with_tokens("<new>"),
+        "name": lambda: TINY_MODEL,
+        "class of tokenizers": lambda: AutoTokenizer,
+    },
+    "reward_funcs": {
+        "None": lambda: None,
+        "name": lambda: "my-org/reward-model",
+        "empty list": list,
+        "numbers": lambda: [1.0, 2.0],
+        "raises": lambda: _raising,
+        "partial": lambda: partial(reward, bonus=1),
+        "class": lambda: dict,
+        **{
+            f"returns {value!r}"[:30]: partial(_returning, value)
+            for value in (None, 1.0, "11", [1.0], [None, None], [float("inf"), 1.0], [1e308, 1e308], np.ones(2))
+        },
+    },
+    "tools": {
+        "None": lambda: None,
+        "empty list": list,
+        "function": lambda: _lookup,
+        "functions": lambda: [_lookup],
+        "undocumented": lambda: [reward],
+        "partial": lambda: [partial(_lookup, "a")],
+    },
+    "prompts": {
+        "None": lambda: None,
+        "default": NLACPrompts,
+        "options": lambda: {"policy": "Act."},
+        "class of prompts": lambda: NLACPrompts,
+    },
+    "replay_dataset": {
+        "None": lambda: None,
+        "empty": lambda: TASKS.select([]),
+        "other columns": lambda: TASKS,
+        "no reward": lambda: Dataset.from_dict({"messages": [[{"role": "user", "content": "a"}]], "reward": [None]}),
+        "text as messages": lambda: Dataset.from_dict({"messages": ["a"], "reward": [1.0]}),
+        "infinite reward": lambda: Dataset.from_list(
+            [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "reward": 1e300}]
+        ),
+        "rows": lambda: [{"messages": [], "reward": 1.0}],
+    },
+    "rehearsal_dataset": {
+        "None": lambda: None,
+        "empty": lambda: TASKS.select([]),
+        "other columns": lambda: TASKS,
+        "text": lambda: Dataset.from_dict({"prompt": ["a"], "completion": ["b"]}),
+        "numbers": lambda: Dataset.from_dict({"prompt": [1], "completion": [2]}),
+        "without completion": lambda: Dataset.from_dict(
+            {"prompt": [[{"role": "user", "content": "a"}]], "completion": [[]]}
+        ),
+    },
+    "callbacks": {
+        "None": lambda: None,
+        "empty list": list,
+        "classes": lambda: [PrinterCallback],
+        "callback": PrinterCallback,
+        "functions": lambda: [print],
+        "not made": lambda: [TrainerCallback],
+    },
+    "optimizers": {
+        "nothing": lambda: (None, None),
+        "list": lambda: [None, None],
+        "one": lambda: (None,),
+        "numbers": lambda: (1, 2),
+        "classes": lambda: (torch.optim.SGD, None),
+        "optimizer": lambda: (_optimizer(), None),
+        "only a schedule": lambda: (None, torch.optim.lr_scheduler.ConstantLR(_optimizer())),
+    },
+    "peft_config": {
+        "None": lambda: None,
+        "adapter": lambda: LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+        "no such layer": lambda: LoraConfig(r=2, target_modules=["nothing"], task_type="CAUSAL_LM"),
+        "rank 0": lambda: LoraConfig(r=0, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+        "prefix": lambda: PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        "options": lambda: {"r": 2},
+    },
+    "quantization_config": {
+        "None": lambda: None,
+        "options": lambda: {"load_in_4bit": True},
+        "without adapter": lambda: BitsAndBytesConfig(load_in_4bit=True),
+    },
+}
+ARGUMENTS = {name: {**ANY, **values} for name, values in ARGUMENTS.items()}
+
+
+def make_trainer(folder: str, name: str, label: str) -> NLACTrainer:
+    """Make a trainer with an odd argument; with `rehearsal_dataset` odd, it is used."""
+    arguments = {**arguments_of_run(), name: ARGUMENTS[name][label]()}
+    if name != "args":
+        ratio = {"rehearsal_ratio": 0.5} if name == "rehearsal_dataset" else {}
+        arguments["args"] = NLACConfig(**options_of_run(folder), **ratio)
+    return NLACTrainer(**arguments)
+
+
+# Trials
+
+
+class Trial(NamedTuple):
+    """A value for an option of the configuration, or for an argument of the trainer."""
+
+    kind: str  # "option" or "argument"
+    name: str
+    label: str
+
+
+class Result(NamedTuple):
+    """One of `OUTCOMES`, and the error, if there was one."""
+
+    outcome: str
+    error: str = ""
+
+
+def option_trials() -> list[Trial]:
+    return [Trial("option", name, label) for name in own_options() for label in VALUES]
+
+
+def argument_trials() -> list[Trial]:
+    return [Trial("argument", name, label) for name, values in ARGUMENTS.items() for label in values]
+
+
+def prepare(trial: Trial, folder: str) -> NLACTrainer:
+    """Make the trainer of a trial."""
+    if trial.kind == "argument":
+        return make_trainer(folder, trial.name, trial.label)
+    return NLACTrainer(**arguments_of_run(), args=make_config(folder, trial.name, trial.label))
+
+
+def try_it(trial: Trial, prepare: Callable[[Trial, str], Any] = prepare, trains: bool = True) -> Result:
+    """Prepare a trial, and train if that is not refused."""
+    with tempfile.TemporaryDirectory() as folder, _quiet(), _at_home():
+        os.chdir(folder)
+        try:
+            trainer = prepare(trial, str(Path(folder, "run")))
+        except BaseException as error:
+            outcome = "refused" if names(error, trial) else "refused without name"
+            return Result(outcome, f"{type(error).__name__}: {error}")
+        if not trains:
+            return Result("trained")
+        try:
+            trainer.train()
+            trainer.save_model()
+        except BaseException as error:
+            lines = traceback.format_tb(error.__traceback__)
+            return Result("died", f"{type(error).__name__}: {error}\n{lines[-1]}")
+    return Result("trained")
+
+
+def names(error: BaseException, trial: Trial) -> bool:
+    """Whether a refusal names the option or argument, and a value that is short."""
+    if not isinstance(error, ValueError | TypeError | ImportError | TimeoutError):
+        return False
+    message = str(error)
+    if f"`{trial.name}" not in message:
+        return False
+    value = VALUES.get(trial.label)
+    if isinstance(value, bool | int | float | np.generic) and not isinstance(value, np.bool_):
+        number = value.item() if isinstance(value, np.generic) else value
+        shown = {repr(value), repr(number), f"{number:,}", *([f"{float(number)}"] if abs(number) < 10**15 else [])}
+        return any(text in message for text in shown)
+    return True
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def _at_home() -> Iterator[None]:
+    home = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(home)
+
+
+def _work(trials: Any, results: Any) -> None:
+    """Try what arrives, in a process of its own."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    while (trial := trials.get()) is not None:
+        start = time.perf_counter()
+        result = try_it(Trial(*trial))
+        results.put((*result, time.perf_counter() - start))
+
+
+class Worker:
+    """A process that tries one trial after the other, and is replaced once one hangs or ends it."""
+
+    def __init__(self, timeout: float):
+        self.timeout = timeout
+        self._context = multiprocessing.get_context("spawn")
+        self._start()
+
+    def _start(self) -> None:
+        self._trials, self._results = self._context.SimpleQueue(), self._context.Queue()
+        self._process = self._context.Process(target=_work, args=(self._trials, self._results), daemon=True)
+        self._process.start()
+
+    def try_it(self, trial: Trial) -> tuple[Result, float]:
+        """Return the result and its seconds."""
+        self._trials.put(tuple(trial))
+        start = time.perf_counter()
+        while time.perf_counter() - start < self.timeout:
+            try:
+                outcome, error, seconds = self._results.get(timeout=1.0)
+                return Result(outcome, error), seconds
+            except multiprocessing.queues.Empty:
+                if not self._process.is_alive():
+                    code = self._process.exitcode
+                    self._start()
+                    return Result("died", f"the process ended with {code}"), time.perf_counter() - start
+        self._process.kill()
+        self._process.join()
+        self._start()
+        return Result("hung"), self.timeout
+
+    def close(self) -> None:
+        self._trials.put(None)
+        self._process.join(10)
+
+
+def summary(results: dict[Trial, Result]) -> dict[str, Any]:
+    """Count the outcomes, list what was trained by name, and all that is a defect."""
+    trained: dict[str, list[str]] = defaultdict(list)
+    for trial, result in results.items():
+        if result.outcome == "trained":
+            trained[trial.name].append(trial.label)
+    counts = Counter(result.outcome for result in results.values())
+    return {
+        "names": len({trial.name for trial in results}),
+        "trials": len(results),
+        "outcomes": {outcome: counts[outcome] for outcome in OUTCOMES},
+        "defects": [
+            {**trial._asdict(), **result._asdict()}
+            for trial, result in results.items()
+            if result.outcome not in ("refused", "trained")
+        ],
+        "trained": trained,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds after which a trial hangs")
+    parser.add_argument("--only", nargs="*", help="names of options and arguments")
+    args = parser.parse_args()
+    trials = option_trials() + argument_trials()
+    trials = [trial for trial in trials if not args.only or trial.name in args.only]
+    worker, results, longest = Worker(args.timeout), {}, 0.0
+    start = time.perf_counter()
+    for i, trial in enumerate(trials, start=1):
+        results[trial], seconds = worker.try_it(trial)
+        longest = max(longest, seconds)
+        if results[trial].outcome not in ("refused", "trained"):
+            print(f"{i}/{len(trials)} {trial}: {results[trial]}", flush=True)
+    worker.close()
+    report = {
+        kind: summary({trial: result for trial, result in results.items() if trial.kind == kind})
+        for kind in ("option", "argument")
+    }
+    print(json.dumps({kind: part["outcomes"] for kind, part in report.items()}, indent=2))
+    times = {"seconds": round(time.perf_counter() - start, 1), "longest_trial_seconds": round(longest, 1)}
+    reporting.write({**report, **times, **reporting.setting("torch", "transformers", "trl")}, args.json)
+
+
+if __name__ == "__main__":
+    main()

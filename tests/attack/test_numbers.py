@@ -1,0 +1,216 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Odd numbers, options and arguments: refused by name before anything starts, or harmless."""
+
+import datetime
+import logging
+import random
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
+from transformers import TrainerCallback
+from trl import TrlParser
+
+from benchmarks import fuzz
+from trl_nlac import NLACConfig, PrioritizedReplay
+from trl_nlac.environments import StepResult
+from trl_nlac.options.roles import RoleOptions
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def only_config(trial: fuzz.Trial, folder: str) -> NLACConfig:
+    return fuzz.make_config(folder, trial.name, trial.label)
+
+
+@pytest.fixture(scope="module")
+def of_options() -> dict[fuzz.Trial, fuzz.Result]:
+    """What making the configuration says to each odd value of each option."""
+    return {trial: fuzz.try_it(trial, only_config, trains=False) for trial in fuzz.option_trials()}
+
+
+class TestFuzz:
+    def test_options_are_refused_by_name_or_accepted(self, of_options):
+        assert len(of_options) >= 77 * 36
+        odd = {trial: result for trial, result in of_options.items() if result.outcome not in ("refused", "trained")}
+        assert not odd
+        assert 200 < sum(result.outcome == "trained" for result in of_options.values()) < 500
+
+    def test_what_is_accepted_trains(self, of_options):
+        """A sample; `benchmarks/fuzz.py` tries all."""
+        accepted = [t for t, result in of_options.items() if result.outcome == "trained" and "vllm" not in t.name]
+        for trial in random.Random(0).sample(accepted, 5):
+            assert fuzz.try_it(trial).outcome in ("refused", "trained"), trial
+
+    def test_arguments_are_refused_by_name_or_accepted(self):
+        trials = fuzz.argument_trials()
+        assert len(trials) >= 234
+        loads = [trial for trial in trials if trial.name in ("model", "peft_config", "quantization_config")]
+        for trial in [*loads, *random.Random(0).sample(sorted(set(trials) - set(loads)), 80)]:
+            result = fuzz.try_it(trial, trains=False)
+            assert result.outcome in ("refused", "trained"), (trial, result)
+
+    def test_defects_are_found(self, monkeypatch):
+        """The fuzz can fail."""
+        trial = fuzz.Trial("option", "max_turns", "-1")
+
+        def unnamed(trial, folder):
+            raise ValueError("out of range")
+
+        class Dies:
+            def train(self):
+                raise IndexError("out of bounds")
+
+        assert fuzz.try_it(trial, unnamed).outcome == "refused without name"
+        assert fuzz.try_it(trial, lambda trial, folder: Dies()).outcome == "died"
+        assert not fuzz.names(ValueError("`max_turns` must be positive"), trial)  # without the value
+        assert fuzz.names(ValueError("`max_turns` must be positive, got -1"), trial)
+
+
+SMALL = {"per_device_train_batch_size": 4, "samples_per_iteration": 4, "episodes_per_iteration": 4}
+NUMBERS = {
+    "temperature": (1, 1.0),
+    "repetition_penalty": (2, 2.0),
+    "top_p": (np.float32(0.5), 0.5),
+    "max_turns": (np.int64(2), 2),
+    "success_threshold": (np.float64(0.5), 0.5),
+    "log_unique_prompts": (np.bool_(True), True),
+    "reward_weights": ([1, np.float32(2)], [1.0, 2.0]),
+    "generation_kwargs": ({"no_repeat_ngram_size": np.int64(3)}, {"no_repeat_ngram_size": 3}),
+    "role_sampling": ({"evaluation": {"temperature": 1}}, {"evaluation": {"temperature": 1.0}}),
+    "learning_rate": (1, 1.0),
+}
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("name", NUMBERS)
+    def test_become_those_of_python(self, tmp_path, name):
+        given, expected = NUMBERS[name]
+        value = vars(make_config(tmp_path, **{name: given}))[name]
+        assert value == expected and type(value) is type(expected)
+        assert repr(value) == repr(expected)  # within dicts and lists, too
+
+    def test_from_yaml(self, tmp_path):
+        (tmp_path / "run.yaml").write_text("temperature: 1\nrole_sampling: {evaluation: {temperature: 1}}\n")
+        words = ["--config", str(tmp_path / "run.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false"]
+        (config,) = TrlParser((NLACConfig,)).parse_args_and_config(words)
+        assert repr(config.temperature) == repr(config.role_sampling["evaluation"]["temperature"]) == "1.0"
+
+    def test_a_run_with_odd_ones_trains_evaluates_and_saves(self, tmp_path):
+        config = {
+            **{name: NUMBERS[name][0] for name in ("temperature", "repetition_penalty", "success_threshold")},
+            **{"role_sampling": NUMBERS["role_sampling"][0], "max_turns": np.int64(2), "seed": np.int64(3)},
+            **{"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "replay_buffer_size": 10**9},
+        }
+        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0]))
+        trainer.train()
+        trainer.evaluate()
+        assert RoleOptions.from_pretrained(str(tmp_path / "checkpoint-1")).success_threshold == 0.5
+
+    def test_options_that_change_later_are_checked_by_the_trainer(self, tmp_path):
+        config = make_config(tmp_path)
+        config.temperature, config.max_turns = 1, np.int64(2)
+        make_trainer(tmp_path, args=config)
+        assert repr((config.temperature, config.max_turns)) == "(1.0, 2)"
+        config.max_turns = "2"
+        with pytest.raises(ValueError, match="`max_turns` must be a whole number .*, got '2'"):
+            make_trainer(tmp_path, args=config)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_turns": 200_000}, "`max_turns` must be between 1 and 100,000, got 200000"),
+            ({"samples_per_iteration": None, "max_turns": 90_000}, "`max_turns=90000`, .* 1,440,000 samples"),
+            ({"gradient_accumulation_steps": 10**9, "samples_per_iteration": None}, "a global batch size of 4000000"),
+            ({"replay_buffer_size": 3, "max_turns": 4}, "`replay_buffer_size` must be at least `max_turns=4`, got 3"),
+            ({"generation_kwargs": {"a": object()}}, "`generation_kwargs` must be what JSON can hold"),
+            ({"vllm_server_host": "caf\udce9"}, "`vllm_server_host` must be text, got "),
+            ({"output_dir": b"run"}, "`output_dir` must be a path, or None, got b'run'"),
+        ],
+    )
+    def test_more_than_a_run_can_use(self, tmp_path, options, message):
+        with pytest.raises(ValueError, match=message):
+            fuzz.NLACConfig(**{**fuzz.options_of_run(str(tmp_path)), **SMALL, **options})
+
+    def test_a_huge_replay_buffer_takes_no_memory(self):
+        small, huge = PrioritizedReplay(100, seed=1), PrioritizedReplay(10**9, seed=1)
+        for replay in (small, huge):
+            replay.add([make_episode(num_turns=3) for _ in range(20)])
+            replay.update_priorities(range(60), np.linspace(0.1, 6, 60))
+        drawn = [[(sample.transition_id, sample.weight) for sample in r.sample(200)] for r in (small, huge)]
+        assert drawn[0] == drawn[1]
+        assert small.priority_mean == huge.priority_mean
+
+
+class BreakWeights(TrainerCallback):
+    def on_step_end(self, args, state, control, model, **kwargs):
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights.fill_(float("nan"))
+
+
+class TestWeights:
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_that_break_in_training_are_named(self, tmp_path, temperature):
+        trainer = make_trainer(tmp_path, {"temperature": temperature}, callbacks=[BreakWeights()])
+        with pytest.raises(RuntimeError, match="scores of tokens are not finite: its weights are corrupted"):
+            trainer.train()
+
+    def test_answers_longer_than_the_context_are_refused_for_every_role(self, tmp_path):
+        with pytest.raises(ValueError, match=r"`role_sampling\['critique'\]\['max_tokens'\]=600` leaves no room"):
+            make_trainer(tmp_path, {"role_sampling": {"critique": {"max_tokens": 600}}})
+        trainer = make_trainer(tmp_path, {"role_sampling": {"critique": {"max_tokens": 100}}})
+        assert trainer.args.max_prompt_length == 412  # of 512
+
+
+class Wins:
+    def reset(self, request, when=None):
+        return f"{request} {when}"
+
+    def step(self, action):
+        return StepResult("done", 1.0, terminated=True)
+
+
+class TestTasks:
+    def test_dates_are_evaluated_and_not_trained_on(self, tmp_path):
+        dates = Dataset.from_list([{"request": "baku", "when": datetime.datetime(2024, 1, 1)}])
+        config = {"log_completions": True, "num_completions_to_print": 0}
+        trainer = make_trainer(tmp_path, config, environment_factory=Wins, eval_dataset=dates)
+        assert trainer.evaluate()["eval_episode/return"] == 1
+        with pytest.raises(ValueError, match="`train_dataset` has the column `when` of type timestamp"):
+            make_trainer(tmp_path, environment_factory=Wins, train_dataset=dates)
+
+    def test_what_functions_log_is_written_down_whatever_it_is(self, tmp_path):
+        def judge(completions, log_extra, log_metric, **kwargs):
+            number = len(completions)
+            log_extra("step", [fuzz.Unprintable()] * number)
+            log_extra(5, [10**30] * number)
+            log_metric("score", torch.tensor(2.0))
+            return np.full(number, 0.5)
+
+        config = {"log_completions": True, "num_completions_to_print": 0, "logging_steps": 1, "max_steps": 1}
+        trainer = make_trainer(tmp_path, config, reward_funcs=judge)
+        trainer.train()
+        assert trainer.state.log_history[0]["score"] == 2 and not trainer.failures.rate
+        assert list(tmp_path.glob("completions/*.parquet"))

@@ -1,0 +1,193 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Arguments of the trainer, checked before anything is loaded: every error names the argument and its value."""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import torch
+from accelerate.utils import is_peft_model
+from datasets import Dataset
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ..nlac_config import NLACConfig
+from ..prompts import NLACPrompts
+from ..terminal import shown
+
+
+@contextmanager
+def named(argument: str) -> Iterator[None]:
+    """
+    Name an argument in the errors of other packages about it.
+
+    Raises:
+        ValueError: For an error that is not of the machine, such as a lack of memory.
+    """
+    try:
+        yield
+    except (OSError, ValueError, TypeError, ImportError, AttributeError, LookupError) as error:
+        raise ValueError(f"{argument} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def check_arguments(**arguments: Any) -> None:
+    """
+    Check the types of the trainer's arguments, by name.
+
+    Raises:
+        TypeError: If one has another type.
+    """
+    for name, value in arguments.items():
+        is_valid, expected = _EXPECTED[name]
+        if not is_valid(value):
+            raise TypeError(f"`{name}` must be {expected}, got {shown(value)}.")
+
+
+def check_tasks(
+    train_dataset: Dataset | None,
+    eval_dataset: Dataset | dict[str, Dataset] | None,
+    check_task: Callable[[dict[str, Any]], None],
+) -> None:
+    """
+    Check datasets of tasks.
+
+    Args:
+        train_dataset ([`~datasets.Dataset`], *optional*):
+            Tasks that are stored in the replay buffer, as JSON.
+        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
+            Tasks that are not.
+        check_task (`Callable[[dict[str, Any]], None]`):
+            Raises a `ValueError` if a row does not fit its environment. Called with the first row of each.
+
+    Raises:
+        ValueError: If a dataset is empty, has a column that JSON cannot hold, or has a row that does not fit.
+    """
+    several = eval_dataset if isinstance(eval_dataset, dict) else {}
+    datasets = {"`train_dataset`": train_dataset, "`eval_dataset`": None if several else eval_dataset}
+    datasets.update({f"`eval_dataset[{name!r}]`": dataset for name, dataset in several.items()})
+    for name, dataset in datasets.items():
+        if dataset is not None:
+            if len(dataset) == 0:
+                raise ValueError(f"{name} is empty. Give it one row for each task.")
+            if dataset is train_dataset:
+                _check_columns(name, dataset)
+            for row in _first_rows(dataset):
+                try:
+                    check_task(row)
+                except ValueError as error:
+                    raise ValueError(f"A task of {name} has the columns {list(row)}. {error}") from error
+
+
+def _check_columns(name: str, dataset: Dataset) -> None:
+    row = dataset[0]
+    for column, kind in zip(dataset.column_names, dataset.features.arrow_schema.types, strict=True):
+        if not (_is_stored(kind) and _is_json(row.get(column))):
+            raise ValueError(
+                f"{name} has the column `{column}` of type {kind} (first value: {shown(row.get(column))}). Tasks are "
+                "stored as JSON, which cannot hold it. Make it text or numbers, and read it in `reset`."
+            )
+
+
+def _first_rows(dataset: Dataset) -> list[dict[str, Any]]:
+    """Return the first row, or the first one of each environment."""
+    names = list(dataset["environment"]) if "environment" in dataset.column_names else [None]
+    return [dataset[names.index(name)] for name in dict.fromkeys(names)]
+
+
+def _is_stored(kind: pa.DataType) -> bool:
+    """Whether JSON holds values of a type of Arrow."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_stored(kind.storage_type)
+    if isinstance(kind, pa.StructType):
+        return all(_is_stored(field.type) for field in kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _is_stored(kind.value_type)
+    is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return is_number or pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON holds a value: a dataset can be formatted, as arrays for example."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _optional(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: value is None or isinstance(value, kinds)
+
+
+def _list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or isinstance(value, list | tuple) and all(map(is_valid, value))
+
+
+def _is_model(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module):
+        return isinstance(value, PreTrainedModel) or is_peft_model(value)
+    return isinstance(value, str) and value != ""
+
+
+def _is_dataset_or_several(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and name and isinstance(one, Dataset) for name, one in value.items())
+    return value is None or isinstance(value, Dataset)
+
+
+def _is_callback(value: Any) -> bool:
+    return isinstance(value, TrainerCallback) or isinstance(value, type) and issubclass(value, TrainerCallback)
+
+
+def _are_optimizers(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    return _optional(torch.optim.Optimizer)(value[0]) and _optional(LRScheduler)(value[1])
+
+
+def _is_peft_config(value: Any) -> bool:
+    if value is None:
+        return True
+    from peft import PeftConfig
+
+    return isinstance(value, PeftConfig)
+
+
+_DATASET = (_optional(Dataset), "a `datasets.Dataset`, or None")
+# Whether a value is one of an argument's, and what is expected.
+_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "model": (_is_model, "the name or path of a model, a `PreTrainedModel` or a `PeftModel`"),
+    "args": (_optional(NLACConfig), "an `NLACConfig`, or None"),
+    "train_dataset": _DATASET,
+    "eval_dataset": (_is_dataset_or_several, "a `datasets.Dataset`, a dict of them by name, or None"),
+    "processing_class": (_optional(PreTrainedTokenizerBase, ProcessorMixin), "a tokenizer, a processor, or None"),
+    "reward_funcs": (
+        lambda value: callable(value) or _list_of(callable)(value),
+        "a function, a list of them, or None",
+    ),
+    "tools": (_list_of(inspect.isroutine), "a list of functions, or None"),
+    "prompts": (_optional(NLACPrompts), "`NLACPrompts`, or None"),
+    "replay_dataset": _DATASET,
+    "rehearsal_dataset": _DATASET,
+    "callbacks": (_list_of(_is_callback), "a list of `TrainerCallback`, or None"),
+    "optimizers": (_are_optimizers, "a pair: an optimizer or None, and a learning rate scheduler or None"),
+    "peft_config": (_is_peft_config, "a `PeftConfig`, or None"),
+    "quantization_config": (_optional(QuantizationConfigMixin), "a `BitsAndBytesConfig`, or None"),
+}
