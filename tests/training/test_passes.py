@@ -69,7 +69,7 @@ def test_a_longer_example_is_alone_and_named(caplog):
 def test_training_is_the_same_with_and_without(tmp_path, shares_prefixes):
     """Also where the critic is taught by the backup, and the policy stays near the initial weights."""
     trained, numbers = [], []
-    for limit in (None, 700):
+    for limit in (None, 60):
         options = {
             "max_tokens_per_batch": limit,
             "share_prefixes": shares_prefixes,
