@@ -516,23 +516,29 @@ def _said(message: Message) -> str:
 
 
 def draw_cases(number: int, first_seed: int = 0, fault: str | None = None) -> list[Case]:
-    """Draw so many conversations, the same ones each time, see [`cases`]."""
-    drawn: list[Case] = []
+    """
+    Draw so many conversations, the same ones each time, see [`cases`]. Each is drawn on its own: in one run, five of
+    six would be variations of the one before.
+    """
+    strategy, drawn = cases(fault), []
+    for i in range(number):
+        found: list[Case] = []
 
-    @seed(first_seed)
-    @settings(
-        max_examples=number,
-        phases=[Phase.generate],
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases(fault))
-    def collect(case: Case) -> None:
-        drawn.append(case)
+        @seed(first_seed * 10**6 + i)
+        @settings(
+            max_examples=2,  # the simplest one and a random one
+            phases=[Phase.generate],
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def collect(case: Case) -> None:
+            found.append(case)  # noqa: B023
 
-    collect()
-    return drawn[:number]
+        collect()
+        drawn.append(found[-1])
+    return drawn
 
 
 def contents_of(case: Case) -> list[str]:

@@ -29,7 +29,7 @@ from trl_nlac.cli.train_options import TrainParser
 
 
 ROOT = Path(__file__).parent.parent
-RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "trl_nlac" / "recipes").glob("*.yaml"))
 CPU = ["--use_cpu", "--bf16", "False"]
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -91,9 +91,10 @@ class TestRecipes:
             TrainParser().read(["--config", str(tmp_path / "run.yaml"), *CPU])
 
     def test_the_small_one_trains(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(ROOT)
+        """In any folder, by its name."""
+        monkeypatch.chdir(tmp_path)
         words = ["--output_dir", str(tmp_path), "--max_steps", "5", "--logging_steps", "1"]
-        assert main(["train", "--config", "examples/recipes/cpu.yaml", *words]) == 0
+        assert main(["train", "--config", "cpu", *words]) == 0
         assert "What was learned" in capsys.readouterr().out
         logs = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
         steps = [log for log in logs if "loss" in log]
@@ -102,6 +103,6 @@ class TestRecipes:
 
     def test_the_paper_s_settings_depart_from_the_defaults(self):
         """What the defaults changed for a reason is as in the paper."""
-        _, _, args = TrainParser().read(["--config", str(ROOT / "examples" / "recipes" / "paper.yaml"), *CPU])
+        _, _, args = TrainParser().read(["--config", "paper", *CPU])
         assert (args.bootstrap, args.min_p, args.role_sampling) == ("implicit", 0, {"backup": {"temperature": 1.0}})
         assert (args.learning_rate, args.target_update_rate, args.priority_exponent) == (5e-6, 0.005, 0.1)

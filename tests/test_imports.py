@@ -31,6 +31,7 @@ TABLE = {
     "chat replay": "",
     "generation": "options secrets shards event_loop",
     "nlac_config": "options secrets",
+    "planning": "nlac_config",
     "method": "chat generation options prompts shards",
     "environments": "chat prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
@@ -42,7 +43,7 @@ TABLE = {
     "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
-    "nlac_config generation replay chat prompts options secrets terminal",
+    "planning nlac_config generation replay chat prompts options secrets terminal",
 }
 ALLOWED = {place: others.split() for places, others in TABLE.items() for place in places.split()}
 # Where only one module of a folder may be imported: for every importer, or for those that are named.

@@ -27,7 +27,7 @@ accelerate launch examples/scripts/nlac_math.py \
     --max_steps 1000 --eval_strategy steps --eval_steps 200 \
     --output_dir runs/math
 
-For several GPUs, use `accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. Your own problems
+For several GPUs, use `accelerate launch --config_file trl_nlac/accelerate_configs/multi_gpu.yaml`. Your own problems
 are rows of a JSONL file, `--dataset PATH`, with the columns `problem` and `answer`, or `problem` and a `solution` with
 the answer in \boxed{}.
 

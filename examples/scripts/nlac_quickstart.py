@@ -273,7 +273,7 @@ Your own environment is a class with `reset(**task)` and `step(action)`:
 
 On 8 GPUs:
 
-    accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml my_script.py
+    accelerate launch --config_file trl_nlac/accelerate_configs/multi_gpu.yaml my_script.py
 """)
 
 

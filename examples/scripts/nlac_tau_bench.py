@@ -26,7 +26,7 @@ is not trained.
 A full run needs a model that plays the user. The paper used GPT-4.1 (`OPENAI_API_KEY` must be set; every turn of an
 agent is one call), and 64 GPUs for a larger policy. With LoRA adapters on one node with several GPUs:
 
-accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml examples/scripts/nlac_tau_bench.py \
+accelerate launch --config_file trl_nlac/accelerate_configs/multi_gpu.yaml examples/scripts/nlac_tau_bench.py \
     --user_model gpt-4.1 \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 \
     --max_prompt_length 16384 --max_turns 30 --episodes_per_iteration 64 --samples_per_iteration 512 \

@@ -28,7 +28,7 @@ accelerate launch examples/scripts/nlac_textarena.py \
     --output_dir runs/mastermind
 
 To train on several games, use `--env_id Mastermind-v0 GuessTheNumber-v0 Minesweeper-v0`; for several GPUs, use
-`accelerate launch --config_file examples/accelerate_configs/multi_gpu.yaml`. `docs/source/textarena.md` lists the
+`accelerate launch --config_file trl_nlac/accelerate_configs/multi_gpu.yaml`. `docs/source/textarena.md` lists the
 games that need no network.
 
 A test run on a CPU takes less than a minute. The package's tiny model learns nothing here, and few of its critiques

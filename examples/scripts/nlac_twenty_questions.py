@@ -28,7 +28,7 @@ accelerate launch examples/scripts/nlac_twenty_questions.py \
 As in the paper, on 8 GPUs, with a chat model that answers and your own objects, one name per line of a file (the paper
 takes 1,000 for training and 500 for evaluation from THINGS). The key of the endpoint is in `OPENAI_API_KEY`:
 
-accelerate launch --config_file examples/accelerate_configs/deepspeed_zero3.yaml \
+accelerate launch --config_file trl_nlac/accelerate_configs/zero3.yaml \
     examples/scripts/nlac_twenty_questions.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --max_turns 25 \
     --oracle_model gpt-4.1 --train_objects train.txt --eval_objects eval.txt --output_dir runs/twenty-questions
 

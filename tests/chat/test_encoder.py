@@ -199,6 +199,16 @@ class TestConversations:
             named = {"role": "tool", "name": "route", "content": "refused"}
             assert chat.start([USER, said, result]) == chat.start([USER, self.call(), named])
 
+    @pytest.mark.parametrize("template", ["qwen3", "qwen3_5_nothink", "glm4moe"])
+    @pytest.mark.parametrize("tag", ["<think>", "</think>"])
+    def test_an_argument_that_quotes_a_tag_ends_no_thought(self, template, tag):
+        """The call stays whole in the conversation."""
+        chat = ChatEncoder(make_tokenizer(template))
+        said = call_message([("route", {"team": f"a {tag} b"})])
+        sampled_ids = chat.completion(said)
+        assert chat.reasoning(sampled_ids) == ""
+        assert chat.remembered(sampled_ids, ("route",)) == chat.past_turn(said)
+
     def test_calls_that_no_template_shows_are_refused(self):
         chat = ChatEncoder(make_tokenizer("gemma"))
         with pytest.raises(ValueError, match="A turn calls route, and the chat template shows no tool calls"):

@@ -25,7 +25,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 
 ROOT = Path(__file__).parent.parent.parent
-CONFIGS = ROOT / "examples" / "accelerate_configs"
+CONFIGS = ROOT / "trl_nlac" / "accelerate_configs"
 # DeepSpeed's engine needs this first on a CPU.
 GLOO = """
 import runpy
@@ -41,10 +41,10 @@ ON_CPU = {
     "cpu": [],
     "single_gpu": ["--cpu"],
     "multi_gpu": ["--cpu", "--num_processes", "2"],
-    "deepspeed_zero2": ["--num_processes", "2"],
-    "deepspeed_zero3": ["--num_processes", "2"],
+    "zero2": ["--num_processes", "2"],
+    "zero3": ["--num_processes", "2"],
     # Building DeepSpeed's Adam for offloaded states takes minutes.
-    "deepspeed_zero3_offload": ["--num_processes", "2", "--offload_optimizer_device", "none"],
+    "zero3_offload": ["--num_processes", "2", "--offload_optimizer_device", "none"],
     "fsdp2": ["--cpu", "--num_processes", "2"],  # without sharding: Accelerate supports FSDP only on GPUs
 }
 
@@ -58,12 +58,12 @@ def test_configs_are_what_their_names_say():
     assert [name for name, config in configs.items() if config.use_cpu] == ["cpu"]
     assert set(kinds.values()) == {"DEEPSPEED"}
     stages = {name: configs[name].deepspeed_config["zero_stage"] for name in kinds}
-    assert stages == {"deepspeed_zero2": 2, "deepspeed_zero3": 3, "deepspeed_zero3_offload": 3}
+    assert stages == {"zero2": 2, "zero3": 3, "zero3_offload": 3}
     devices = {
         configs[name].deepspeed_config[f"offload_{what}_device"] for name in kinds for what in ("param", "optimizer")
     }
     assert devices == {"none", "cpu"}
-    assert configs["deepspeed_zero3_offload"].deepspeed_config["offload_param_device"] == "cpu"
+    assert configs["zero3_offload"].deepspeed_config["offload_param_device"] == "cpu"
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_config_starts(name, tmp_path):
     arguments = ["--world", "rooms", "--max_steps", "2", "--eval_steps", "2", "--num_eval_episodes", "1"]
     arguments += ["--num_oracle_probes", "4", "--output_dir", str(tmp_path)]
     script = [quickstart]
-    if name.startswith("deepspeed"):
+    if name.startswith("zero"):
         pytest.importorskip("deepspeed")
         if shutil.which("g++") is None:
             pytest.skip("DeepSpeed builds an extension for gloo")

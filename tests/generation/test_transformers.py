@@ -310,6 +310,25 @@ class TestPrefixCache:
             generator.generate([*(prompt + [5, 6] for prompt in known), [7] * 150], sampling, [0] * 17)
             assert fed == [148, 17 * 2]
 
+    def test_processes_that_generate_together_make_the_same_passes(self, model, tokenizer):
+        """Where each pass needs all processes, none reads ahead: what it knows only makes its passes shorter."""
+        system, sampling = list(range(10, 210)), Sampling(1, temperature=0.0)
+        prompts = [[*system, 300 + i, 301] for i in range(3)] + [[7] * 150]
+        generator = make_generator(tokenizer, gathers=False)
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            with generator.session(model), counted(model) as fed:
+                first = generator.generate(prompts, sampling, [0] * 4)
+                again = generator.generate([prompt + [5] for prompt in prompts], sampling, [0] * 4)
+                scores = generator.score(prompts, [[5]] * 4)
+        finally:
+            torch.distributed.destroy_process_group()
+        assert fed == [3 * 202 + 150, 4, 4] and [completion.num_cached_tokens for completion in again][0] == 202
+        whole = make_generator(tokenizer, prefix_cache_memory=0)
+        with whole.session(model):
+            assert whole.generate(prompts, sampling, [0] * 4) == first
+            assert whole.score(prompts, [[5]] * 4) == pytest.approx(scores, abs=1e-4)
+
     def test_target_weights_have_their_own(self, model, tokenizer):
         model = make_model("mistral")
         target = TargetWeights(model)

@@ -318,7 +318,7 @@ class ChatEncoder:
             return 0
         opening, closing = self.reasoning_tags
         start = self._index_after(token_ids, closing) or 0
-        if not start and (self.template.starts_reasoning or opening in self.tokenizer.decode(token_ids)):
+        if not start and (self.template.starts_reasoning or self._index_after(token_ids, opening)):
             return len(token_ids)  # the thought never ended
         while 0 < start < len(token_ids) and not self.tokenizer.decode([token_ids[start]]).strip():
             start += 1
@@ -349,7 +349,13 @@ class ChatEncoder:
         ]
 
     def _index_after(self, token_ids: list[int], text: str) -> int | None:
-        """Length of the shortest beginning of `token_ids` that contains `text`."""
+        """
+        Length of the shortest beginning of `token_ids` that contains `text`: the token, where the tokenizer has it as
+        one, so that an argument or a sentence that quotes it is none.
+        """
+        tag_id = self.tokenizer.get_added_vocab().get(text)
+        if tag_id is not None:
+            return token_ids.index(tag_id) + 1 if tag_id in token_ids else None
         if text not in self.tokenizer.decode(token_ids):
             return None
         low, high = 0, len(token_ids)

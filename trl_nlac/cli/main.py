@@ -28,6 +28,7 @@ from .errors import CommandError, known_errors
 
 COMMANDS = {
     "train": "train an agent in an environment",
+    "plan": "does a run fit the machines, and how long does an iteration take",
     "evaluate": "play a saved agent and measure how often it succeeds",
     "play": "watch an agent act, criticise and refine, turn by turn",
     "rehearse": "let a model write samples of its roles, to rehearse in training",
@@ -87,7 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     except CommandError as error:
         if shows_traceback:
             print(printable_traceback(error), file=sys.stderr)
-        print(f"trl-nlac {name}: error: {printable(hide_in_text(str(error)))}", file=sys.stderr)
+        message = printable(hide_in_text(str(error))).replace("\n", " ")
+        print(f"trl-nlac {name}: error: {message}", file=sys.stderr)
         return 2
     except Exception as error:
         print(printable_traceback(error), file=sys.stderr)

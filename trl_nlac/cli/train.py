@@ -26,6 +26,7 @@ from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.saving import TrainBeginCallback
+from .launch import OPTION, launch
 from .options import (
     CommandError,
     check_model,
@@ -42,6 +43,8 @@ from .train_options import TrainArguments, TrainParser
 
 
 def run(words: list[str]) -> None:
+    if any(word.partition("=")[0] == OPTION for word in words):
+        launch(words)
     parser = TrainParser()
     parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)

@@ -26,6 +26,7 @@ from ..options.generation import GenerationOptions
 from ..options.records import RecordOptions
 from ..options.roles import RoleOptions
 from .options import CommandError, one_line_errors, read_json, unknown_option
+from .packaged import find_path, find_yaml
 
 
 @dataclass
@@ -147,16 +148,22 @@ class TrainParser(TrlParser):
             was asked for. All else can be checked before that is said.
     """
 
-    def __init__(self):
+    def __init__(self, config: type[NLACConfig] = NLACConfig):
         super().__init__(
-            (TrainArguments, ModelConfig, NLACConfig),
+            (TrainArguments, ModelConfig, config),
             prog="trl-nlac train",
             usage="trl-nlac train --config run.yaml [--name value ...]",
             description="Train an agent. Options come from a YAML file and from the command line, which overrides it.",
             formatter_class=_OptionsFormatter,
             allow_abbrev=False,
         )
-        self.add_argument("--config", metavar="FILE", help="YAML file of options")
+        self.add_argument("--config", metavar="FILE", help="YAML file of options, or the name of a recipe")
+        self.add_argument(
+            "--accelerate_config",
+            metavar="FILE",
+            help="start the processes of this configuration of Accelerate, a YAML file or a name such as zero3; other "
+            "options of `accelerate launch` (--num_processes, --machine_rank and so on) can be added",
+        )
         self.add_argument("--help_all", action="help", help="show all options, including those of transformers")
         self.shows_all = False
         self.unsupported: CommandError | None = None
@@ -172,7 +179,7 @@ class TrainParser(TrlParser):
         formatter.add_text(self.description)
         inherited = _names(TrainingArguments) - _SHOWN
         subjects = {
-            "general": {"config", "help", "help_all"},
+            "general": {"config", "accelerate_config", "help", "help_all"},
             "environment and tasks": _names(TrainArguments),
             "base model": _names(ModelConfig),
             "roles": _names(RoleOptions),
@@ -210,6 +217,9 @@ class TrainParser(TrlParser):
             words = [
                 part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])
             ]
+        if "--config" in words[:-1]:
+            place = words.index("--config") + 1
+            words = [*words[:place], find_yaml("--config", "recipes", words[place]), *words[place + 1 :]]
         with one_line_errors():
             *parsed, from_file, left = self.parse_args_and_config(
                 words, return_remaining_strings=True, separate_remaining_strings=True
@@ -218,4 +228,12 @@ class TrainParser(TrlParser):
             raise CommandError(unknown_option(word, self._option_string_actions))
         if from_file or left:
             raise CommandError(f"{(from_file + left)[0]!r} does not belong to an option.")
-        return tuple(parsed[:3])
+        script_args, model_args, args, others = parsed
+        if others.accelerate_config is not None:
+            raise CommandError(
+                f"accelerate_config: {others.accelerate_config} starts the processes, and stands in a file that each "
+                "of them reads. Write --accelerate_config on the command line."
+            )
+        script_args.prompts, script_args.dataset_name = map(find_path, (script_args.prompts, script_args.dataset_name))
+        model_args.model_name_or_path = find_path(model_args.model_name_or_path)
+        return script_args, model_args, args

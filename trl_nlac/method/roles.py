@@ -304,7 +304,8 @@ class Roles:
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         """Compute the log-likelihood of each completion, see [`~generation.base.Generator`]."""
-        self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
+        with self._recording:
+            self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
         return self.generator.score(prompts, completions)
 
     def correct_reasoning(self, answers: list[Answer], prompt_name: str) -> list[Answer]:

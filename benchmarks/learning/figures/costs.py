@@ -24,7 +24,7 @@ The cells of what saves tokens have a folder of their own:
 
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted --seeds 0 1 2 \\
     --methods nlac nlac_keeps_targets nlac_keeps_best nlac_stored_actions nlac_two_updates nlac_frugal \\
-    --cells benchmarks/results/learning_savings
+    nlac_frugal_two_updates --cells benchmarks/results/learning_savings
 """
 
 import argparse
@@ -91,9 +91,7 @@ def figures(cells: list[dict]) -> dict:
     return {
         "seeds": [cell["seed"] for cell in cells],
         "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
-        "spent": {
-            cost: mean(end[cost] for end in ends) if all(cost in end for end in ends) else None for cost in SPENT
-        },
+        "spent": {cost: mean(end[cost] for end in ends) for cost in SPENT if all(cost in end for end in ends)},
         "reach": {str(level): reach(cells, level * cells[0]["oracle_success"]) for level in LEVELS},
         "role_shares": role_shares(cells),
     }

@@ -137,16 +137,22 @@ ABLATIONS_BY_TASK = {
     "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
     "rooms": ("nlac_transitions_4",),
 }
+# How long a target is kept: two time constants of the average that wrote it, the inverse of its update rate.
+MAX_AGE = 2
 # What generates fewer tokens, one by one and together, with NLAC's budget.
-SAVINGS = {
-    "nlac_keeps_targets": {"target_max_age": 40},
-    "nlac_keeps_best": {"refine_best_actions": False},
-    "nlac_stored_actions": {"replay_refinement_fraction": 1.0},
-    # As many gradient steps for each environment step, on half as many transitions.
-    "nlac_two_updates": {"num_updates_per_generation": 2, "episodes_per_iteration": 8},
-}
+KEEPS_TARGETS = {"target_max_age": None}  # MAX_AGE, in updates
+KEEPS_BEST = {"refine_best_actions": False}
+STORED_ACTIONS = {"replay_refinement_fraction": 1.0}
+TWO_UPDATES = {"num_updates_per_generation": 2, "episodes_per_iteration": 8}  # as many steps, on half the transitions
 FRUGAL = "nlac_frugal"
-SAVINGS[FRUGAL] = merge_settings(*SAVINGS.values())
+SAVINGS = {
+    "nlac_keeps_targets": KEEPS_TARGETS,
+    "nlac_keeps_best": KEEPS_BEST,
+    "nlac_stored_actions": STORED_ACTIONS,
+    "nlac_two_updates": TWO_UPDATES,
+    FRUGAL: merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS),
+    "nlac_frugal_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS, TWO_UPDATES),
+}
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
@@ -173,6 +179,8 @@ def default_settings(task: LearningTask, method: str) -> dict:
     if method == "hindsight":
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}))
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
+    if "target_max_age" in changes:
+        changes = {**changes, "target_max_age": round(MAX_AGE / defaults["target_update_rate"])}
     return merge_settings(defaults, changes)
 
 

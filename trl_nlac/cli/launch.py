@@ -1,0 +1,75 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac train --accelerate_config NAME`: start the processes of a run."""
+
+import os
+import sys
+from typing import NoReturn
+
+from accelerate.commands.launch import launch_command_parser
+
+from .options import CommandError, unknown_option
+from .packaged import find_yaml
+from .train_options import TrainParser
+
+
+OPTION = "--accelerate_config"
+
+
+def launch(words: list[str]) -> NoReturn:
+    """Become `accelerate launch`, which starts `trl-nlac train` in every process."""
+    command = launch_command(words)
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def launch_command(words: list[str]) -> list[str]:
+    """
+    Return the command that launches `trl-nlac train`. As in TRL, options that the training does not have are those of
+    `accelerate launch`.
+
+    Args:
+        words (`list[str]`):
+            Arguments of `trl-nlac train`, with `--accelerate_config`: a file, or the name of one of the package's.
+
+    Raises:
+        CommandError: If there is no such file or option.
+    """
+    parser, launcher = TrainParser(), launch_command_parser()
+    known, others = parser.parse_known_args(words)
+    for word in others:
+        if word.startswith("--") and word.partition("=")[0] not in launcher._option_string_actions:
+            raise CommandError(
+                unknown_option(word, [*parser._option_string_actions, *launcher._option_string_actions])
+            )
+    file = find_yaml(OPTION, "accelerate_configs", known.accelerate_config)
+    # `--quiet`: an error of a process is shown once, not again with the trace of the launcher.
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", file, *others]
+    return [*command, "-m", "trl_nlac", "train", *_own(words, others)]
+
+
+def _own(words: list[str], others: list[str]) -> list[str]:
+    """Return what is left of `words` without `others`, which are some of them in their order, and without `OPTION`."""
+    own, others = [], [*others, None]
+    for word in words:
+        if word == others[0]:
+            others = others[1:]
+        else:
+            own.append(word)
+    return [
+        word
+        for previous, word in zip(["", *own], own, strict=False)
+        if OPTION not in (previous, word) and not word.startswith(f"{OPTION}=")
+    ]

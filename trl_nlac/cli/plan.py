@@ -1,0 +1,334 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac plan`: memory and time of a run, before it is started."""
+
+import argparse
+import json
+import re
+import shlex
+
+from accelerate.commands.config.config_args import load_config_from_file
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig
+from trl import ModelConfig, get_peft_config
+
+from ..nlac_config import NLACConfig
+from ..planning.memory import Sharing
+from ..planning.plan import Machines, Plan
+from ..planning.shape import ModelShape, model_shape
+from ..planning.time import Rates
+from .options import CommandError, Parser, check_model, one_line_errors
+from .packaged import find_yaml
+from .train_options import TrainParser
+
+
+LOADED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+NF4_BYTES, INT8_BYTES = 0.5 + 4 / 64, 1.0  # of a quantized weight, with its scale for each block of 64
+MOMENTS = {
+    "loss": "loss",
+    "layers": "backward",
+    "step": "optimizer step",
+    "generation": "generation, with target weights",
+}
+WIDTH = 110  # columns of what is printed
+
+
+def run(words: list[str]) -> None:
+    args, others = _parser().parse_known_args(words)
+    plan, names = make_plan(args, others)
+    lines = launch_lines(plan, names, others)
+    if args.json:
+        print(json.dumps(as_json(plan, lines), indent=2))
+    else:
+        show(plan, lines)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="trl-nlac plan",
+        usage="trl-nlac plan --config run.yaml --gpus 8x80GB [--name value ...]",
+        description="Plan a run: does it fit the machines, and how long does an iteration take? Only the model's "
+        "config.json is read. All options of `trl-nlac train` are options here, too.",
+    )
+    parser.add_argument("--gpus", required=True, metavar="8x80GB", help="GPUs of a node, and the memory of each")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
+    parser.add_argument("--server_gpus", metavar="8x80GB", help="GPUs of the vLLM server (vllm_mode: server)")
+    parser.add_argument(
+        "--accelerate_config",
+        metavar="FILE",
+        help="configuration of Accelerate, a YAML file or a name (default: single_gpu for one GPU; for several "
+        "multi_gpu with adapters, and zero3 without)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--reserve", type=float, default=2.0, help="GB of each GPU that are not planned (default: 2)")
+    rates = parser.add_argument_group("rates that are assumed")
+    described = {
+        "tflops": "10^12 operations that a GPU computes in a second at most",
+        "training_utilization": "share of them in training",
+        "reading_utilization": "share of them when prompts are read",
+        "writing_utilization": "share of them when tokens are generated",
+        "bandwidth": "GB that a GPU receives from others in a second",
+        "environment_seconds": "seconds of an environment's step",
+        "prompt_tokens": "mean tokens of a prompt",
+        "answer_tokens": "mean tokens of an answer",
+        "turns": "mean turns of an episode",
+    }
+    defaults = vars(Rates())
+    for name, description in described.items():
+        shown = "half of what the options allow" if defaults[name] is None else f"{defaults[name]:g}"
+        rates.add_argument(f"--{name}", type=float, default=defaults[name], help=f"{description} (default: {shown})")
+    return parser
+
+
+def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:
+    """
+    Make the plan.
+
+    Args:
+        args (`argparse.Namespace`):
+            The command's own arguments.
+        words (`list[str]`):
+            Those of the training.
+
+    Returns:
+        `tuple[Plan, dict[str, str]]`: the plan, and the names of its model and of its configuration of Accelerate.
+
+    Raises:
+        CommandError: If an argument is wrong.
+    """
+    count, memory = _gpus("--gpus", args.gpus)
+    server_count, server_memory = _gpus("--server_gpus", args.server_gpus) if args.server_gpus else (0, 0.0)
+    machines = Machines(count, memory, args.nodes, server_count, server_memory, args.reserve * 1e9)
+    processes = count * args.nodes
+    if processes < 1 or machines.reserve < 0:
+        raise CommandError(
+            f"--gpus {args.gpus} --nodes {args.nodes} --reserve {args.reserve}: there is no GPU to use."
+        )
+    rates = Rates(**{name: vars(args)[name] for name in vars(Rates())})
+    for name, value in vars(rates).items():
+        if value is not None and (value < 0 or value == 0 and name != "environment_seconds"):
+            raise CommandError(f"--{name} {value:g} must be above 0.")
+    _, model_args, options = TrainParser(planned(processes)).read(words)
+    name = model_args.model_name_or_path
+    if not name:
+        raise CommandError("--model_name_or_path is missing: name the model.")
+    shape, config = _shape(name, model_args, options.trust_remote_code)
+    launch = args.accelerate_config
+    if launch is None:
+        launch = "single_gpu" if processes == 1 else "multi_gpu" if shape.has_adapters else "zero3"
+    plan = Plan(
+        *(shape, machines, _sharing(launch, processes), options, rates),
+        loaded=_loaded(model_args, options, config),
+        context=_context(config, options),
+        frozen_bytes=_quantized(shape, model_args),
+        attention=model_args.attn_implementation,
+    )
+    return plan, {"model": name, "accelerate_config": launch}
+
+
+def planned(processes: int) -> type[NLACConfig]:
+    """Make the configuration of one of several processes, on whatever machine the plan is made."""
+
+    class PlannedConfig(NLACConfig):
+        world_size = processes
+
+        def __post_init__(self):
+            fp16, bf16 = self.fp16, self.bf16 is None or self.bf16
+            self.fp16, self.bf16, self.use_cpu = False, False, True
+            super().__post_init__()
+            self.fp16, self.bf16 = fp16, bf16 and not fp16
+
+    return PlannedConfig
+
+
+def _gpus(option: str, text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)GB", text)
+    if match is None or not int(match[1]) or not float(match[2]):
+        raise CommandError(f"{option} {text} must be written as 8x80GB: GPUs of a node, and the memory of each.")
+    return int(match[1]), float(match[2]) * 1e9
+
+
+def _shape(name: str, model_args: ModelConfig, trust_remote_code: bool):
+    with one_line_errors(f"--model_name_or_path {name}: "):
+        check_model(name, model_args.model_revision)
+        config = AutoConfig.from_pretrained(
+            name, revision=model_args.model_revision, trust_remote_code=trust_remote_code
+        )
+        return model_shape(config, get_peft_config(model_args), trust_remote_code), config
+
+
+def _sharing(name: str, processes: int) -> Sharing:
+    path = find_yaml("--accelerate_config", "accelerate_configs", name)
+    with one_line_errors(f"--accelerate_config {name}: "):
+        config = load_config_from_file(path)
+    kind = config.distributed_type.value
+    if kind == "DEEPSPEED":
+        options = config.deepspeed_config
+        if "zero_stage" not in options:
+            raise CommandError(f"--accelerate_config {name}: it has no zero_stage, which the plan needs.")
+        offloads = [options.get(f"offload_{what}_device", "none") != "none" for what in ("optimizer", "param")]
+        return Sharing("zero3" if options["zero_stage"] == 3 else "zero2", processes, *offloads)
+    kinds = {"NO": "none", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
+    if kind not in kinds:
+        raise CommandError(f"--accelerate_config {name}: the distributed_type {kind} cannot be planned.")
+    if kinds[kind] == "none" and processes > 1:
+        raise CommandError(f"--accelerate_config {name} starts one process, and there are {processes} GPUs.")
+    return Sharing(kinds[kind], processes)
+
+
+def _loaded(model_args: ModelConfig, options: NLACConfig, config) -> float:
+    dtype = (options.model_init_kwargs or {}).get("dtype", model_args.dtype)
+    if dtype == "auto":
+        dtype = config.dtype
+    return LOADED[str(dtype or "float32").removeprefix("torch.")]
+
+
+def _context(config, options: NLACConfig) -> int:
+    config = config.get_text_config()
+    name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+    longest = (options.max_prompt_length or 0) + options.max_completion_length
+    return config.to_dict().get(name) or longest  # some models have no limit
+
+
+def _quantized(shape: ModelShape, model_args: ModelConfig) -> float | None:
+    if not (model_args.load_in_4bit or model_args.load_in_8bit):
+        return None
+    each = NF4_BYTES if model_args.load_in_4bit else INT8_BYTES
+    return each * shape.quantizable + 2 * (shape.parameters - shape.trained - shape.quantizable)
+
+
+def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[str]:
+    """Return the lines that start the run: that of the server, if there is one, and that of the training."""
+    lines, machines = [], plan.machines
+    if plan.args.use_vllm and plan.args.vllm_mode == "server" and machines.server_gpus:
+        command = ["vllm", "serve", names["model"], "--tensor-parallel-size", str(plan.tensor_parallel)]
+        if plan.args.vllm_max_model_length:
+            command += ["--max-model-len", str(plan.args.vllm_max_model_length)]
+        command += ["--max-num-seqs", str(plan.args.max_generation_batch_size * plan.sharing.processes)]
+        variable = "VLLM_SERVER_DEV_MODE=1"
+        if plan.shape.has_adapters:
+            variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            command += ["--enable-lora", "--max-loras", "2"]
+        elif plan.args.vllm_server_weights_dir is None:
+            command += ["--weight-transfer-config", '{"backend": "nccl"}']
+        lines.append(f"{variable} {shlex.join(command)}")
+    processes = plan.sharing.processes
+    command = ["trl-nlac", "train", "--accelerate_config", names["accelerate_config"]]
+    if processes > 1:
+        command += ["--num_processes", str(processes)]
+    line = shlex.join(command)
+    if machines.nodes > 1:
+        line += f" --num_machines {machines.nodes} --machine_rank $RANK_OF_THIS_NODE"
+        line += " --main_process_ip $ADDRESS_OF_NODE_0 --main_process_port 29500"
+    return [*lines, f"{line} {shlex.join(words)}".strip()]
+
+
+def as_json(plan: Plan, lines: list[str]) -> dict:
+    """Everything that the command prints, with bytes in GB (10^9)."""
+    gb = 1e9
+    return {
+        "fits": plan.fits,
+        "margin_gb": plan.margin / gb,
+        "problems": plan.problems,
+        "warnings": plan.warnings,
+        "memory_gb": {
+            moment: {name: size / gb for name, size in parts.items()} for moment, parts in plan.memory.items()
+        },
+        "host_gb": {name: size / gb for name, size in plan.host.items()},
+        "activations_gb": {
+            name: other.memory["layers"]["activations"] / gb for name, other in _checkpointing(plan).items()
+        },
+        "parameters": plan.shape.parameters,
+        "trained_parameters": plan.shape.trained,
+        "tokens_of_a_pass": plan.batch_tokens,
+        "cache_tokens": plan.cache_tokens,
+        "asked_tokens": plan.asked_tokens if plan.args.use_vllm else None,
+        "iteration": [phase._asdict() for phase in plan.iteration],
+        "longest_phase": max(plan.iteration, key=lambda phase: phase.seconds).name,
+        "remedies": {text: other.peak / gb for text, other in plan.remedies},
+        "launch": lines,
+    }
+
+
+def _checkpointing(plan: Plan) -> dict[str, Plan]:
+    return {
+        "with gradient checkpointing": plan.with_options(gradient_checkpointing=True),
+        "without": plan.with_options(gradient_checkpointing=False),
+    }
+
+
+def show(plan: Plan, lines: list[str]) -> None:
+    """Print the plan."""
+    console = Console(width=WIDTH, highlight=False, markup=False)
+    console.print(_memory_table(plan))
+    kept = _checkpointing(plan)
+    sizes = ", ".join(f"{other.memory['layers']['activations'] / 1e9:.1f} GB {name}" for name, other in kept.items())
+    lines_of_text = [f"A pass has up to {plan.batch_tokens:,} tokens; their activations are {sizes}."]
+    if plan.host:
+        parts = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in plan.host.items())
+        lines_of_text.append(f"In CPU memory, for each process: {parts}.")
+    if plan.cache_tokens is not None:
+        lines_of_text.append(
+            f"A vLLM engine's cache holds {plan.cache_tokens:,} tokens; a batch asks for {plan.asked_tokens:,.0f}."
+        )
+    lines_of_text += [f"Does not fit: {text}" for text in plan.problems] + [f"Mind: {text}" for text in plan.warnings]
+    if not plan.fits:
+        for text, other in plan.remedies[:6]:
+            result = f"fits, {other.margin / 1e9:.1f} GB are left" if other.fits else "does not fit yet"
+            lines_of_text.append(f"With {text}: {other.peak / 1e9:.1f} GB, {result}.")
+    print(*lines_of_text, sep="\n")
+    args, lengths = plan.args, plan.lengths
+    print(
+        f"An iteration: {args.samples_per_iteration:,} transitions, {args.episodes_per_iteration:,} episodes of "
+        f"{lengths.turns:g} turns, prompts of {lengths.prompt:g} tokens, answers of {lengths.answer:g}."
+    )
+    console.print(_time_table(plan))
+    print(
+        "Start it with:" if plan.fits else "The line, which does not fit:", *(f"  {line}" for line in lines), sep="\n"
+    )
+
+
+def _memory_table(plan: Plan) -> Table:
+    machines = plan.machines
+    table = Table()
+    table.add_column(f"GB of {machines.memory / 1e9:g}")
+    for moment in plan.memory:
+        table.add_column(MOMENTS[moment], justify="right")
+    names = list(dict.fromkeys(name for parts in plan.memory.values() for name in parts))
+    for name in names:
+        sizes = [parts.get(name) for parts in plan.memory.values()]
+        table.add_row(name, *("" if size is None else f"{size / 1e9:.1f}" for size in sizes))
+    table.add_section()
+    sums = [sum(parts.values()) for parts in plan.memory.values()]
+    table.add_row("sum", *(f"{size / 1e9:.1f}" for size in sums))
+    left = [machines.memory - machines.reserve - size for size in sums]
+    table.add_row(f"left, of {machines.reserve / 1e9:g} reserved", *(f"{size / 1e9:.1f}" for size in left))
+    table.add_row("fits", *("yes" if size >= 0 else "no" for size in left))
+    return table
+
+
+def _time_table(plan: Plan) -> Table:
+    table = Table()
+    for name in ("phase", "tokens generated", "tokens read", "tokens trained", "seconds"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    longest = max(plan.iteration, key=lambda phase: phase.seconds)
+    for phase in plan.iteration:
+        numbers = [f"{number:,.0f}" if number else "" for number in phase[1:4]]
+        mark = " (longest)" if phase is longest else ""
+        table.add_row(phase.name + mark, *numbers, f"{phase.seconds:,.0f}")
+    table.add_section()
+    table.add_row("iteration", "", "", "", f"{sum(phase.seconds for phase in plan.iteration):,.0f}")
+    return table

@@ -1,0 +1,174 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The sizes of a model, from its configuration alone."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """
+    Sizes of a model.
+
+    Args:
+        parameters (`int`):
+            Number of parameters, adapters included. Tied ones count once.
+        trained (`int`):
+            Number of those that are trained.
+        active (`int`):
+            Number of those that compute a token: of a mixture of experts, the chosen experts alone.
+        quantizable (`int`):
+            Number of those in linear layers other than the head, which `load_in_4bit` and `load_in_8bit` shrink.
+        largest (`int`):
+            Number of values of the largest parameter.
+        is_tied (`bool`):
+            Whether the head has the weights of the embeddings.
+        in_layer (`int`):
+            Number of parameters of a layer, on average.
+        adapter_inputs (`int`):
+            Number of inputs of the adapters of a layer, on average; 0 without adapters.
+        widest_adapter (`int`):
+            Number of inputs of the widest adapter.
+        drops_inputs (`bool`):
+            Whether the adapters have dropout.
+        num_layers, hidden_size, vocab_size (`int`):
+            As in the configuration.
+        intermediate_size (`int`):
+            Width of the feed-forward block, of a mixture of experts that of the chosen experts together.
+        num_heads (`int`):
+            Number of attention heads.
+        query_size, key_value_size (`int`):
+            Heads, or key/value heads, times the head dimension.
+    """
+
+    parameters: int
+    trained: int
+    active: int
+    quantizable: int
+    largest: int
+    is_tied: bool
+    in_layer: int
+    adapter_inputs: int
+    widest_adapter: int
+    drops_inputs: bool
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    query_size: int
+    key_value_size: int
+    vocab_size: int
+
+    @property
+    def has_adapters(self) -> bool:
+        return self.trained < self.parameters
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of a token in a key/value cache, with 2 bytes a value: 2 (keys, values) x layers x kv size x 2."""
+        return 2 * self.num_layers * self.key_value_size * 2
+
+
+def model_shape(
+    config: PreTrainedConfig, peft_config: "PeftConfig | None" = None, trust_remote_code: bool = False
+) -> ModelShape:
+    """
+    Count the parameters of a model that is made without memory, on the meta device, so that any architecture of
+    `AutoModelForCausalLM` can be counted.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]):
+            Configuration of the model.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to wrap it in.
+        trust_remote_code (`bool`, *optional*, defaults to `False`):
+            Whether to allow models whose code is on the Hub.
+
+    Raises:
+        ValueError: If the configuration is not that of a language model, or lacks a size.
+    """
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    model.tie_weights()  # each was made anew on the meta device
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
+    quantizable = sum(layer.weight.numel() for layer in linear)
+    if peft_config is not None:
+        from peft import get_peft_model
+
+        with init_empty_weights():
+            model = get_peft_model(model, peft_config)
+    text = config.get_text_config()
+    sizes = _Sizes(text)
+    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    head_size = sizes.get("head_dim", hidden // heads)
+    num_layers = sizes["num_hidden_layers"]
+    chosen, experts = sizes.get("num_experts_per_tok", 1), sizes.get("num_experts", sizes.get("num_local_experts", 1))
+    width = sizes.get("moe_intermediate_size", sizes.get("intermediate_size", 4 * hidden)) * chosen
+    # Of the first half of each adapter, which keeps its input for its gradient.
+    adapter_inputs = [
+        layer.in_features
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and ".lora_A." in name
+    ]
+    number = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    of_experts = sum(n for name, n in number.items() if ".experts." in name)
+    return ModelShape(
+        parameters=sum(number.values()),
+        trained=sum(number[name] for name, parameter in model.named_parameters() if parameter.requires_grad),
+        active=sum(number.values()) - of_experts * (experts - chosen) // experts,
+        quantizable=quantizable,
+        largest=max(number.values()),
+        is_tied=head is not None and head.weight is embeddings.weight,
+        in_layer=sum(n for name, n in number.items() if ".layers." in name or ".h." in name) // num_layers,
+        adapter_inputs=sum(adapter_inputs) // num_layers,
+        widest_adapter=max(adapter_inputs, default=0),
+        drops_inputs=peft_config is not None and bool(peft_config.to_dict().get("lora_dropout")),
+        num_layers=num_layers,
+        hidden_size=hidden,
+        intermediate_size=width,
+        num_heads=heads,
+        query_size=heads * head_size,
+        key_value_size=sizes.get("num_key_value_heads", heads) * head_size,
+        vocab_size=sizes["vocab_size"],
+    )
+
+
+class _Sizes:
+    """Sizes of a configuration under the usual names, whatever the model calls them."""
+
+    def __init__(self, config: PreTrainedConfig):
+        self.values: dict[str, Any] = config.to_dict()
+        self.names = config.attribute_map
+        self.model_type = config.model_type
+
+    def get(self, name: str, default: int) -> int:
+        value = self.values.get(self.names.get(name, name))
+        return default if value is None else value
+
+    def __getitem__(self, name: str) -> int:
+        value = self.get(name, 0)
+        if not value:
+            raise ValueError(f"the configuration of a {self.model_type!r} model has no `{name}`.")
+        return value

@@ -1,0 +1,167 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The time of an iteration, by formula: tokens, divided by rates that are assumed."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..nlac_config import NLACConfig
+from .memory import DEEPSPEED, SHARDED, Sharing
+from .shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Rates:
+    """
+    What is assumed of machines and tasks.
+
+    Args:
+        tflops (`float`, *optional*, defaults to `989.0`):
+            10^12 floating point operations that a GPU computes in a second at most; an H100 in bfloat16.
+        training_utilization (`float`, *optional*, defaults to `0.4`):
+            Share of these in training.
+        reading_utilization (`float`, *optional*, defaults to `0.4`):
+            Share of these when prompts are read.
+        writing_utilization (`float`, *optional*, defaults to `0.05`):
+            Share of these when tokens are generated.
+        bandwidth (`float`, *optional*, defaults to `50.0`):
+            10^9 bytes that a GPU receives from others in a second.
+        environment_seconds (`float`, *optional*, defaults to `0.0`):
+            Seconds of an environment's step.
+        prompt_tokens, answer_tokens, turns (`float`, *optional*):
+            Mean length of a prompt, an answer and an episode. If `None`, half of what the options allow.
+    """
+
+    tflops: float = 989.0
+    training_utilization: float = 0.4
+    reading_utilization: float = 0.4
+    writing_utilization: float = 0.05
+    bandwidth: float = 50.0
+    environment_seconds: float = 0.0
+    prompt_tokens: float | None = None
+    answer_tokens: float | None = None
+    turns: float | None = None
+
+
+class Lengths(NamedTuple):
+    """Mean number of tokens of a prompt and of an answer, and of turns of an episode."""
+
+    prompt: float
+    answer: float
+    turns: float
+
+
+class Phase(NamedTuple):
+    """
+    A phase of an iteration.
+
+    Args:
+        name (`str`):
+            As in the metrics `time/*`.
+        generated, read, trained (`float`):
+            Tokens that are generated, read as prompts (those that no cache knows), and trained on, of all processes.
+        seconds (`float`):
+            Its time.
+    """
+
+    name: str
+    generated: float
+    read: float
+    trained: float
+    seconds: float
+
+
+def answers(args: NLACConfig) -> tuple[float, float]:
+    """Count the answers that the roles generate for a transition: with the target weights, and with the policy's."""
+    critique = 1 if args.num_futures == 1 else args.num_futures + 1
+    bootstrapped = {"explicit": 1 + critique, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
+    target = 1 + (0 if args.single_step else bootstrapped)
+    refine = 1 + args.num_refinements * (critique + 1) - args.replay_refinement_fraction * (1 + critique)
+    return target, refine
+
+
+def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool) -> float:
+    """Tokens read to train on a transition: a trunk and a branch for each loss, or as many sequences."""
+    return prompt + losses * answer if shares else losses * (prompt + answer)
+
+
+def training_flops(
+    shape: ModelShape, tokens: float, length: float, checkpointing: bool, passes_without_gradient: int = 0
+) -> float:
+    """
+    Operations of training on `tokens` in sequences of `length`. A forward pass takes 2 for each token and active
+    parameter, and 4 q for each token, layer and token that it sees, `length` / 2 on average. The gradient of
+    activations takes as many, and, without adapters, that of weights. Gradient checkpointing repeats the forward pass.
+    """
+    forward = tokens * (2 * shape.active + 2 * shape.num_layers * shape.query_size * length)
+    passes = 2 + (not shape.has_adapters) + checkpointing + passes_without_gradient
+    return passes * forward
+
+
+def phases(
+    shape: ModelShape, sharing: Sharing, args: NLACConfig, rates: Rates, lengths: Lengths, servers: int, losses: int
+) -> list[Phase]:
+    """
+    The phases of an iteration. Playing, targets and refinement take the time to read prompts and to generate; with
+    vLLM the prompt of a transition is read once for each set of weights, and an episode once, otherwise for every
+    answer.
+
+    Args:
+        shape ([`ModelShape`]), sharing ([`Sharing`]), args ([`NLACConfig`]), rates ([`Rates`]), lengths ([`Lengths`]):
+            The run.
+        servers (`int`):
+            Number of GPUs of a server that generates, if there is one.
+        losses (`int`):
+            Number of examples of a transition.
+    """
+    samples, episodes, gpus = args.samples_per_iteration, args.episodes_per_iteration, sharing.processes
+    flops = rates.tflops * 1e12
+    prompt, answer, turns = lengths
+
+    def generating(name: str, requests: float, read: float, waiting: float = 0.0) -> Phase:
+        read_flops, written_flops = 2 * shape.active * read, 2 * shape.active * requests * answer
+        seconds = read_flops / rates.reading_utilization + written_flops / rates.writing_utilization
+        return Phase(name, requests * answer, read, 0.0, seconds / flops / (servers or gpus) + waiting)
+
+    of_target, of_refine = answers(args)
+    steps = episodes * turns
+    waiting = turns * rates.environment_seconds
+    found = [generating("rollout", steps, 2 * episodes * prompt if args.use_vllm else steps * prompt, waiting)]
+    for name, number in (("target", of_target), ("refine", of_refine)):
+        found.append(generating(name, samples * number, samples * prompt * (1 if args.use_vllm else number)))
+    syncs = 0 if shape.has_adapters else 3 if args.replay_refinement_fraction else 2
+    moves = args.use_vllm or sharing.kind in SHARDED
+    received = syncs * 2 * shape.parameters if moves else 0
+    found.append(Phase("sync", 0, 0, 0, received / rates.bandwidth / 1e9))
+    trained = samples * tokens_of_transition(prompt, answer, losses, args.share_prefixes)
+    teaching = int(args.critic_loss_type == "distill")
+    computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, teaching)
+    computing /= flops * rates.training_utilization * gpus
+    passes = samples / (args.per_device_train_batch_size * gpus)
+    communicating = passes * _exchanged(shape, sharing, args.gradient_accumulation_steps) / rates.bandwidth / 1e9
+    found.append(Phase("train", 0, 0, trained, max(computing, communicating)))
+    return found
+
+
+def _exchanged(shape: ModelShape, sharing: Sharing, passes_of_step: int) -> float:
+    """
+    Bytes that a process receives for a forward and backward pass: sharded weights twice, and gradients, in half
+    precision; otherwise the gradients of each step, twice as they are averaged.
+    """
+    if sharing.kind in SHARDED:
+        return 4 * shape.parameters + 2 * shape.trained
+    if sharing.kind in DEEPSPEED:
+        return 2 * shape.trained + 2 * shape.trained / passes_of_step
+    return 0 if sharing.kind == "none" else 2 * 4 * shape.trained / passes_of_step
