@@ -535,8 +535,9 @@ def try_it(trial: Trial, prepare: Callable[[Trial, str], Any] = prepare, trains:
             trainer.train()
             trainer.save_model()
         except BaseException as error:
-            lines = traceback.format_tb(error.__traceback__)
-            return Result("died", f"{type(error).__name__}: {error}\n{lines[-1]}")
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            name = f"{type(error).__name__}: {error}"
+            return Result("died", f"{name} ({Path(place.filename).name}, line {place.lineno})")
     return Result("trained")
 
 
