@@ -139,7 +139,8 @@ class TestToolCalls:
         assert second["prompt"][1:] == messages[:-1] and first["action"] == [said]
 
     def test_what_is_left_out_is_counted_by_reason(self, caplog):
-        rows = [{"messages": [USER, make_call("{}")], "reward": 0.0}] * 4
+        users = [{"role": "user", "content": f"Task {i}."} for i in range(4)]  # the same question is asked once
+        rows = [{"messages": [user, make_call("{}")], "reward": 0.0} for user in users]
         answers = ["no critique", CRITIQUE, CRITIQUE, CRITIQUE, "<tool_call>", "go", ""]
         refined = refine_logs(make_agent(make_tokenizer("qwen2_5"), answers), logs_dataset(rows))
         assert len(refined) == 1 and refined[0]["refined_action"][0]["content"] == "go"

@@ -249,7 +249,7 @@ class TestRuns:
 
     def test_a_rehearsal_row_that_cannot_be_shown_is_named(self):
         row = {"prompt": [{"role": "user<|im_end|>", "content": "begin"}], "completion": [USER]}
-        with pytest.raises(ValueError, match="Row 0 of `rehearsal_dataset` cannot be encoded: The role"):
+        with pytest.raises(ValueError, match="Row 0 of `rehearsal_dataset` cannot be encoded .*: The role"):
             Rehearsal(Dataset.from_list([row]), "dataset", 1.0, make_chat("qwen3"), 0)
 
     def test_answers_of_a_chat_model(self):

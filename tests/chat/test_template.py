@@ -27,7 +27,7 @@ class TestRefusals:
         [
             ("{{ '<|user|>' + messages[-1]['content'] + '<|end|><|assistant|>' }}", "drops, repeats or reorders"),
             ("{% for m in messages %}{{ m['content'] + ' / ' }}{% endfor %}", "does not end an assistant's turn"),
-            ("{{ raise_exception('no') }}", "cannot render a conversation in text and without tools: no"),
+            ("{{ raise_exception('no') }}", "cannot render a conversation in text and without tools, .*: no"),
             (
                 "{% for m in messages %}{{ messages | length ~ '<|user|>' + m['content'] + '<|end|>' }}{% endfor %}"
                 "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",

@@ -197,7 +197,7 @@ class TestTrain:
         ("words", "message"),
         [
             (["--learning_rat", "1"], "there is no option '--learning_rat', did you mean '--learning_rate'?"),
-            (["--config", "nothing.yaml"], "No such file or directory: 'nothing.yaml'"),
+            (["--config", "nothing.yaml"], "--config nothing.yaml: there is no such file"),
             (["--dataset_name", "nothing.jsonl"], "there is no file nothing.jsonl."),
             (
                 ["--environment_factory", "guess.py:GuessTheNumbr"],
@@ -211,7 +211,7 @@ class TestTrain:
             (["--environment_kwargs", "{limit}"], "is not JSON"),
             (["--environment_kwargs", '{"size": 3}'], "unexpected keyword argument 'size'"),
             (["--max_turns", "many"], "invalid int value: 'many'"),
-            (["--max_turns", "0"], "`max_turns` must be at least 1, got 0."),
+            (["--max_turns", "0"], "`max_turns` must be between 1 and 100,000, got 0."),
             (["--model_name_or_path", "no/such-model"], "--model_name_or_path no/such-model: "),
             (["--prompts", "guess.py"], "guess.py"),
             (

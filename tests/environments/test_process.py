@@ -220,11 +220,11 @@ def test_training(tmp_path):
         return [0.0] * len(completions)
 
     options = {"environment_workers": "process", "max_steps": 1}
-    dataset = Dataset.from_dict({"start": [1] * 4})
-    trainer = make_trainer(tmp_path, options, train_dataset=dataset, environment_factory=lambda: Game())
+    arguments = {"train_dataset": Dataset.from_dict({"start": [1] * 4}), "environment_factory": lambda: Game()}
+    trainer = make_trainer(tmp_path, options, **arguments)
     trainer.train()
     assert trainer.num_environment_steps == 4
     with pytest.raises(ValueError, match="`judge` reads `environments`.*environment_workers='process'"):
-        make_trainer(tmp_path, options, environment_factory=lambda: Game(), reward_funcs=judge)
+        make_trainer(tmp_path, options, **arguments, reward_funcs=judge)
     with pytest.raises(ValueError, match="`environment_workers` must be one of"):
         make_trainer(tmp_path, {"environment_workers": "ray"})

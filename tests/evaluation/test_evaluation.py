@@ -40,6 +40,7 @@ class TestEvaluation:
         trainer = make_trainer(
             tmp_path,
             {"num_eval_episodes": 3, "role_sampling": {"evaluation": {"temperature": 0.0}}, "num_eval_critiques": 0},
+            train_dataset=Dataset.from_list(rows),
             eval_dataset=Dataset.from_list(rows),
             environment_factory=Countdown,
         )

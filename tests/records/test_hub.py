@@ -99,7 +99,7 @@ class TestPush:
             "| environment | ServiceDeskEnvironment |",
             "| tasks to train on | 4 |",
             "| `max_turns` | `2` |",
-            "@misc{nlac",
+            "@article{hong2025nlac,",
         ):
             assert text in card.text, text
         rows = [line for line in card.text.splitlines() if line.startswith(("| first |", "| last |"))]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import Countdown, assert_same, make_trainer, weights
+from helpers.testing_utils import TASKS, Countdown, assert_same, make_trainer, weights
 from transformers import TrainerCallback
 
 from trl_nlac.environments.embedded import COMPACT_PROMPTS
@@ -134,7 +134,7 @@ class TestResume:
         trainer = make_trainer(
             finished,
             {**CONFIG, "max_steps": max_steps, "eval_on_start": True, "eval_strategy": "steps"},
-            eval_dataset=Dataset.from_list([{}]),
+            eval_dataset=TASKS,
         )
         with caplog.at_level(logging.WARNING):
             output = trainer.train(resume_from_checkpoint=True)
