@@ -28,6 +28,7 @@ from transformers import TrainerCallback
 from trl_nlac import PrioritizedReplay, TargetWeights
 from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.records.log import RENAMED
+from trl_nlac.replay.files import read_episodes
 from trl_nlac.training.checkpoint import load_state, save_state
 from trl_nlac.types import Prompt, TrainingExample
 
@@ -101,9 +102,15 @@ class TestCheckpoint:
         trainer.train(resume_from_checkpoint=str(checkpoint))
         assert_same(load_file(checkpoint / TARGET_WEIGHTS), load_file(tmp_path / "again" / TARGET_WEIGHTS))
         before, after = (folder / "nlac" / "rank_00000" for folder in (checkpoint, tmp_path / "again"))
-        for name in ("episodes.parquet", "batches.parquet"):
-            saved = pq.read_table(before / name)
-            assert saved.equals(pq.read_table(after / name, columns=saved.column_names)), name
+        saved = pq.read_table(before / "batches.parquet")
+        assert saved.equals(pq.read_table(after / "batches.parquet", columns=saved.column_names))
+        for one, other in zip(
+            *(read_episodes(folder / "episodes.parquet") for folder in (before, after)), strict=True
+        ):
+            assert vars(one.episode) | {"token_ids": one.episode.token_ids.tolist()} == vars(other.episode) | {
+                "token_ids": other.episode.token_ids.tolist()
+            }
+            assert one.priorities.tolist() == other.priorities.tolist() and one.targets == other.targets
         assert json.loads((before / "replay.json").read_text()) == json.loads((after / "replay.json").read_text())
         old, new = (json.loads((folder / "state.json").read_text()) for folder in (before, after))
         level = {RENAMED.get(name, name): value for name, value in old["health"]["level"].items()}
