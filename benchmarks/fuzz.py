@@ -190,7 +190,7 @@ def options_of_run(folder: str) -> dict[str, Any]:
         samples_per_iteration=2,
         bootstrap="implicit",
         action_format="text",
-        max_completion_length=8,
+        max_completion_length=32,
         max_turns=2,
         save_strategy="steps",
         save_steps=1,
@@ -535,8 +535,9 @@ def try_it(trial: Trial, prepare: Callable[[Trial, str], Any] = prepare, trains:
             trainer.train()
             trainer.save_model()
         except BaseException as error:
-            lines = traceback.format_tb(error.__traceback__)
-            return Result("died", f"{type(error).__name__}: {error}\n{lines[-1]}")
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            name = f"{type(error).__name__}: {error}"
+            return Result("died", f"{name} ({Path(place.filename).name}, line {place.lineno})")
     return Result("trained")
 
 
@@ -550,7 +551,7 @@ def names(error: BaseException, trial: Trial) -> bool:
     value = VALUES.get(trial.label)
     if isinstance(value, bool | int | float | np.generic) and not isinstance(value, np.bool_):
         number = value.item() if isinstance(value, np.generic) else value
-        shown = {repr(value), repr(number), f"{number:,}", *([f"{float(number)}"] if abs(number) < 10**15 else [])}
+        shown = {repr(value), repr(number), f"{number:,}", *([repr(float(number))] if abs(number) < 1e300 else [])}
         return any(text in message for text in shown)
     return True
 

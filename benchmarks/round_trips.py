@@ -393,7 +393,7 @@ def travel(kept: list[tuple[Case, Episode]], folder: Path) -> dict[str, list[lis
     replay = PrioritizedReplay(sum(len(episode.turns) for episode in episodes))
     replay.add(episodes)
     replay.save(folder / "buffer")
-    stored = [episode for episode, _ in read_episodes(folder / "buffer" / "episodes.parquet")]
+    stored = [item.episode for item in read_episodes(folder / "buffer" / "episodes.parquet")]
     to_dataset(stored, actions).to_parquet(folder / "logs.parquet")
     write_json_lines([conversation(episode, actions) for episode in stored], folder / "logs.jsonl")
     parquet = Dataset.from_parquet(str(folder / "logs.parquet"), cache_dir=str(folder / "cache"))

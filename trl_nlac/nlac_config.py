@@ -149,6 +149,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Whether a prefix that several training samples have in common is computed once: the samples of a pass
             become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
             when training starts; if not, a warning says why, and its samples are computed one by one.
+        max_tokens_per_batch (`int`, *optional*):
+            Number of tokens that the model reads in one pass, each counted once with `share_prefixes`, padding
+            included otherwise. A micro-batch with more is computed in several passes, filled evenly, as many on every
+            process. Losses and gradients are the same. A longer example has a pass of its own. If `None`, a
+            micro-batch is one pass, however long it is.
         beta (`float`, *optional*, defaults to `0.0`):
             KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
             training speed. The divergence of the policy's tokens from the initial weights, estimated as in
@@ -341,6 +346,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=True,
         metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
     )
+    max_tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of tokens that the model reads in one pass. A micro-batch with more takes several passes. "
+            "If None, a micro-batch is one pass."
+        },
+    )
     beta: float = field(
         default=0.0,
         metadata={
@@ -436,7 +448,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
-            *("replay_buffer_size", "target_sync_steps", "max_idle_iterations"),
+            *("replay_buffer_size", "target_sync_steps", "max_idle_iterations", "max_tokens_per_batch"),
         )
         check_at_least(self, 0, "learning_starts", "num_eval_critiques", "target_max_age")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")

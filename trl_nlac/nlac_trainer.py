@@ -90,6 +90,7 @@ from .training.guards import (
 )
 from .training.manifest import check_manifest
 from .training.model import fit_to_context, load_model
+from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
@@ -244,12 +245,12 @@ class NLACTrainer(AtomicSavingTrainer):
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
-        if self.environments:
-            check_tasks(train_dataset, eval_dataset, self.environments.check_task)
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
             args.environment_workers,
         )
+        if self.environments:
+            check_tasks(train_dataset, eval_dataset, self.environments.check_task)
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)
@@ -458,7 +459,12 @@ class NLACTrainer(AtomicSavingTrainer):
             if not self._batches:
                 self._batches.extend(self._iteration(tasks))
             start = time.perf_counter()
-            loss = super().training_step(model, tasks, num_items_in_batch)
+            passes = split_into_passes(self._batches.popleft(), self.args.max_tokens_per_batch, self._collate)
+            loss = 0.0
+            for number, examples in enumerate(passes, start=1):
+                with accumulating(self.accelerator, model, is_last=number == len(passes)):
+                    loss = loss + super().training_step(model, examples, num_items_in_batch)
+            self.records.add_batch()
             if not self._batches:
                 self.records.end_iteration()
         except TrainingStopped:
@@ -467,8 +473,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.records.metrics["time/train"].append(time.perf_counter() - start)
         return loss
 
-    def _prepare_inputs(self, tasks: list[dict[str, Any]]) -> MicroBatch:
-        return self._collate(self._batches.popleft())
+    def _prepare_inputs(self, examples: list[TrainingExample]) -> MicroBatch:
+        return self._collate(examples)
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""

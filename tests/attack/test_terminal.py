@@ -15,6 +15,7 @@
 
 """Text of models, environments and exceptions does not control the terminal that shows it."""
 
+import json
 import logging
 from types import SimpleNamespace
 
@@ -27,7 +28,8 @@ from trl_nlac.cli.play import Show
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.records.tables import EpisodeTables
-from trl_nlac.terminal import printable
+from trl_nlac.report import write_report
+from trl_nlac.terminal import MAX_TRACEBACK, printable, printable_traceback
 from trl_nlac.training.guards import FailureMonitor, nothing_played
 
 
@@ -118,3 +120,89 @@ def test_printed_examples(tmp_path, capsys, note):
     tables._show([{"prompt": ATTACK, "return": 1.0, "turns": turns}], {"note": [note]}, 1)
     printed = capsys.readouterr().out
     assert r"\x1b" in printed and not controls(printed)
+
+
+def test_tracebacks():
+    """Of errors whose message and source are hostile, endless or cannot be printed."""
+
+    class Silent(Exception):
+        def __str__(self):
+            raise OSError(ATTACK)
+
+    def trace(error):
+        try:
+            raise error
+        except BaseException as raised:
+            return printable_traceback(raised)
+
+    text = trace(ConnectionError(f"{ATTACK} api_key=velvet-otter-17"))
+    assert SHOWN in text and "velvet-otter-17" not in text and not controls(text)
+    assert text.startswith("Traceback") and "test_terminal.py" in text
+    assert len(trace(ValueError("x" * 10**6 + "the end"))) <= MAX_TRACEBACK and "Silent" in trace(Silent())
+
+
+HOSTILE = f"""
+
+
+ATTACK = {ATTACK!r}
+
+
+class Reset:
+    def reset(self):
+        raise ConnectionError(ATTACK)
+
+    def step(self, action):
+        pass
+
+
+class Step(Reset):
+    def reset(self):
+        return [{{"role": "user", "content": ATTACK}}]
+
+    def step(self, action):
+        raise SystemExit(ATTACK)
+
+
+class Nothing(Step):
+    def step(self, action):
+        return ATTACK
+
+
+"""
+
+
+@pytest.mark.parametrize("name", ["Reset", "Step", "Nothing"])
+def test_what_fails_while_an_agent_plays(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    words = ["play", TINY_MODEL, "--environment_factory", f"hostile.py:{name}", "--auto", "--debug"]
+    assert main([*words, "--option", "action_format=text", "max_completion_length=8"]) == 2
+    printed = capsys.readouterr()
+    *traceback, line = printed.err.splitlines()
+    job = "reset" if name == "Reset" else "step"
+    assert line.startswith(f"trl-nlac play: error: the environment failed ({job}): ")
+    assert "Traceback" in "".join(traceback) and not controls(printed.err) and not controls(printed.out)
+
+
+def test_code_that_fails_while_it_is_imported(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing.py").write_text(f"raise KeyError({ATTACK!r})")
+    (tmp_path / "wrong.py").write_text("def (")
+    for name, kind in (("failing", "KeyError"), ("wrong", "SyntaxError")):
+        assert main(["play", TINY_MODEL, "--environment_factory", f"{name}.py:Env"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"'{name}.py:Env': {kind}: " in line and not controls(line)
+
+
+def test_files_of_a_run_that_others_named(tmp_path, caplog):
+    """A report about a folder whose files have such names, and such content."""
+    (tmp_path / "training_log.jsonl").write_text(json.dumps({"loss": 1.0, "step": 1}) + f"\n{ATTACK}\n")
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    (folder / "completions_00001.parquet").write_text(ATTACK)
+    (folder / f"eval_\x1b[2J{ATTACK[:5]}_completions_00001.parquet").write_text(ATTACK)
+    (tmp_path / "README.md").write_text(f"---\nbase_model: [{ATTACK}\n---\n")
+    (tmp_path / "config.json").write_text(f'{{"{ATTACK}')
+    write_report(tmp_path)
+    assert len(caplog.records) >= 4
+    assert not controls("".join(record.getMessage() for record in caplog.records))

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset, load_dataset
 from helpers.testing_utils import make_trainer
 
@@ -241,15 +242,6 @@ class TestTrain:
         assert main(["train", "--config", "run.yaml"]) == 2
         assert "there is no option '--max_turn', did you mean '--max_turns'?" in capsys.readouterr().err
 
-    def test_several_environments_and_a_crash(self, folder, capsys):
-        """The column `environment` names one of them; an error during training keeps its traceback."""
-        (folder / "tasks.jsonl").write_text(
-            '{"number": 3, "environment": "small"}\n{"number": 5, "environment": "none"}\n'
-        )
-        words = ["--environment_factory", "small=guess.py:GuessTheNumber", "large=guess.py:GuessTheNumber"]
-        with pytest.raises(ValueError, match="The column `environment` of a task is 'none'"):
-            main(["train", "--config", "run.yaml", *words, "--eval_strategy", "no", "--shuffle_dataset", "False"])
-
     @pytest.mark.parametrize(
         ("launcher", "num_processes"),
         [
@@ -264,6 +256,158 @@ class TestTrain:
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("What was learned") == 1
         assert len(list((folder / "run" / "_audit").iterdir())) == num_processes
+
+
+MORE = """
+from trl_nlac.environments import StepResult
+
+import neighbour
+
+
+class Twice:
+    # Can be reset once with a task of training, and once with one of evaluation.
+
+    times = 0
+
+    def reset(self, **row):
+        Twice.times += 1
+        if Twice.times > 2:
+            raise ConnectionError("no line")
+        return neighbour.GREETING
+
+    def step(self, action):
+        return StepResult("")
+
+
+class Broken(Twice):
+    def __init__(self):
+        raise KeyError("no such game")
+
+
+class Mute:
+    def reset(self, **row):
+        return None
+
+    def step(self, action):
+        return StepResult("")
+
+"""
+
+
+class TestErrors:
+    """Every mistake gives one line, before the model is loaded if it can be seen by then."""
+
+    def fail(self, capsys, *words) -> str:
+        assert main(["train", "--config", "run.yaml", *words]) == 2
+        *before, line = capsys.readouterr().err.splitlines()
+        assert "Traceback" not in "".join(before) and line.startswith("trl-nlac train: error: ")
+        return line
+
+    @pytest.fixture
+    def more(self, folder):
+        (folder / "sub").mkdir()
+        (folder / "sub" / "more.py").write_text(MORE)
+        (folder / "sub" / "neighbour.py").write_text("GREETING = 'hello'")
+        return folder
+
+    def test_reset_is_tried_on_one_row(self, more, capsys, monkeypatch):
+        monkeypatch.setattr("trl_nlac.cli.train.NLACTrainer", None)  # it does not come to that
+        (more / "tasks.jsonl").write_text('{"number": 3, "colour": "red"}')
+        error = self.fail(capsys)
+        assert "the environment cannot be reset with the columns number, colour: TypeError: " in error
+        assert "got an unexpected keyword argument 'colour'" in error
+        (more / "tasks.jsonl").write_text('{"number": 3}')
+        (more / "held_out.csv").write_text("size\n1")
+        assert "with the columns size: TypeError" in self.fail(capsys)
+        error = self.fail(capsys, "--environment_factory", "sub/more.py:Mute")
+        assert "MalformedResult: the observation is NoneType, expected text" in error
+        error = self.fail(capsys, "--environment_factory", "sub/more.py:Broken")
+        assert "--environment_factory: KeyError: 'no such game'" in error
+
+    def test_every_environment_that_a_row_names(self, more, capsys):
+        (more / "tasks.jsonl").write_text('{"number": 3, "environment": "a"}\n{"number": 5, "environment": "b"}\n')
+        words = ["--environment_factory", "a=guess.py:GuessTheNumber", "c=guess.py:GuessTheNumber"]
+        error = self.fail(capsys, *words, "--eval_strategy", "no", "--eval_dataset_name", "")
+        assert "The column `environment` of a task is 'b'; `environment_factory` has ['a', 'c']" in error
+
+    def test_no_tasks(self, folder, capsys):
+        (folder / "run.yaml").write_text(CONFIG.replace("dataset_name: tasks.jsonl\n", "").replace("max_steps: 2", ""))
+        error = self.fail(capsys)
+        assert "--dataset_name is missing: name the tasks. If the environment has its own, set --max_steps." in error
+
+    def test_a_machine_without_a_gpu_hides_no_mistake(self, folder, capsys):
+        """It is the last thing to be said."""
+        if torch.accelerator.is_available():
+            pytest.skip("this machine has an accelerator")
+        (folder / "run.yaml").write_text(CONFIG.replace("use_cpu: true\nbf16: false\n", ""))
+        for words, message in [
+            (["--max_turn", "3"], "there is no option '--max_turn'"),
+            (["--max_turns", "0"], "`max_turns` must be at least 1"),
+            (["--environment_factory", "guess.py:Nothing"], "has no 'Nothing'"),
+            (["--dataset_name", "nothing.jsonl"], "there is no file nothing.jsonl"),
+            (["--eval_dataset_name", "tasks.jsonl", "--environment_kwargs", '{"size": 3}'], "argument 'size'"),
+            (["--model_name_or_path", "./nothing"], "there is no such folder"),
+            ([], "On the CPU: --use_cpu --bf16 False."),
+        ]:
+            assert message in self.fail(capsys, *words)
+
+    def test_known_errors_during_training(self, more, capsys):
+        """With `--debug` they have a traceback."""
+        words = ["--environment_factory", "sub/more.py:Twice", "--eval_strategy", "no"]
+        error = self.fail(capsys, *words)
+        assert "None of 2 episodes had a single turn" in error and error.endswith("reset: ConnectionError: no line.")
+        assert main(["train", "--config", "run.yaml", *words, "--output_dir", "other", "--debug"]) == 2
+        *traceback, line = capsys.readouterr().err.splitlines()
+        assert "Traceback (most recent call last):" in traceback and line.startswith("trl-nlac train: error: None of ")
+        words += ["--episodes_per_iteration", "100", "--output_dir", "third"]
+        error = self.fail(capsys, *words)
+        assert "`max_environment_failure_rate` is 0.5. Training stops" in error
+        assert error.endswith("The last failure on this process: ConnectionError: no line")
+
+    def test_defects_keep_their_traceback(self, folder, capsys, monkeypatch):
+        def fail(*args, **kwargs):
+            return {}["nothing"]
+
+        monkeypatch.setattr("trl_nlac.cli.train.NLACTrainer.train", fail)
+        assert main(["train", "--config", "run.yaml"]) == 1
+        printed = capsys.readouterr().err
+        assert "Traceback" in printed and printed.rstrip().endswith("KeyError: 'nothing'")
+
+    def test_debug_of_transformers(self, folder, capsys):
+        """It has an option of this name, with a value."""
+        assert "`max_turns`" in self.fail(capsys, "--debug", "underflow_overflow", "--max_turns", "0")
+
+    def test_memory(self, folder, capsys, monkeypatch):
+        def fail(*args, **kwargs):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...\nMore.")
+
+        monkeypatch.setattr("trl_nlac.cli.train.NLACTrainer.train", fail)
+        assert "CUDA out of memory. Lower --per_device_train_batch_size" in self.fail(capsys)
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["evaluate", "./nowhere"], "./nowhere: there is no such folder."),
+            (["play", "no/where/at/all"], "no/where/at/all: there is no such folder."),
+            (["report", "nowhere"], "nowhere, and there is no such folder."),
+            (["buffer", "stats", "nowhere"], "there is no folder nowhere."),
+            (["buffer", "export", "nowhere", "logs.jsonl"], "there is no folder nowhere."),
+            (
+                ["buffer", "import", "tasks.jsonl", "--model", "nowhere", "--check"],
+                "--model nowhere: there is no such folder, and the Hub cannot be asked for a model of this name "
+                "(HF_HUB_OFFLINE is set).",
+            ),
+            (
+                ["buffer", "import", "me/logs", "--model", TINY_MODEL, "--check"],
+                "me/logs: there is no such file or folder, and the Hub cannot be asked for a dataset of this name "
+                "(HF_HUB_OFFLINE is set). Its cache has none.",
+            ),
+        ],
+    )
+    def test_what_is_missing_is_called_missing(self, folder, capsys, words, message):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith(message) or message in line
 
 
 def test_from_logs_alone(folder, run, capsys):

@@ -17,7 +17,9 @@ Train the embedded model for a few steps, in one process or sharded over several
 process plays all episodes and generates all targets and refined actions, with the same seeds, and keeps its share of
 the samples.
 
-python same_batches.py KIND OUTPUT_DIR    # of KIND single, zero2, zero3, fsdp2
+Several processes train with `max_tokens_per_batch` where noted, the single one without.
+
+python same_batches.py KIND OUTPUT_DIR    # of KIND single, ddp, zero2, zero3, fsdp2
 """
 
 import copy
@@ -70,13 +72,13 @@ class SameBatchesTrainer(NLACTrainer):
         self.args = own_args
         return [batch[self.args.process_index :: self.args.world_size] for batch in batches]
 
-    def compute_loss(self, model, inputs, **kwargs):
-        loss = super().compute_loss(model, inputs, **kwargs)
-        self.losses.append(self.accelerator.gather(loss.detach()).mean().item())
-        return loss
+    def compute_loss(self, *args, **kwargs):
+        self.num_passes += 1
+        return super().compute_loss(*args, **kwargs)
 
     def training_step(self, *args, **kwargs):
         loss = super().training_step(*args, **kwargs)
+        self.losses.append(self.accelerator.gather(loss).mean().item())
         assert_sharded(self.model)
         return loss
 
@@ -93,7 +95,7 @@ def assert_sharded(model):
     elif kind == "fsdp2":
         assert all(isinstance(p, DTensor) for p in parameters)
         kept = sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters)
-    assert kind == "single" or 0.4 < kept < 0.6, kept
+    assert kind in ("single", "ddp") or 0.4 < kept < 0.6, kept
 
 
 def deepspeed_config(stage, persistence_threshold):
@@ -105,8 +107,10 @@ def deepspeed_config(stage, persistence_threshold):
     return {"zero_optimization": zero, **dict.fromkeys(settings, "auto")}
 
 
-def train(name, lora=False, resume_from=None, persistence_threshold=100, **options):
+def train(name, lora=False, resume_from=None, persistence_threshold=100, max_tokens=None, **options):
     """Train and write losses, trained weights and the distance of the target weights to files named `name`."""
+    if kind != "single":
+        options["max_tokens_per_batch"] = max_tokens
     if kind.startswith("zero"):
         options["deepspeed"] = deepspeed_config(int(kind[-1]), persistence_threshold)
     num_processes = 1 if kind == "single" else 2
@@ -134,8 +138,9 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, **optio
     assert trainer.args.world_size == num_processes
     # All processes draw the same samples.
     trainer.replay = PrioritizedReplay(1000, priority_exponent=0.0, seed=0)
-    trainer.losses = []
+    trainer.losses, trainer.num_passes = [], 0
     trainer.train(resume_from_checkpoint=resume_from)
+    assert (trainer.num_passes > len(trainer.losses)) == (trainer.args.max_tokens_per_batch is not None)
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     result = {"losses": trainer.losses, "distance": trainer.target_weights.distance(trainer.model)}
     if trainer.is_world_process_zero():
@@ -153,6 +158,9 @@ train(
     beta=0.1,
     ds3_gather_for_generation=False,
     persistence_threshold=0,
+    max_tokens=60,
     max_steps=2,
 )
-train("lora", lora=True, beta=0.1, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)
+train(
+    "lora", lora=True, max_tokens=60, beta=0.1, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2
+)

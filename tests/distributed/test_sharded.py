@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""With DeepSpeed and FSDP2, two processes that share a model's weights give the results of one process."""
+"""With DDP, DeepSpeed and FSDP2, two processes give the results of one process."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def saved_target_weights(checkpoint: Path) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_trains_as_one_process(kind, one_process, tmp_path):
     """
     Losses, weights and target weights are the same, up to the order of float32 additions: 1e-5 of a loss. Adam

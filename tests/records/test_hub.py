@@ -116,9 +116,8 @@ class TestPush:
         files = hub.files["datasets/me/replay"]
         (name,) = (name for name in files if name.endswith(".parquet"))
         rows = pq.read_table(io.BytesIO(files[name])).to_pylist()
-        assert len(rows) == 8 and [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"] * 2 + [
-            "user"
-        ]
+        speakers = [json.loads(message)["role"] for message in rows[0]["messages"]]
+        assert len(rows) == 8 and speakers == ["user", "assistant", "user", "assistant", "user"]
         assert "8 episodes" in files["README.md"].decode() and "configs:" in files["README.md"].decode()
         assert f"{hub.url}/datasets/me/replay" in hub.printed
         assert "The replay buffer is empty: there is nothing to upload to 'me/nothing'." in hub.printed

@@ -88,7 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     except CommandError as error:
         if shows_traceback:
             print(printable_traceback(error), file=sys.stderr)
-        print(f"trl-nlac {name}: error: {printable(hide_in_text(str(error)))}", file=sys.stderr)
+        message = printable(hide_in_text(str(error))).replace("\n", " ")
+        print(f"trl-nlac {name}: error: {message}", file=sys.stderr)
         return 2
     except Exception as error:
         print(printable_traceback(error), file=sys.stderr)

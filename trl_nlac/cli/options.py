@@ -37,6 +37,7 @@ from ..environments.pool import NO_TASK, EnvironmentPool
 from ..episodes.logs import load_logs
 from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
+from ..secrets import remember_secrets
 from .errors import CommandError, one_line_errors
 
 
@@ -126,6 +127,7 @@ def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callab
     Raises:
         CommandError: If one does not exist, or several have no names.
     """
+    remember_secrets(options)
     if not names:
         return None
     factories = {}

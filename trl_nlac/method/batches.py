@@ -27,7 +27,10 @@ from ..types import LOSSES, Prompt, Sample, TrainingExample
 from .prefix_tree import PrefixTree
 
 
+NOTHING = TrainingExample("rehearsal", Prompt.of([0]), (0,), weight=0.0)  # for a process that has nothing to compute
+
 Spread = Callable[[list[TrainingExample], int], list[list[TrainingExample]]]
+Size = Callable[[int, int], int]  # tokens of a batch of the examples from `start` to before `end`
 TokenIds = tuple[list[int], Sequence[int]]  # of a prompt and of its completion
 
 
@@ -76,12 +79,18 @@ def make_batches(
     return batches
 
 
+def arrange_by_length(examples: list[TrainingExample]) -> tuple[list[TrainingExample], Size]:
+    """
+    Sort examples, the shortest first: a policy's example is much shorter than a critic's, and would be padded to it.
+    Returns the examples, and the tokens of a padded batch of some that follow each other.
+    """
+    examples = sorted(examples, key=lambda example: example.num_tokens)
+    return examples, lambda start, end: (end - start) * examples[end - 1].num_tokens
+
+
 def spread_by_length(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
-    """
-    Spread examples over `number` batches, as many in each, the shortest in the first: a policy's example is much
-    shorter than a critic's, and would be padded to it.
-    """
-    return split(sorted(examples, key=lambda example: example.num_tokens), number)
+    """Spread examples over `number` batches, as many in each, such that they have similar lengths."""
+    return split(arrange_by_length(examples)[0], number)
 
 
 def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
@@ -89,10 +98,10 @@ def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExa
     return [examples[i * len(examples) // number : (i + 1) * len(examples) // number] for i in range(number)]
 
 
-def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
+def arrange_by_prefix(examples: list[TrainingExample]) -> tuple[list[TrainingExample], Size]:
     """
-    Spread examples over `number` batches, such that those that share most are in the same one, and the trees of all
-    have about the same size.
+    Sort examples, such that those that share most follow each other. Returns the examples, and the tokens of the tree
+    of some that do.
     """
     examples = sorted(examples, key=lambda example: [*example.prompt.ids, *example.completion_ids])
     sequences = [np.array([*example.prompt.ids, *example.completion_ids]) for example in examples]
@@ -101,7 +110,17 @@ def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[
         length = min(len(before), len(sequence))
         differs = np.append(before[:length] != sequence[:length], True)
         new.append(len(sequence) - int(differs.argmax()))
-    sizes = np.cumsum(new)
+    sizes = np.cumsum(new).tolist()
+    return examples, lambda start, end: len(sequences[start]) + sizes[end - 1] - sizes[start]
+
+
+def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
+    """
+    Spread examples over `number` batches, such that those that share most are in the same one, and the trees of all
+    have about the same size.
+    """
+    examples, size = arrange_by_prefix(examples)
+    sizes = [size(0, end) for end in range(1, len(examples) + 1)]
     batches, start = [], 0
     for i in range(1, number + 1):
         end = int(np.searchsorted(sizes, sizes[-1] * i / number)) + 1
@@ -109,6 +128,29 @@ def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[
         batches.append(examples[start:end])
         start = end
     return batches
+
+
+def fill_batches(number: int, size: Size, limit: int) -> list[int]:
+    """
+    Divide `number` examples, in their order, into as few batches as possible of at most `limit` tokens.
+
+    Args:
+        number (`int`):
+            Number of examples.
+        size (`Callable`):
+            The tokens of a batch of those from `start` to before `end`.
+        limit (`int`):
+            The largest size. An example that is larger has a batch of its own.
+
+    Returns:
+        `list[int]`: where each batch ends.
+    """
+    ends, start = [], 0
+    for end in range(2, number + 1):
+        if size(start, end) > limit:
+            start = end - 1
+            ends.append(start)
+    return [*ends, number]
 
 
 @dataclass

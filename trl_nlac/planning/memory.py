@@ -243,8 +243,8 @@ def loss_bytes(
     shape: ModelShape, precision: Precision, answer_tokens: int, taught_tokens: int = 0
 ) -> tuple[float, float]:
     """
-    Bytes of the loss in the forward and backward pass. There are logits of a chunk of answer tokens alone: those
-    of the head, in float32, and their log-probabilities; then three gradients of these in float32 and one of the
+    Bytes of the loss in the forward and in the backward pass. There are logits of a chunk of answer tokens alone:
+    those of the head, in float32, and their log-probabilities; then three gradients of these in float32 and one of the
     head's. Each chunk has a gradient of the head's weight, which is added to that of the chunks before it. Tokens that
     learn the distribution of a teacher (`"distill"`) need its hidden states, a copy of a trained head, and in a chunk
     four times its logits in float32.

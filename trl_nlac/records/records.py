@@ -179,11 +179,11 @@ class Records:
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """
-        Add the losses of a micro-batch, and count its transitions and tokens.
+        Add the losses of a pass, and count its tokens.
 
         Args:
             examples (`list[TrainingExample]`):
-                The examples of the micro-batch.
+                The examples of the pass.
             losses (`torch.Tensor` of shape `(B,)`):
                 Loss of each example.
             divergences (`torch.Tensor` of shape `(B,)`):
@@ -193,8 +193,6 @@ class Records:
             reduce (`Callable`):
                 Sums a tensor over all processes.
         """
-        if self.num_samples is not None:
-            self.num_samples += self.args.per_device_train_batch_size * self.args.world_size
         if self.audit is not None:
             self.audit.add_losses(examples, losses)
         kinds = [[example.loss == name and example.weight > 0 for example in examples] for name in LOSSES]
@@ -207,6 +205,11 @@ class Records:
             self.metrics[f"{name}/loss"] += round(number) * [loss / max(1, number)]
             if name == "policy" and self.args.beta:
                 self.metrics["policy/kl"] += round(number) * [divergence / max(1, number)]
+
+    def add_batch(self) -> None:
+        """Count the transitions of a micro-batch."""
+        if self.num_samples is not None:
+            self.num_samples += self.args.per_device_train_batch_size * self.args.world_size
 
     def end_iteration(self) -> None:
         """Complete the audited samples of an iteration after its last gradient step, or where it is given up."""

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..records.folder import AUDIT, COMPLETIONS, RECORD_FILE, kind_of
+from ..terminal import printable
 from .episodes import audited_episode, played_episode
 
 
@@ -151,7 +152,8 @@ class _Files:
             yield
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             if file.path.name not in self.unreadable:
-                logger.warning(f"{file.path} is damaged, and a part of it is left out: {' '.join(str(error).split())}")
+                reason = " ".join(str(error).split())
+                logger.warning("%s", printable(f"{file.path} is damaged, and a part of it is left out: {reason}"))
             self.unreadable[file.path.name] = None
 
 

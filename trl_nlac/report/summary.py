@@ -23,6 +23,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from ..records.log import TrainingLog
+from ..terminal import printable
 
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def _model(run: Path) -> tuple[str | None, list[str]]:
         try:
             found = read(run / name) if (run / name).exists() else None
         except (ValueError, TypeError, AttributeError, OSError, RecursionError, yaml.YAMLError) as error:
-            logger.warning(f"{run / name} cannot be read: {error}")
+            logger.warning("%s", printable(f"{run / name} cannot be read: {error}"))
             unreadable.append(name)
             continue
         if found:

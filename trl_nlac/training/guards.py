@@ -23,14 +23,12 @@ import torch
 from accelerate.utils import gather
 
 from ..chat.template import ChatTemplate
-from ..method.batches import MicroBatch, NLACCollator
+from ..method.batches import NOTHING, MicroBatch, NLACCollator
 from ..terminal import printable
-from ..types import Episode, Prompt, TrainingExample
+from ..types import Episode
 
 
 logger = logging.getLogger(__name__)
-
-_NOTHING = TrainingExample("rehearsal", Prompt.of([0]), (0,), weight=0.0)
 
 
 class TrainingStopped(RuntimeError):
@@ -260,7 +258,7 @@ class LossGuard:
             )
         # An example of weight 0 takes its place: every process still has a batch.
         chosen = zip(batch.examples, dropped.tolist(), strict=True)
-        batch = collate([_NOTHING if is_dropped else example for example, is_dropped in chosen])
+        batch = collate([NOTHING if is_dropped else example for example, is_dropped in chosen])
         losses, divergences = compute(batch)
         if _count(~(losses + divergences).detach().isfinite()):
             raise RuntimeError(

@@ -1,0 +1,209 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""A run to which secrets are given in every way, and everything that it writes, prints and shows."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.testing_utils import make_config
+
+from trl_nlac import NLACAgent, NLACConfig
+from trl_nlac.cli.main import main
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.secrets import HIDDEN, hide_in_text, remember_secrets
+
+
+SECRETS = {
+    "hub": "velvet-otter-of-the-hub",
+    "model": "velvet-otter-of-the-model",
+    "server": "velvet-otter-of-the-server",
+    "template": "velvet-otter-of-the-template",
+    "environment": "velvet-otter-of-the-environment",
+    "nested": "velvet-otter-in-a-list",
+    "database": "velvet-otter-of-the-database",
+    "task": "velvet-otter-of-a-task",
+    "evaluation": "velvet-otter-of-an-evaluation",
+    "reward": "velvet-otter-of-a-reward",
+    "rewarding": "velvet-otter-of-the-rewarding",
+    "source": "velvet-otter-in-the-source",
+}
+ENVIRONMENT = f"""
+from trl_nlac.environments import StepResult
+
+
+class Leaky:
+    def __init__(self, api_key, services, database, limit):
+        self.said = api_key, services[0]["password"], database
+
+    def reset(self, number, password, **others):
+        self.number, self.password = number, password
+        if number == 7:
+            raise ConnectionError(f"wrong key {{self.said[0]}} for {{self.said[2]}}, or password={{password}}")
+        return f"Log in with {{self.said[0]}} or {{self.said[1]}}, at {{self.said[2]}}, password={{password!r}}."
+
+    def step(self, action):
+        connect(token="{SECRETS["source"]}", fails=self.number == 5)
+        return StepResult(f"You are {{self.said}}.", reward=1.0, terminated=self.number == 3)
+
+    def close(self):
+        raise OSError(f"cannot log out with {{self.said}}")
+
+
+def connect(token, fails):
+    if fails:
+        raise RuntimeError("no line")
+
+
+def pay(completions, log_extra, **kwargs):
+    log_extra("api_key", ["{SECRETS["reward"]}"] * len(completions))
+    log_extra("note", ["access_token={SECRETS["rewarding"]}"] * len(completions))
+    return [0.5] * len(completions)
+"""
+KEYWORDS = {
+    "api_key": SECRETS["environment"],
+    "services": [{"name": "mail", "password": SECRETS["nested"]}],
+    "database": f"postgres://me:{SECRETS['database']}@host/db",
+    "limit": 3,
+}
+CONFIG = f"""
+model_name_or_path: {TINY_MODEL}
+environment_factory: leaky.py:Leaky
+environment_kwargs: '{json.dumps(KEYWORDS)}'
+reward_funcs: leaky.py:pay
+dataset_name: tasks.jsonl
+eval_dataset_name: held_out.jsonl
+eval_strategy: steps
+eval_steps: 2
+output_dir: run
+use_cpu: true
+bf16: false
+max_steps: 2
+max_turns: 2
+logging_steps: 1
+action_format: text
+max_completion_length: 16
+report_to: none
+log_completions: true
+audit_samples: 8
+save_strategy: steps
+save_steps: 2
+per_device_train_batch_size: 2
+episodes_per_iteration: 5
+samples_per_iteration: 4
+max_environment_failure_rate: 1.0
+hub_token: {SECRETS["hub"]}
+model_init_kwargs: {{token: {SECRETS["model"]}}}
+vllm_server_base_url: http://me:{SECRETS["server"]}@host:8000
+chat_template_kwargs: {{api_key: {SECRETS["template"]}}}
+"""
+# What an environment shows to the model, and its tasks, are training data: the buffer holds them as they are.
+DATA = ("nlac/rank_00000/episodes.parquet", "_nlac_tasks.jsonl")
+
+
+def shown(path: Path) -> str:
+    """All that a file holds, in one text."""
+    text = path.read_bytes().decode(errors="replace")
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+        text += f"{table.to_pylist()} {table.schema}"
+    if path.name == "training_args.bin":
+        text += str(vars(torch.load(path, weights_only=False)))
+    return text
+
+
+def leaks(text: str) -> list[str]:
+    return [name for name, secret in SECRETS.items() if secret in text]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leaky.py").write_text(ENVIRONMENT)
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    for name, secret, numbers in (("tasks", "task", (3, 7, 5, 3, 3)), ("held_out", "evaluation", (3, 7))):
+        rows = [json.dumps({"number": number, "password": SECRETS[secret]}) for number in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    return tmp_path
+
+
+def test_everything_that_a_run_writes_prints_and_shows(folder, capfd, caplog):
+    run = folder / "run"
+    assert main(["train", "--config", "run.yaml"]) == 0
+    assert main(["report", "run"]) == 0
+    assert main(["evaluate", "run", "--trust_remote_code"]) == 2  # the secrets of the environment must be given again
+    kwargs = ["--environment_factory", "leaky.py:Leaky", "--environment_kwargs", json.dumps(KEYWORDS)]
+    assert main(["evaluate", "run", *kwargs, "--num_critiques", "0", "--json", "run/metrics.json"]) == 0
+    assert main(["buffer", "stats", "run/checkpoint-2"]) == 0
+    (folder / "tasks.jsonl").write_text(json.dumps({"number": 7, "password": SECRETS["task"]}))
+    words = ["train", "--config", "run.yaml", "--output_dir", "other", "--hub_token", SECRETS["hub"]]
+    assert main([*words, "--debug"]) == 2  # `reset` fails
+    NLACAgent.from_pretrained("run")
+
+    files = {path.relative_to(run).as_posix(): shown(path) for path in run.rglob("*") if path.is_file()}
+    assert {"README.md", "_nlac_run.json", "nlac_roles.json", "training_args.bin", "report.html"} <= files.keys()
+    assert {"completions/completions_00001.parquet", "training_log.jsonl"} <= files.keys()
+    assert any(name.startswith("_audit/") for name in files) and "checkpoint-2/training_args.bin" in files
+    found = {name: leaks(text) for name, text in files.items() if not name.endswith(DATA)}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert "task" in leaks(files["checkpoint-2/nlac/rank_00000/episodes.parquet"])  # what is searched can be found
+    printed = capfd.readouterr()
+    texts = {"stdout": printed.out, "stderr": printed.err, "log": caplog.text}
+    assert {name: leaks(text) for name, text in texts.items()} == {name: [] for name in texts}
+
+    # It was there to be shown, in each place.
+    for name in ("README.md", "_nlac_run.json", "nlac_roles.json", "report.html", "checkpoint-2/training_args.bin"):
+        assert HIDDEN in files[name] or "\\u003chidden\\u003e" in files[name], name
+    assert any(HIDDEN in text for name, text in files.items() if name.startswith("_audit/"))
+    tables = "".join(text for name, text in files.items() if name.startswith("completions/"))
+    assert f"wrong key {HIDDEN} for postgres://{HIDDEN}@host/db, or password={HIDDEN}" in tables
+    assert f"access_token={HIDDEN}" in tables and "Log in with <hidden> or <hidden>" in tables
+    assert "cannot log out with" in caplog.text and "no line" in caplog.text
+    assert f"wrong key {HIDDEN}" in printed.err and "Traceback" in printed.err
+    assert json.loads(files["_nlac_run.json"])["environment_kwargs"]["limit"] == 3
+
+
+def test_options_in_text_and_in_pickles(tmp_path):
+    """Wherever options are shown; and whoever copies them keeps them."""
+    given = {
+        "hub_token": SECRETS["hub"],
+        "model_init_kwargs": {"token": SECRETS["model"], "dtype": "float32"},
+        "vllm_server_base_url": f"http://me:{SECRETS['server']}@host:8000",
+        "chat_template_kwargs": {"api_key": SECRETS["template"]},
+    }
+    args = make_config(tmp_path, **given)
+    pickled = pickle.loads(pickle.dumps(args))
+    texts = [str(args), repr(args), args.to_json_string(), str(args.to_sanitized_dict()), str(vars(pickled))]
+    for text in texts:
+        assert leaks(text) == [] and "http://<hidden>@host:8000" in text and "float32" in text
+    assert pickled.hub_token == HIDDEN and pickled.max_steps == args.max_steps
+    for copied in (copy.copy(args), copy.deepcopy(args)):
+        assert {name: vars(copied)[name] for name in given} == given and isinstance(copied, NLACConfig)
+    assert copy.deepcopy(args).model_init_kwargs is not args.model_init_kwargs
+    assert args.hub_token == SECRETS["hub"]
+
+
+def test_a_secret_that_was_given_is_hidden_wherever_it_stands():
+    remember_secrets({"auth": ["quiet harbour 17"], "url": "ftp://me:north-window@host"})
+    remember_secrets({"limit": "plain text", "key": "a"})
+    text = "code quiet harbour 17, north-window, me:north-window; plain text, a"
+    assert hide_in_text(text) == f"code {HIDDEN}, {HIDDEN}, {HIDDEN}; plain text, a"
+    remember_secrets({"api_key": "EMPTY", "token": HIDDEN, "password": "<|im_end|>"})
+    assert hide_in_text(f"EMPTY <|im_end|> {HIDDEN}") == f"EMPTY <|im_end|> {HIDDEN}"

@@ -1,0 +1,90 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import random
+
+import pytest
+import torch
+from helpers.testing_utils import RecordingTrainer, make_trainer, weights
+
+from trl_nlac.method.batches import NLACCollator
+from trl_nlac.training.passes import split_into_passes
+from trl_nlac.types import Prompt, TrainingExample
+
+
+def make_examples(seed: int) -> list[TrainingExample]:
+    """Examples of which some share a prefix."""
+    rng = random.Random(seed)
+    trunks = [[rng.randrange(9) for _ in range(60)] for _ in range(3)]
+    return [
+        TrainingExample(
+            "policy",
+            Prompt.of(rng.choice(trunks)[: rng.randint(1, 60)]),
+            tuple(rng.randrange(9) for _ in range(rng.randint(1, 20))),
+        )
+        for _ in range(rng.randint(1, 16))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("shares_prefixes", [False, True])
+def test_passes_are_full_and_even(seed, shares_prefixes):
+    """What counts are the tokens that the model reads."""
+    examples, collate = make_examples(seed), NLACCollator(0, shares_prefixes)
+
+    def sizes(limit: int) -> list[int]:
+        passes = split_into_passes(examples, limit, collate)
+        assert sorted(map(id, sum(passes, []))) == sorted(map(id, examples))
+        found = [collate(examples_of_pass).tokens.inputs["input_ids"].numel() for examples_of_pass in passes]
+        assert all(size <= limit or len(part) == 1 for size, part in zip(found, passes, strict=True))
+        return found
+
+    assert len(sizes(10**6)) == 1 and split_into_passes(examples, None, collate) == [examples]
+    for limit in (10, 100, 200, 400):
+        found = sizes(limit)
+        if max(found) > max(example.num_tokens for example in examples):  # no smaller limit has as few passes
+            assert len(sizes(max(found) - 1)) > len(found)
+
+
+def test_a_longer_example_is_alone_and_named(caplog):
+    long = TrainingExample("policy", Prompt.of([1] * 50), (2,) * 50)
+    short = [TrainingExample("policy", Prompt.of([3, i]), (4,)) for i in range(3)]
+    passes = split_into_passes([short[0], long, *short[1:]], 20, NLACCollator(0, True))
+    assert sorted(map(len, passes)) == [1, 3] and [long] in passes
+    assert "A training example has 100 tokens, more than `max_tokens_per_batch=20`" in caplog.text
+
+
+@pytest.mark.parametrize("shares_prefixes", [False, True])
+def test_training_is_the_same_with_and_without(tmp_path, shares_prefixes):
+    """Also where the critic is taught by the backup, and the policy stays near the initial weights."""
+    trained, numbers = [], []
+    for limit in (None, 60):
+        options = {
+            "max_tokens_per_batch": limit,
+            "share_prefixes": shares_prefixes,
+            "max_steps": 2,
+            "logging_steps": 1,
+        }
+        options |= {"optim": "sgd", "temperature": 0.0, "critic_loss_type": "distill", "beta": 0.1}
+        options |= {"gradient_accumulation_steps": 2, "learning_rate": 1e-2}
+        trainer = make_trainer(tmp_path / str(limit), options, RecordingTrainer)
+        trainer.train()
+        (first, *_) = trainer.state.log_history
+        names = ("loss", "grad_norm", "critic/loss", "policy/loss", "policy/kl", "replay/samples_per_step")
+        trained.append((weights(trainer.model), {name: first[name] for name in names}))
+        numbers.append(len(trainer.micro_batches))
+    (one, logged), (other, expected) = trained
+    assert numbers[0] == 4 < numbers[1]
+    assert logged == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
