@@ -24,6 +24,7 @@ highest level are for evaluation, the other 12,000 for training.
 
 accelerate launch examples/scripts/nlac_math.py \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_completion_length 2048 \
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_generation_batch_size 16 \
     --max_steps 1000 --eval_strategy steps --eval_steps 200 \
     --output_dir runs/math
 

@@ -30,6 +30,7 @@ A full run needs one GPU for LoRA adapters:
 accelerate launch examples/scripts/nlac_openenv.py \
     --env_url http://localhost:8001 --max_concurrent_environments 64 \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 \
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_generation_batch_size 16 \
     --max_turns 6 --max_steps 500 --eval_strategy steps --eval_steps 50 \
     --output_dir runs/openenv
 

@@ -265,15 +265,15 @@ Your own environment is a class with `reset(**task)` and `step(action)`:
 
     trainer = NLACTrainer(
         model="Qwen/Qwen2.5-7B-Instruct",
-        args=NLACConfig(output_dir="my-agent"),
+        args=NLACConfig(output_dir="my-agent", per_device_train_batch_size=1, max_generation_batch_size=16),
         train_dataset=tasks,                  # one row per task; its columns are the arguments of reset()
         environment_factory=MyEnvironment,
     )
     trainer.train()
 
-On 8 GPUs:
+On 8 GPUs with 80 GB:
 
-    accelerate launch --config_file trl_nlac/accelerate_configs/multi_gpu.yaml my_script.py
+    accelerate launch --config_file trl_nlac/accelerate_configs/zero3.yaml my_script.py
 """)
 
 

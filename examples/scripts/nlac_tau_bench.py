@@ -30,6 +30,7 @@ accelerate launch --config_file trl_nlac/accelerate_configs/multi_gpu.yaml examp
     --user_model gpt-4.1 \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 \
     --max_prompt_length 16384 --max_turns 30 --episodes_per_iteration 64 --samples_per_iteration 512 \
+    --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_generation_batch_size 8 \
     --max_steps 2000 --eval_strategy steps --eval_steps 100 \
     --output_dir runs/tau-bench
 

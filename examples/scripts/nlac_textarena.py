@@ -24,6 +24,7 @@ A full run needs one GPU for LoRA adapters:
 accelerate launch examples/scripts/nlac_textarena.py \
     --env_id Mastermind-v0 --max_turns 30 \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 \
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_generation_batch_size 16 \
     --max_steps 500 --eval_strategy steps --eval_steps 50 \
     --output_dir runs/mastermind
 

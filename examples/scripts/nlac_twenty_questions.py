@@ -22,6 +22,7 @@ A full run needs one GPU for LoRA adapters. The answers come from a table of 153
 
 accelerate launch examples/scripts/nlac_twenty_questions.py \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_turns 25 --max_completion_length 256 \
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_generation_batch_size 16 \
     --max_steps 1000 --eval_strategy steps --eval_steps 100 \
     --output_dir runs/twenty-questions
 
@@ -30,6 +31,7 @@ takes 1,000 for training and 500 for evaluation from THINGS). The key of the end
 
 accelerate launch --config_file trl_nlac/accelerate_configs/zero3.yaml \
     examples/scripts/nlac_twenty_questions.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --max_turns 25 \
+    --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --max_generation_batch_size 16 \
     --oracle_model gpt-4.1 --train_objects train.txt --eval_objects eval.txt --output_dir runs/twenty-questions
 
 For a model on your own server, use `--oracle_model Qwen/Qwen3-4B-Instruct-2507 --oracle_base_url

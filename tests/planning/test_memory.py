@@ -1,0 +1,104 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The formulas of the memory, against what PyTorch holds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.hub_configs import CONFIGS
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+from trl_nlac import TargetWeights
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.planning.memory import Precision, Sharing, set_aside, states
+from trl_nlac.planning.shape import model_shape
+
+
+HERE = Path(__file__).parent
+REAL = [
+    "tiny,real,plain,4,full,kept,256,64",
+    "tiny,real,plain,4,full,checkpointed,256,64",
+    "tiny,real,plain,4,lora,checkpointed,256,64",
+    "135m,real,plain,4,full,checkpointed,96,32",
+]
+# Without data: bfloat16, which this CPU computes slowly, and the shape of a model of 7B.
+COUNTED = [
+    "tiny,fake,plain,4,full,checkpointed,256,64",  # as the real one
+    "tiny,fake,none,4,full,kept,256,64",
+    "7b,fake,zero3,2,full,checkpointed,8192,512",
+    "7b,fake,none,2,lora,checkpointed,4096,512",
+]
+LORA = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def test_peaks_of_a_pass():
+    """Within 15 %."""
+    command = [sys.executable, str(HERE / "peaks.py"), *REAL, *COUNTED]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stderr
+    results = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
+    assert [result["case"] for result in results] == [*REAL, *COUNTED]
+    for result in results:
+        assert result["planned"] == pytest.approx(result["measured"], rel=0.15), result
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_states_are_counted_exactly(adapters):
+    """Weights, gradients, AdamW's moments and target weights of a step, byte by byte."""
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    if adapters:
+        model = get_peft_model(model, LORA)
+    optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
+    model(torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+    optimizer.step()
+    moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    held = {
+        "weights": model.parameters(),
+        "gradients": [parameter.grad for parameter in model.parameters() if parameter.grad is not None],
+        "optimizer": moments,
+        "target weights": TargetWeights(model).state_dict().values(),
+    }
+    shape = model_shape(AutoConfig.from_pretrained(TINY_MODEL), LORA if adapters else None)
+    precision = Precision.of("none", 4, False, adapters)
+    planned = states(shape, Sharing("none", 1), precision, "adamw_torch")
+    assert planned == {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in held.items()}
+
+
+def test_parameters_are_counted_without_weights():
+    config = Qwen2Config(
+        vocab_size=100, hidden_size=32, intermediate_size=64, num_attention_heads=4, tie_word_embeddings=True
+    )
+    config.num_hidden_layers, config.num_key_value_heads = 3, 2
+    config = Qwen2Config(**{**config.to_dict(), "layer_types": None})
+    model = AutoModelForCausalLM.from_config(config)
+    shape = model_shape(config)
+    assert shape.parameters == shape.trained == model.num_parameters() and shape.is_tied
+    assert shape.cache_bytes == 2 * 3 * (2 * 8) * 2
+
+
+def test_the_tables_of_the_review():
+    """7B on 8 GPUs under ZeRO-3: 19 GB of states, as the page says, and 57 kB of cache for a token."""
+    config = AutoConfig.for_model(**json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text()))
+    shape = model_shape(config)
+    precision, sharing = Precision.of("zero3", 4, True, False), Sharing("zero3", 8)
+    held = {name: round(size / 1e9, 1) for name, size in states(shape, sharing, precision, "adamw_torch").items()}
+    assert held == {"weights": 1.9, "gradients": 1.9, "optimizer": 11.4, "target weights": 3.8}
+    assert round(set_aside(shape, sharing, precision) / 1e9, 1) == 1.9
+    assert shape.parameters == 7_615_616_512 and shape.cache_bytes == 57_344
