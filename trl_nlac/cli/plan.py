@@ -296,9 +296,8 @@ def show(plan: Plan, lines: list[str]) -> None:
         f"{lengths.turns:g} turns, prompts of {lengths.prompt:g} tokens, answers of {lengths.answer:g}."
     )
     console.print(_time_table(plan))
-    print(
-        "Start it with:" if plan.fits else "The line, which does not fit:", *(f"  {line}" for line in lines), sep="\n"
-    )
+    if plan.fits:
+        print("Start it with:", *(f"  {line}" for line in lines), sep="\n")
 
 
 def _memory_table(plan: Plan) -> Table:
