@@ -99,8 +99,8 @@ def compare(trainer: NLACTrainer) -> list[list[int]]:
 
 def assert_continuous(trainer: NLACTrainer) -> None:
     """
-    Check that calls of several threads at the same time, a long one among them, are answered as if each were alone, and
-    that episodes do not depend on who comes first.
+    Check that calls of several threads at the same time, a long one among them, are answered as if each were alone,
+    and that episodes do not depend on who comes first.
     """
     generator, prompts = trainer.roles.generator, prompts_of(trainer)
     sampling = Sampling(max_tokens=24, temperature=1.5)
