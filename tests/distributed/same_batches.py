@@ -158,9 +158,16 @@ train(
     beta=0.1,
     ds3_gather_for_generation=False,
     persistence_threshold=0,
-    max_tokens=60,
     max_steps=2,
 )
+# Passes add in another order. Adam would make that large where a gradient is almost zero.
 train(
-    "lora", lora=True, max_tokens=60, beta=0.1, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2
+    "passes",
+    critic_loss_type="distill",
+    beta=0.1,
+    max_tokens=60,
+    optim="sgd",
+    learning_rate=0.1,
+    max_steps=2,
 )
+train("lora", lora=True, beta=0.1, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)
