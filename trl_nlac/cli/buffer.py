@@ -92,10 +92,11 @@ def _export(args: argparse.Namespace) -> None:
 def _import(args: argparse.Namespace) -> None:
     if not args.check and not args.output:
         raise CommandError("add --output FOLDER, or --check to count only.")
+    given = {} if args.max_prompt_length is None else {"max_prompt_length": args.max_prompt_length}
+    with one_line_errors():
+        actions, options = _load_actions(args.model, **given)
     rows = load_conversations(args.conversations, split=args.split)
     with one_line_errors():
-        given = {} if args.max_prompt_length is None else {"max_prompt_length": args.max_prompt_length}
-        actions, options = _load_actions(args.model, **given)
         prompts = NLACPrompts.from_pretrained(args.model)
         episodes = episodes_from_logs(rows, actions, prompts, max_prompt_length=options.max_prompt_length)
     _print_counts(args.conversations, episodes, success_threshold=1.0)
