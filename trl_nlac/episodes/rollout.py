@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,7 @@ def play_episodes(
     roles: Roles,
     act: Act | None = None,
     rewards: EpisodeRewards | None = None,
+    seed: int | None = None,
 ) -> list[Episode]:
     """
     Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread.
@@ -73,11 +74,16 @@ def play_episodes(
         rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
             Reward functions that score finished episodes. They see the environments, so an instance is kept for its
             episode until then, and no more episodes than instances are played before.
+        seed (`int`, *optional*):
+            Seed of the samples, in place of torch's random state, which is then left to other threads.
 
     Returns:
         `list[Episode]`: in the order of the tasks. An episode whose environment failed ends with its last clean turn.
     """
-    seed = int(torch.randint(2**62, ()))
+    seeding = nullcontext()
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        seeding = _random_numbers_of(seed)
     games = []
     for i, task in enumerate(tasks):
         name, keywords, tool_schemas = pool.route(task)
@@ -88,7 +94,7 @@ def play_episodes(
         games.append(_Game(i, name, keywords, recorder, rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
     waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
-    with _random_numbers_of(seed), roles.progress("rollout", len(games), "episode") as bar:
+    with seeding, roles.progress("rollout", len(games), "episode") as bar:
         while roles.generator.any_process(bool(waves)):
             wave = waves.pop(0) if waves else []
             _Rollout(pool, roles, act or roles.act, keeps_instances=rewards is not None, bar=bar).play(wave)

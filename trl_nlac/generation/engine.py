@@ -15,6 +15,7 @@
 """Sampling through an engine: vLLM in this process, or a server."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -223,6 +224,9 @@ class SyncedGenerator(EngineGenerator):
     adapter, so that the base weights are never loaded again. Cached prefixes of other weights are cleared, others are
     reused.
 
+    A generator [`beside`] can use the engine between and during sessions, from other threads, as long as the engine
+    has the weights that were [`share`]d.
+
     Args:
         engine ([`SyncedEngine`]):
             The engine.
@@ -240,11 +244,26 @@ class SyncedGenerator(EngineGenerator):
         self._loaded: list[int] | None = None  # fingerprint of the weights in the engine
         self._adapters: list[tuple[list[int], Adapter]] = []  # of the last weights, newest last
         self._num_adapters = 0
+        self._beside: BesideGenerator | None = None
+        self._shared: list[int] | None = None  # fingerprint of its weights
+
+    def beside(self) -> "BesideGenerator":
+        """Make a generator for other threads."""
+        self._beside = BesideGenerator(self.engine, self.eos_token_ids)
+        return self._beside
+
+    def share(self) -> None:
+        """Within a session: let the generator of [`beside`] use its weights, until others are shared."""
+        self._shared = self._loaded
+        self._beside.open(self._adapter)
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
+        weights = fingerprint(self.engine.model)
+        is_shared = self._beside is not None and not any(gather_object([weights != self._shared]))
+        if self._beside is not None and not is_shared:
+            self._beside.close()
         with self.engine.awake():
-            weights = fingerprint(self.engine.model)
             if is_peft_model(self.engine.model):
                 self._load_adapter(weights)
             elif any(gather_object([weights != self._loaded])):  # all processes load together
@@ -252,6 +271,8 @@ class SyncedGenerator(EngineGenerator):
                 self._num_syncs += 1
             self._loaded = weights
             self._model = model
+            if is_shared:
+                self._beside.open(self._adapter)
             try:
                 yield
             finally:
@@ -278,6 +299,52 @@ class SyncedGenerator(EngineGenerator):
         self._adapter = self._adapters[-1][1]
         while len(self._adapters) > 2:
             self.engine.drop_adapter(self._adapters.pop(0)[1])
+
+
+class BesideGenerator(EngineGenerator):
+    """
+    Sample in other threads through the engine of a [`SyncedGenerator`]. While the engine has other weights than those
+    that were shared, calls wait.
+    """
+
+    def __init__(self, engine: SyncedEngine, eos_token_ids: list[int]):
+        super().__init__(engine, eos_token_ids)
+        self._gate = threading.Condition()
+        self._is_open = self._is_stopped = False
+        self._num_running = 0
+
+    def open(self, adapter: Adapter | None) -> None:
+        """Let calls go on, with an adapter or the engine's own weights."""
+        with self._gate:
+            self._adapter, self._is_open, self._is_stopped = adapter, True, False
+            self._gate.notify_all()
+
+    def close(self) -> None:
+        """Hold new calls, and wait for the end of those that run."""
+        with self._gate:
+            self._is_open = False
+            self._gate.wait_for(lambda: not self._num_running)
+
+    def stop(self) -> None:
+        """Let new calls and those that wait raise `RuntimeError`."""
+        with self._gate:
+            self._is_stopped = True
+            self._gate.notify_all()
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        with self._gate:
+            self._gate.wait_for(lambda: self._is_open or self._is_stopped)
+            if self._is_stopped:
+                raise RuntimeError("Playing beside training was stopped.")
+            self._num_running += 1
+        try:
+            return super().generate(prompts, sampling, seeds, bar)
+        finally:
+            with self._gate:
+                self._num_running -= 1
+                self._gate.notify_all()
 
 
 @torch.no_grad()

@@ -318,6 +318,16 @@ class Roles:
         finally:
             self._collected = None
 
+    def absorb(self, other: "Roles") -> None:
+        """Take over the metrics and the number of tokens of roles in another thread."""
+        with other._recording:
+            metrics, other.metrics = other.metrics, defaultdict(list)
+            num_tokens, other.num_generated_tokens = other.num_generated_tokens, 0
+        with self._recording:
+            for name, values in metrics.items():
+                self.metrics[name] += values
+            self.num_generated_tokens += num_tokens
+
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""
         means = {name: sum(values) / len(values) for name, values in self.metrics.items()}
