@@ -32,6 +32,7 @@ class TestNLACConfig:
             ({"single_step": True, "max_turns": 3}, "`single_step=True` means tasks of one action: set `max_turns=1`"),
             ({"single_step": True, "max_turns": 1, "num_futures": 2}, "`single_step=True` predicts no future"),
             ({"num_futures": 2, "replay_refinement_fraction": 0.5}, "`replay_refinement_fraction=0.5` refines by the"),
+            ({"target_sync_mode": "hard"}, "`target_sync_mode='hard'` with `target_sync_steps=1` copies"),
             ({"on_forgetting": "restore"}, "`on_forgetting='restore'` goes back.*`save_strategy='no'`"),
             (
                 {"on_forgetting": "restore", "save_strategy": "steps", "save_only_model": True},

@@ -73,6 +73,64 @@ class TestTraining:
         trainer.train()
         torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
 
+    def test_hard_target_weights_are_copies(self, tmp_path):
+        config = {"target_sync_mode": "hard", "target_sync_steps": 2, "max_steps": 5}
+        trainer = make_trainer(tmp_path, {**config, "target_update_unit": "sample"})
+        copied = {}
+
+        class Copy(TrainerCallback):
+            def on_step_end(self, args, state, control, model=None, **kwargs):
+                if state.global_step == 4:
+                    copied.update(weights(model))
+
+        trainer.add_callback(Copy())
+        trainer.train()
+        assert_same(trainer.target_weights.state_dict(), copied)
+        assert trainer.target_weights.num_updates == 2
+
+    def test_several_updates_on_one_generation(self, tmp_path):
+        """The same examples again, with new priorities, and new samples of rehearsal."""
+        config = {"num_updates_per_generation": 3, "samples_per_iteration": 16, "max_steps": 12, "logging_steps": 1}
+        config.update(per_device_train_batch_size=4, gradient_accumulation_steps=2, rehearsal_ratio=0.25)
+        rehearsal = make_rehearsal_dataset("service_desk", size=50)
+        trainer = make_trainer(tmp_path, config, RecordingTrainer, rehearsal_dataset=rehearsal)
+        trainer.train()
+        assert trainer.num_environment_steps == 2 * 4 * 2  # two iterations of four episodes of two steps
+        steps = [
+            sorted((e.loss, e.transition_id, e.completion_ids) for batch in pair for e in batch.examples)
+            for pair in zip(trainer.micro_batches[::2], trainer.micro_batches[1::2], strict=True)
+        ]
+        drawn = [[example for example in step if example[0] != "rehearsal"] for step in steps]
+        assert drawn[0] == drawn[2] == drawn[4] != drawn[1] == drawn[3] == drawn[5] != drawn[6]
+        assert steps[0] != steps[2]
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        assert logs[4]["critic/loss"] < logs[0]["critic/loss"]
+        assert logs[-1]["replay/samples_per_step"] == 12 * 8 / 16
+
+    def test_tokens_are_counted(self, tmp_path):
+        """Also in a run that was resumed; evaluation is free."""
+        config = {"max_steps": 4, "logging_steps": 1, "save_strategy": "steps", "save_steps": 3, "eval_steps": 2}
+        trainers = []
+        for name, checkpoint in (("whole", None), ("resumed", str(tmp_path / "whole" / "checkpoint-3"))):
+            trainer = make_trainer(
+                *(tmp_path / name, {**config, "eval_strategy": "steps"}, RecordingTrainer), eval_dataset=TASKS
+            )
+            trainer.train(resume_from_checkpoint=checkpoint)
+            trainers.append(trainer)
+        whole, resumed = trainers
+        logs = [[log for log in trainer.state.log_history if "loss" in log] for trainer in trainers]
+        counts = [{k: v for k, v in of_one[-1].items() if "tokens" in k} for of_one in logs]
+        assert counts[0] == counts[1] and resumed.state.num_input_tokens_seen == counts[0]["num_tokens"]
+        log = logs[0][-1]
+        assert log["tokens/generated"] == sum(v for k, v in log.items() if k.startswith("tokens/generated/"))
+        assert log["tokens/generated"] == whole.roles.num_generated_tokens
+        assert log["num_tokens"] == log["tokens/generated"] + log["tokens/prefilled"]
+        sizes = [batch.tokens.inputs["input_ids"].numel() for batch in whole.micro_batches]
+        assert log["tokens/trained"] == sum(sizes) and logs[0][0]["tokens/trained"] == sizes[0]
+        acted = [turn.action_length for episode in whole.replay.episodes for turn in episode.turns]
+        assert log["tokens/generated/act"] == sum(acted)
+        assert "tokens/cached" not in log  # the generator cannot say
+
     def test_samples_per_step(self, tmp_path):
         """Transitions trained on for each environment step so far, also in a run that was resumed."""
         config = {"samples_per_iteration": 8, "episodes_per_iteration": 1, "max_steps": 5, "logging_steps": 1}

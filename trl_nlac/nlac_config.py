@@ -105,6 +105,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least four for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too).
+        num_updates_per_generation (`int`, *optional*, defaults to `1`):
+            Number of gradient steps on each transition of an iteration, with the same target and refined action: the
+            steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
+            [`~trl.GRPOConfig`]. `1` is the paper.
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha of prioritized replay. `0` samples uniformly.
         importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
@@ -124,8 +128,16 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             What the rate counts for: `"step"` is an update of the target weights, `"sample"` a transition trained on
             since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and each is a
             gradient step; with batches of B it is either. `"sample"` updates with the rate `1 - (1 - tau) ** B`.
+        target_sync_mode (`str`, *optional*, defaults to `"soft"`):
+            What an update of the target weights is: `"soft"` averages, with tau (the paper), `"hard"` copies the
+            trained weights, and needs `target_sync_steps` above 1.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
+        target_max_age (`int`, *optional*, defaults to `0`):
+            A Bellman target stays with its transition, and is used again when the transition is drawn again, until it
+            is older than this number of updates of the target weights. With `0` every target is written anew (the
+            paper), unless the same weights would write the same one again: those that made it have not been updated
+            since, and every role that took part is greedy.
         target_weights_offload (`bool`, *optional*, defaults to `False`):
             Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
             memory.
@@ -157,6 +169,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             bootstraps only where the episode was cut.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
+        refine_best_actions (`bool`, *optional*, defaults to `True`):
+            Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
+            paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
+            same where the chat template knows chains of thought, of which conversations keep only a part.
         replay_refinement_fraction (`float`, *optional*, defaults to `0.0`):
             Share of transitions whose stored action is refined, after its Bellman target, which has seen the next
             observation. That takes two generations less than a fresh action and its critique. `0` refines fresh
@@ -284,6 +300,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "global batch size. If None, at least four for each step of the iteration's episodes of `max_turns`."
         },
     )
+    num_updates_per_generation: int = field(
+        default=1,
+        metadata={"help": "Number of gradient steps on each transition of an iteration. 1 is the paper."},
+    )
     priority_exponent: float = field(
         default=0.1, metadata={"help": "Alpha of prioritized replay. 0 samples uniformly."}
     )
@@ -306,8 +326,22 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "choices": ["step", "sample"],
         },
     )
+    target_sync_mode: str = field(
+        default="soft",
+        metadata={
+            "help": "Whether an update of the target weights averages or copies the trained weights.",
+            "choices": ["soft", "hard"],
+        },
+    )
     target_sync_steps: int = field(
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
+    )
+    target_max_age: int = field(
+        default=0,
+        metadata={
+            "help": "A Bellman target is used again until it is older than this number of updates of the target "
+            "weights. 0 writes targets anew, as the paper."
+        },
     )
     target_weights_offload: bool = field(
         default=False, metadata={"help": "Whether the target weights are kept in CPU memory."}
@@ -340,6 +374,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
+    refine_best_actions: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether an action that its critique calls the best is refined, too. If False, it is its own "
+            "refinement."
+        },
+    )
     replay_refinement_fraction: float = field(
         default=0.0,
         metadata={
@@ -396,16 +437,19 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_numbers(self)
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
-        check_choices(self, "bootstrap", "critic_loss_type", "target_update_unit", "rehearsal_source", "on_forgetting")
-        check_choices(self, "environment_workers")
+        check_choices(
+            *(self, "bootstrap", "critic_loss_type", "target_update_unit", "target_sync_mode", "rehearsal_source"),
+            *("on_forgetting", "environment_workers"),
+        )
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "num_refinements", "num_eval_episodes"),
             *("max_idle_iterations", "episodes_per_iteration", "samples_per_iteration", "transitions_per_episode"),
+            "num_updates_per_generation",
         )
         check_at_least(
             *(self, 0, "learning_starts", "importance_sampling_exponent", "critic_loss_coef", "policy_loss_coef"),
-            *("beta", "rehearsal_ratio", "num_eval_critiques", "num_oracle_probes"),
+            *("beta", "rehearsal_ratio", "num_eval_critiques", "num_oracle_probes", "target_max_age"),
         )
         check_positive(self, "environment_timeout", "replay_buffer_memory")
         check_share(
@@ -414,6 +458,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
+        if self.target_sync_mode == "hard" and self.target_sync_steps == 1:
+            raise ValueError(
+                "`target_sync_mode='hard'` with `target_sync_steps=1` copies the weights after every optimizer step: "
+                "the target weights would be the trained ones. Set `target_sync_steps`, for example to 100."
+            )
         if self.enable_jit_checkpoint:
             raise ValueError(
                 "`enable_jit_checkpoint=True` saves in the middle of a step, from which a run does not resume as it "
@@ -520,4 +569,5 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     @property
     def steps_per_iteration(self) -> int:
         """Number of micro-batches that each process trains on in one iteration."""
-        return self.samples_per_iteration // (self.per_device_train_batch_size * self.world_size)
+        num_micro_batches = self.samples_per_iteration // (self.per_device_train_batch_size * self.world_size)
+        return num_micro_batches * self.num_updates_per_generation

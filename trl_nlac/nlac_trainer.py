@@ -48,7 +48,7 @@ from .evaluation.health import health_metrics
 from .evaluation.metrics import mean_over_processes
 from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
-from .method.backup import bellman_targets, critic_examples, is_answerable
+from .method.backup import critic_examples, is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
@@ -94,6 +94,7 @@ from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
+from .training.targets import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
 from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, Sample, TrainingExample, Transition
@@ -292,7 +293,7 @@ class NLACTrainer(AtomicSavingTrainer):
             shares = (args.process_index, args.world_size, args.max_prompt_length)
             self.replay.fill(episodes_from_logs(replay_dataset, self.roles.actions, self.roles.prompts, *shares))
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
-        update_rate = args.target_update_rate
+        update_rate = 1.0 if args.target_sync_mode == "hard" else args.target_update_rate
         if args.target_update_unit == "sample":
             update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
         self.target_weights = TargetWeights(
@@ -477,7 +478,7 @@ class NLACTrainer(AtomicSavingTrainer):
             if refines_fresh_actions:
                 refinements = self._refine(transitions, {})
         with self.target_weights.swapped_into(self.model), self._generating(), self.records.timed("target"):
-            targets = bellman_targets(self.roles, transitions, self.args.bootstrap)
+            targets = self._targets(samples)
         if not refines_fresh_actions:  # the targets are the first critiques
             with self._generating():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
@@ -486,6 +487,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 pass
         batches = self._make_batches(samples, targets, refinements)
         metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
+        self.records.add_tokens(self.roles.tokens)
+        self.state.num_input_tokens_seen = self.records.num_tokens
         forgotten = self.records.add_samples(
             samples, judgements, targets, refinements, metrics, self.state.global_step
         )
@@ -510,7 +513,10 @@ class NLACTrainer(AtomicSavingTrainer):
         self.replay.update_priorities(
             batch.transition_ids[has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
-        self.records.add_losses(batch.examples, losses.detach(), divergences.detach(), self.accelerator.reduce)
+        num_tokens = batch.tokens.inputs["input_ids"].numel()
+        self.records.add_losses(
+            *(batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce)
+        )
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
@@ -587,6 +593,11 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("audit"), self.roles.unrecorded(), torch.random.fork_rng(devices=[]):
             return judge_actions(self.roles, [transition.state_action for transition in transitions])
 
+    def _targets(self, samples: list[Sample]) -> list[Answer]:
+        """Take the Bellman targets that are kept and not too old, and write the others."""
+        version, args = self.target_weights.num_updates, self.args
+        return current_targets(self.roles, samples, self.replay.targets, version, args.target_max_age, args.bootstrap)
+
     def _refine(
         self, transitions: list[Transition], targets: dict[int, Answer], criticise: Criticise = critiques
     ) -> list[Refinement | None]:
@@ -594,7 +605,8 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("refine"):
             fraction = self.args.replay_refinement_fraction
             replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
-            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise)
+            keeps_best = not self.args.refine_best_actions
+            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise, keeps_best)
 
     def _iteration_metrics(
         self,
@@ -643,6 +655,7 @@ class NLACTrainer(AtomicSavingTrainer):
         forget_gathered(self.model)
         state = load_learned(checkpoint, self.args.process_index, self.target_weights)
         self.records.health.load_state_dict(state["health"])
+        self.replay.targets.clear()  # other target weights wrote them
         self.records.end_iteration()
         guard.restores.append((step, self.state.global_step + 1))
         logger.warning(
@@ -664,11 +677,12 @@ class NLACTrainer(AtomicSavingTrainer):
         unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
         too_long = [sample for sample in unused if not is_answerable(self.roles, sample.transition)]
         self.replay.leave_out([sample.transition_id for sample in too_long])
+        if not self.args.critic_loss_coef:
+            of_critic = [None] * len(samples)
+        num_updates = self.args.num_updates_per_generation
         return make_batches(
-            samples,
-            of_critic if self.args.critic_loss_coef else [None] * len(samples),
-            of_policy,
-            [self.rehearsal.draw(step_size) for _ in range(len(samples) // step_size)],
+            *(samples * num_updates, of_critic * num_updates, of_policy * num_updates),
+            [self.rehearsal.draw(step_size) for _ in range(len(samples) * num_updates // step_size)],
             num_micro_batches,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
@@ -735,7 +749,7 @@ class NLACTrainer(AtomicSavingTrainer):
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(args.seed + rank)
-                with self.roles.generator.session(self.model_wrapped):
+                with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
         finally:
             if not self.is_in_train:
@@ -860,6 +874,7 @@ class NLACTrainer(AtomicSavingTrainer):
             **self.records.state_dict(),
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "nonfinite_losses": self.loss_guard.num_dropped,
+            "target_updates": self.target_weights.num_updates,
             "restores": self.forgetting.restores,
             "healthy_checkpoints": self.forgetting.healthy,
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
@@ -884,6 +899,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.records.end_iteration()
             self._saved_losses = state.get("losses")
             self.loss_guard.num_dropped = state["nonfinite_losses"]
+            self.target_weights.num_updates = state.get("target_updates", 0)  # earlier versions kept no targets
             self.rehearsal.load(Path(checkpoint))
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none
             if state["world_size"] == world_size:  # others have no state of some process

@@ -47,6 +47,8 @@ class Turn:
             Reward of this step.
         prompt_start (`int`, *optional*, defaults to `0`):
             Start of the state `s_t`. Above 0 once the history was cut to a maximum length.
+        words (`str`, *optional*):
+            The end of `next_observation` that a user said after the results of tools; only in logs.
     """
 
     prompt_end: int
@@ -55,6 +57,7 @@ class Turn:
     next_observation: str
     reward: float
     prompt_start: int = 0
+    words: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,8 @@ class Episode:
             Whether it was read from a log rather than played here.
         tools (`tuple[dict[str, Any], ...]`, *optional*):
             JSON schemas of the tools that actions can call.
+        messages (`tuple[dict[str, Any], ...]`, *optional*):
+            The conversation of a log, as it was read; empty if the episode was played here.
         extra (`dict[str, Any]`, *optional*):
             Values that reward functions logged, for its row in the table of episodes. Not saved with the replay
             buffer.
@@ -97,6 +102,7 @@ class Episode:
     failure: str | None = None
     is_log: bool = False
     tools: tuple[dict[str, Any], ...] = ()
+    messages: tuple[Message, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -295,12 +301,15 @@ class Refinement:
             Q_L(s_t, a_t) of that attempt.
         refined_action ([`Answer`]):
             a_t^r, the target of the policy loss.
+        is_kept (`bool`, *optional*, defaults to `False`):
+            Whether the critique calls the action the best, and it is its own refinement, without asking for one.
     """
 
     action: str
     attempt: str
     critique: Critique
     refined_action: Answer
+    is_kept: bool = False
 
     @property
     def complies(self) -> bool:

@@ -17,7 +17,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -118,7 +117,12 @@ class Player:
         """
         chosen = self.task.instances[instances]
         rows = dict(enumerate(list(chosen.rows) * num_episodes))
-        with self._for_free(), torch.random.fork_rng(), self.roles.generator.session(self.model):
+        with (
+            self.roles.unrecorded(),
+            self.roles.uncounted(),
+            torch.random.fork_rng(),
+            self.roles.generator.session(self.model),
+        ):
             torch.manual_seed(self.args.seed)
             environments = self._pool(chosen.environment_factory)
             try:
@@ -133,15 +137,6 @@ class Player:
             finally:
                 environments.close()
         return joint_metrics(seen)
-
-    @contextmanager
-    def _for_free(self):
-        tokens = self.roles.num_generated_tokens
-        try:
-            with self.roles.unrecorded():
-                yield
-        finally:
-            self.roles.num_generated_tokens = tokens
 
     def _pool(self, environment_factory) -> EnvironmentPool:
         return EnvironmentPool(
@@ -166,8 +161,9 @@ class LearningCurve(TrainerCallback):
 
     Attributes:
         points (`list[dict[str, float]]`):
-            For each evaluation the environment steps, generated tokens and seconds of training so far, and all
-            metrics.
+            For each evaluation the environment steps, tokens and seconds of training so far, and all metrics. Tokens
+            are those of answers (generated), of the prompts that the model read for them (prefilled), and those of
+            forward passes with gradients, padding included (trained).
         before (`dict[str, dict[str, float]]`):
             Metrics on the unseen domain before training, if the task has one.
     """
@@ -177,11 +173,18 @@ class LearningCurve(TrainerCallback):
         self.num_environment_steps = num_environment_steps
         self.budget = budget
         self.interval = interval
+        self.num_trained_tokens = 0
         self.points: list[dict[str, float]] = []
         self.before: dict[str, dict[str, float]] = {}
         self._start = time.perf_counter()
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens so far by kind and role."""
+        return {**dict(sorted(self.player.roles.tokens.items())), "trained": self.num_trained_tokens}
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        model.register_forward_pre_hook(self._count_trained, with_kwargs=True)
         task = self.player.task
         self.before = {name: self.player.evaluate(name, num_episodes=task.final_episodes) for name in task.unseen}
         self._start = time.perf_counter()
@@ -199,12 +202,18 @@ class LearningCurve(TrainerCallback):
         if spent >= self.budget or spent >= self.points[-1]["environment_steps"] + self.interval:
             self._evaluate(state)
 
+    def _count_trained(self, model, args, inputs) -> None:
+        if model.training and torch.is_grad_enabled():
+            self.num_trained_tokens += inputs["input_ids"].numel()
+
     def _evaluate(self, state) -> None:
         seconds = time.perf_counter() - self._start
         metrics = self.player.evaluate()
         point = {
             "environment_steps": self.num_environment_steps(),
             "generated_tokens": self.player.roles.num_generated_tokens,
+            "prefilled_tokens": self.player.roles.num_prefilled_tokens,
+            "trained_tokens": self.num_trained_tokens,
             "seconds": round(seconds, 1),
             "gradient_steps": state.global_step,
             **{name: round(value, 4) for name, value in metrics.items()},

@@ -60,6 +60,7 @@ from benchmarks.learning.methods.settings import (
     ABLATIONS_BY_TASK,
     BASELINES,
     PLAIN,
+    SAVINGS,
     acting_config,
     default_settings,
     merge_settings,
@@ -150,12 +151,12 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
     acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_settings)
     if not trains:
         player = play_base(task, acting, refines=method == "base_refined")
-        costs = {"environment_steps": 0, "generated_tokens": 0, "seconds": 0.0, "gradient_steps": 0}
-        points = [{**costs, **player.evaluate()}]
-        before = None
+        names = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "gradient_steps")
+        points = [{**dict.fromkeys(names, 0), "seconds": 0.0, **player.evaluate()}]
+        before, tokens = None, {}
     else:
         curve = BASELINES.get(method, nlac.train)(task, acting, budget, interval, **settings)
-        player, points, before = curve.player, curve.points, curve.before
+        player, points, before, tokens = curve.player, curve.points, curve.before, curve.tokens
     final = {name: player.evaluate(name, num_episodes=task.final_episodes) for name in task.instances}
     return {
         "task": task_name,
@@ -176,6 +177,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "oracle_success": task.oracle_success,
         **reporting.setting("torch", "transformers", "trl", "accelerate"),
         "points": points,
+        "tokens": tokens,
         "before": before or {name: final[name] for name in task.unseen},
         "final": final,
     }
@@ -187,7 +189,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *ABLATIONS],
+        choices=[*METHODS, *ABLATIONS, *SAVINGS],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

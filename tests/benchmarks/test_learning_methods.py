@@ -29,7 +29,14 @@ from benchmarks.learning import real_models, run
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
-from benchmarks.learning.methods.settings import NLAC, POLICY_MIN_P, acting_config, default_settings, merge_settings
+from benchmarks.learning.methods.settings import (
+    FRUGAL,
+    NLAC,
+    POLICY_MIN_P,
+    acting_config,
+    default_settings,
+    merge_settings,
+)
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
@@ -71,7 +78,7 @@ class TestTasks:
 
 
 class TestCells:
-    @pytest.mark.parametrize("method", [*run.METHODS, "nlac_blind", "nlac_monte_carlo"])
+    @pytest.mark.parametrize("method", [*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL])
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
         cell = run.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
@@ -83,6 +90,10 @@ class TestCells:
             assert cell["settings"]["learning_rate"] > 0
             spent = [point["generated_tokens"] for point in cell["points"]]
             assert spent == sorted(spent) and spent[-1] > spent[0] == 0
+            end, tokens = cell["points"][-1], cell["tokens"]
+            assert end["generated_tokens"] == sum(n for name, n in tokens.items() if name.startswith("generated/"))
+            assert 0 < tokens["generated/act"] < tokens["prefilled/act"] <= end["prefilled_tokens"]
+            assert end["trained_tokens"] == tokens["trained"] > 0
         assert set(cell["final"]) == {"held_out", "train", "unseen_domain"}
         for point in (*cell["points"], *cell["final"].values(), *cell["before"].values()):
             assert 0 <= point["episode/success_rate"] <= 1

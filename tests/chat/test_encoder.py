@@ -12,6 +12,8 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import json
+
 import pytest
 from helpers.testing_utils import CHAT_TEMPLATES, make_tokenizer
 from transformers import AutoTokenizer
@@ -169,6 +171,38 @@ class TestConversations:
         )
         assert token_ids + chat.prefill == whole
         assert chat.start(messages, [TOOL]) == token_ids
+
+    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
+    def test_a_user_speaks_after_a_result(self, template):
+        """The words are the user's, not a part of the result; as the template shows both after a call."""
+        chat = ChatEncoder(make_tokenizer(template))
+        messages = [USER, self.call(), {"role": "tool", "name": "route", "content": "refused"}]
+        messages += [{"role": "user", "content": text} for text in ("Then claims.", "Hurry!")]
+        token_ids = chat.start(messages, [TOOL])
+        joined = {"role": "user", "content": "Then claims.\n\nHurry!"}
+        whole = chat.tokenizer.apply_chat_template(
+            [*messages[:3], joined], tools=[TOOL], add_generation_prompt=True, return_dict=False
+        )
+        shown, expected = (chat.tokenizer.decode(ids) for ids in (token_ids + chat.prefill, whole))
+        assert shown.partition("refused")[2] == expected.partition("refused")[2]
+        assert len(token_ids) + len(chat.prefill) == len(whole) or "<think>" in shown.partition("refused")[0]
+
+    def test_arguments_as_text_are_those_of_an_object(self):
+        """Qwen2.5's template would write the text as a string in JSON, others raise."""
+        for template in ("qwen2_5", "llama3_1", "gemma4"):
+            chat = ChatEncoder(make_tokenizer(template))
+            function = {"name": "route", "arguments": json.dumps(ARGUMENTS)}
+            said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+            assert chat.past_turn(said) == chat.past_turn(self.call())
+            assert chat.completion(said) == chat.completion(self.call())
+            result = {"role": "tool", "tool_call_id": "1", "content": "refused"}
+            named = {"role": "tool", "name": "route", "content": "refused"}
+            assert chat.start([USER, said, result]) == chat.start([USER, self.call(), named])
+
+    def test_calls_that_no_template_shows_are_refused(self):
+        chat = ChatEncoder(make_tokenizer("gemma"))
+        with pytest.raises(ValueError, match="A turn calls route, and the chat template shows no tool calls"):
+            chat.past_turn(self.call())
 
     @pytest.mark.parametrize("content", ["", "Let me see."])
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)

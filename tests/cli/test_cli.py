@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from helpers.testing_utils import make_trainer
 
 from trl_nlac import PrioritizedReplay
@@ -28,6 +28,7 @@ from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.options import Parser, add_agent_arguments, load_player
 from trl_nlac.cli.origin import fill_from_run, note_origin
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.episodes.logs import load_logs
 
 
 ROOT = Path(__file__).parents[2]
@@ -272,6 +273,26 @@ def test_from_logs_alone(folder, run, capsys):
     words += ["--use_cpu", "--bf16", "False", "--action_format", "text", "--report_to", "none", "--max_steps", "1"]
     assert main([*words, "--max_completion_length", "32", "--logging_steps", "1"]) == 0
     assert "1 optimizer steps" in capsys.readouterr().out and (folder / "offline" / "nlac_roles.json").exists()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_tool_calls_of_logs_come_out_as_they_went_in(folder, capsys, suffix):
+    """Types that a dataset would merge, ids and the formatting of arguments."""
+    rows = []
+    for i, arguments in enumerate(('{"x":1}', '{"x": "2024-01-01", "y": null}', '{"x": 0.1234567890123456}')):
+        call = {"id": f"call_{i}", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": f"call_{i}", "content": "2024-01-01"}
+        rows.append({"messages": [{"role": "user", "content": "2024-01-01"}, said, result], "reward": 0.1 + 0.2})
+    Path("logs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = ["--model", TINY_MODEL]
+    for name in ("in", "again"):
+        source = "logs.jsonl" if name == "in" else f"out.{suffix}"
+        assert main(["buffer", "import", source, *model, "--output", name]) == 0
+        assert main(["buffer", "export", name, f"out.{suffix}", *model]) == 0
+        logs = load_logs(Path("out.jsonl")) if suffix == "jsonl" else Dataset.from_parquet("out.parquet")
+        assert [row["messages"] for row in logs] == [row["messages"] for row in rows]
+        assert logs["reward"][0] == 0.1 + 0.2
 
 
 class TestHelp:

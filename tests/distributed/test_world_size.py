@@ -45,6 +45,7 @@ trainer = NLACTrainer(
         samples_per_iteration=16,
         save_strategy="steps",
         save_steps=3,
+        target_max_age=2,
     ),
     train_dataset=tasks,
     environment_factory=lambda: make_environment(desk),
@@ -55,7 +56,8 @@ trainer = NLACTrainer(
 class Loaded(TrainerCallback):
     def on_train_begin(self, *args, **kwargs):
         rows = [
-            [episode.token_ids.tolist(), priorities.tolist()] for episode, priorities in trainer.replay._items()
+            [stored.episode.token_ids.tolist(), stored.priorities.tolist(), stored.targets]
+            for stored in trainer.replay._items()
         ]
         loaded = {"rows": rows, "steps": trainer.num_environment_steps, "num_batches": len(trainer._batches)}
         (output_dir / f"loaded_{trainer.args.process_index}.json").write_text(json.dumps(loaded))
@@ -94,8 +96,9 @@ def test_resume_on_another_number_of_processes(tmp_path, saved, resumed):
     train(script, resumed, str(tmp_path), str(8 // resumed), "6", str(checkpoint))
     loaded = [json.loads((tmp_path / f"loaded_{rank}.json").read_text()) for rank in range(resumed)]
     assert sorted(row for of_one in loaded for row in of_one["rows"]) == sorted(
-        [row["token_ids"], row["priorities"]] for row in rows
+        [row["token_ids"], row["priorities"], row["targets"]] for row in rows
     )
+    assert any(target is not None for row in rows for target in row["targets"])
     for of_one in loaded:
         assert of_one["steps"] == sum(len(row["turns"]) for row in rows) and of_one["num_batches"] == 0
     assert len(sorted((tmp_path / "checkpoint-6" / "nlac").iterdir())) == resumed

@@ -97,6 +97,31 @@ class TestToolEnvironment:
         assert environment.reset(prompt=prompt) == [{"role": "user", "content": "zero one\ntwo"}]
         assert environment.step('{"name": "look"}') == StepResult("three")
 
+    @pytest.mark.parametrize(
+        "returned",
+        [
+            ["Paris", "Rome"],
+            [{"id": 1}],
+            [],
+            [{"type": "text", "text": "x"}, {"id": 1}],
+            [{"type": "book"}],
+            [{"type": "text"}],
+            [None, 1],
+            {"a": [1]},
+            ("x",),
+        ],
+        ids=str,
+    )
+    def test_tools_that_return_anything(self, returned):
+        """Content blocks are joined; everything else reads as under GRPOTrainer, whose templates print it."""
+
+        class Returns(Counter):
+            def look(self):
+                """Look."""
+                return returned
+
+        assert ToolEnvironment(Returns()).step('{"name": "look"}') == StepResult(str(returned))
+
     def test_several_calls_in_one_turn(self):
         seen = {}
 

@@ -20,9 +20,11 @@ from datasets import Dataset
 from helpers.testing_utils import DESK, make_logs, make_roles, make_roles_of, make_tokenizer, make_trainer
 
 from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.conversations import conversation, problem_of, record_conversation, to_dataset
-from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.episodes.logs import episodes_from_logs, logs_dataset
+from trl_nlac.episodes.recorder import Recorder
 from trl_nlac.types import Transition
 
 
@@ -85,13 +87,29 @@ class TestConversations:
         roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
         messages = [USER, {**called("look"), "content": "Let me see."}, result("a door"), called("go")]
         (episode,) = episodes_from_logs(
-            Dataset.from_list([{"messages": messages, "reward": 1.0}]), roles.actions, roles.prompts
+            logs_dataset([{"messages": messages, "reward": 1.0}]), roles.actions, roles.prompts
         )
         assert "Let me see.\n<tool_call>" in roles.chat.tokenizer.decode(Transition(episode, 0).action_ids)
         recorded = conversation(episode, roles.actions)
-        assert [message["content"] for message in recorded["messages"]] == ["situ 2", "Let me see.", "a door", ""]
+        assert recorded["messages"] == messages
         (again,) = episodes_from_logs(Dataset.from_list([recorded]), roles.actions, roles.prompts)
         np.testing.assert_array_equal(again.token_ids, episode.token_ids)
+
+    @pytest.mark.parametrize("action_format", ["text", "tool_call"])
+    def test_examples_of_the_assistant_stay_examples(self, action_format):
+        """An environment can open with a conversation; what the assistant says there is no action, also in a log."""
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        roles = make_roles_of(chat, [], action_format=action_format)
+        example = [USER, said("go")] if action_format == "text" else [USER, called("look") | {"content": ""}, result()]
+        recorder = Recorder(roles.actions, roles.prompts, {"n": 1})
+        recorder.begin([*example, {"role": "user", "content": "baku 2"}])
+        recorder.act("stay", "stay", roles.actions.completion("stay", ""), StepResult("won", 1.0, terminated=True))
+        episode = recorder.episode()
+        dataset = to_dataset([episode], roles.actions)
+        assert dataset["first_action"][0] == len(example) + 1
+        (again,) = episodes_from_logs(dataset, roles.actions, roles.prompts)
+        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
+        assert len(again.turns) == 1 and again.turns[0].action == "stay"
 
     def test_calls_of_openai(self):
         """Arguments in JSON, a thought as content, several results, contents in parts."""
@@ -144,6 +162,16 @@ class TestConversations:
             ([USER, called("look", "wait"), result(), said("go")], "before message 3, 1 tool calls have no result"),
             ([USER, called("look"), ANSWER, said("go")], "before message 2, 1 tool calls have no result"),
             ([USER, called("look", "wait"), result()], "at its end, 1 tool calls have no result"),
+            ([USER, called("look"), result(), ANSWER, result()], "message 4 is the result of a tool that nothing"),
+            ([USER, called("look") | {"content": [{"type": "image"}]}, result()], "the content of message 1 is not"),
+            ([USER, called("look", arguments="[" * 10**5)], "message 1 has a tool call without a name, or whose"),
+            ([USER | called("look") | {"role": "user"}, said("go")], "message 0 calls tools, and is not the"),
+            ([USER, said("go") | {"function_call": {"name": "look"}}], "message 1 has a `function_call`"),
+            ([USER, said("go") | {"reasoning_content": ["so"]}], "message 1 has a name, an id or a chain of thought"),
+            (
+                [USER, called("look"), result() | {"tool_call_id": "a"}],
+                "after message 1, results have the `tool_call_id` ['a'], and the calls are [None]",
+            ),
         ],
     )
     def test_problems(self, messages, problem):
@@ -157,6 +185,8 @@ class TestConversations:
             [USER, said("go"), ANSWER, ANSWER, said("stay")],
             [USER, called("look"), result(), said("go"), ANSWER],
             [USER, called("look", "wait")],  # which ended the task
+            [USER, called("look"), result(), ANSWER, ANSWER, said("go")],
+            [USER, called("look"), result(), USER],
         ):
             assert problem_of(messages) is None, messages
 

@@ -12,18 +12,29 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import random
+from contextlib import contextmanager, nullcontext
 from io import StringIO
 
 import pytest
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    Lfm2Config,
+    LlamaForCausalLM,
+    MistralConfig,
+    set_seed,
+)
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.generation.base import Sampling
 from trl_nlac.generation.transformers import TransformersGenerator
+from trl_nlac.method.target_weights import TargetWeights
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +47,8 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
-def make_generator(tokenizer, batch_size=128):
-    return TransformersGenerator(Accelerator(cpu=True), tokenizer, [tokenizer.eos_token_id], batch_size)
+def make_generator(tokenizer, batch_size=128, **kwargs):
+    return TransformersGenerator(Accelerator(cpu=True), tokenizer, [tokenizer.eos_token_id], batch_size, **kwargs)
 
 
 def make_prompts(tokenizer):
@@ -101,8 +112,8 @@ class TestTransformersGenerator:
             with generator.session(model):
                 completions.append(generator.generate(prompts, sampling, seeds))
                 alone = generator.generate(prompts[5:6], sampling, seeds[5:6])
-            assert alone[0] == completions[-1][5]
-        assert completions[0] == completions[1]
+            assert alone[0].token_ids == completions[-1][5].token_ids
+        assert [c.token_ids for c in completions[0]] == [c.token_ids for c in completions[1]]
         assert len({tuple(completion.token_ids) for completion in completions[0]}) > 8  # four prompts
 
     @pytest.mark.parametrize(
@@ -112,8 +123,14 @@ class TestTransformersGenerator:
         generator = make_generator(tokenizer)
         prompts, seeds = make_prompts(tokenizer), [0, 1, 2, 3]
         with generator.session(model):
-            greedy = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), seeds)
-            assert generator.generate(prompts, Sampling(max_tokens=24, temperature=1.5, **options), seeds) == greedy
+            greedy, narrow = (
+                generator.generate(prompts, sampling, seeds)
+                for sampling in (
+                    Sampling(max_tokens=24, temperature=0.0),
+                    Sampling(max_tokens=24, temperature=1.5, **options),
+                )
+            )
+        assert [completion.token_ids for completion in narrow] == [completion.token_ids for completion in greedy]
 
     def test_session_leaves_the_mode_of_the_model(self, model, tokenizer):
         model.train()
@@ -126,8 +143,14 @@ class TestTransformersGenerator:
 class WithoutLogitsToKeep(LlamaForCausalLM):
     """Returns the logits of all tokens, like older models."""
 
-    def forward(self, input_ids, attention_mask, use_cache):
-        return super().forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
+    def forward(self, input_ids, attention_mask, use_cache, position_ids=None, past_key_values=None):
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
 
 
 class TestScore:
@@ -166,3 +189,177 @@ class TestScore:
         generator, prompts = make_generator(tokenizer), make_prompts(tokenizer)
         with generator.session(model):
             assert generator.score(prompts, [[]] * 4) == [0.0] * 4 and generator.score([], []) == []
+
+
+SMALL = {
+    "vocab_size": 961,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "initializer_range": 0.3,
+}
+CONFIGS = {
+    "mistral": MistralConfig(**SMALL, sliding_window=24),
+    "gemma3": Gemma3TextConfig(
+        **SMALL, head_dim=8, sliding_window=24, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "recurrent": Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
+}
+
+
+def make_model(kind):
+    """Make a model with random weights, or the tiny one."""
+    set_seed(0)
+    if kind not in CONFIGS:
+        return AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.bfloat16 if kind == "bfloat16" else None)
+    return AutoModelForCausalLM.from_config(CONFIGS[kind])
+
+
+def converse(generator, model, temperature):
+    """Ask about conversations that share beginnings, continue them twice, and score two verdicts of each."""
+    rng = random.Random(0)
+
+    def words(number):
+        return [rng.randrange(5, 900) for _ in range(number)]
+
+    system, sampling, answers = words(100), Sampling(max_tokens=8, temperature=temperature), []
+    prompts = [system + words(number) for number in (3, 10, 25, 25, 80)]
+    prompts += [prompt + words(4) for prompt in prompts[:2]] + [words(12), prompts[0]]
+    with generator.session(model):
+        for _ in range(3):
+            completions = generator.generate(prompts, sampling, list(range(len(prompts))))
+            answers += completions
+            prompts = [
+                prompt + completion.token_ids + words(7 + i % 3)
+                for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+            ]
+        pairs = [(prompt, verdict) for prompt in prompts for verdict in ([5, 6], [7])]
+        return answers, generator.score(*map(list, zip(*pairs, strict=True)))
+
+
+@contextmanager
+def counted(model):
+    """Count the tokens that a model is fed, without padding, and its forward passes."""
+    fed = []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: fed.append(int((kwargs["input_ids"] != 0).sum())), with_kwargs=True
+    )
+    yield fed
+    hook.remove()
+
+
+class TestPrefixCache:
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize(("kind", "little"), [("tiny", 1e-3), ("mistral", 1e-4), ("gemma3", 1e-4)])
+    def test_tokens_are_those_of_whole_prompts(self, tokenizer, kind, little, temperature):
+        model = make_model(kind)
+        answers, scores = converse(make_generator(tokenizer, prefix_cache_memory=0), model, temperature)
+        # A batch of all, small batches, and room for some 400 tokens only.
+        for batch_size, memory in [(128, 4.0), (3, 4.0), (128, little)]:
+            generator = make_generator(tokenizer, batch_size, prefix_cache_memory=memory)
+            others, other_scores = converse(generator, model, temperature)
+            assert [answer.token_ids for answer in others] == [answer.token_ids for answer in answers]
+            assert other_scores == pytest.approx(scores, abs=1e-3)
+            hit_rate = generator.take_metrics()["generation/prefix_hit_rate"]
+            assert hit_rate > 0.8 if memory == 4.0 else 0.1 < hit_rate < 0.8
+
+    def test_only_new_tokens_are_read(self, model, tokenizer):
+        generator, (prompt, *_) = make_generator(tokenizer), make_prompts(tokenizer)
+        sampling = Sampling(4, temperature=0.0, generation_kwargs={"min_new_tokens": 4})
+        with generator.session(model), counted(model) as fed:
+            (first,) = generator.generate([prompt], sampling, [0])
+            assert fed == [len(prompt), 1, 1, 1] and first.num_cached_tokens == 0
+            fed.clear()
+            longer = prompt + first.token_ids + [5, 6, 7]
+            (second,) = generator.generate([longer], sampling, [0])
+            assert fed == [4, 1, 1, 1]  # the last sampled token was not read
+            assert second.num_cached_tokens == len(longer) - 4
+            fed.clear()
+            generator.score([longer] * 2, [[8], [9]])
+            assert sum(fed) == 2
+            fed.clear()
+            generator.generate([prompt[:-1] + [5]], sampling, [0])  # leaves what is known before its end
+            assert fed[0] == 1
+        assert generator.take_metrics()["generation/prefix_hit_rate"] == pytest.approx(
+            1 - (len(prompt) + 4 + 2 + 1) / (len(prompt) * 2 + len(longer) * 3)
+        )
+        with generator.session(model), counted(model) as fed:
+            generator.generate([prompt], sampling, [0])
+            assert fed[0] == len(prompt)  # nothing is left of an earlier session
+
+    def test_a_beginning_that_a_batch_shares_is_read_once(self, model, tokenizer):
+        system = list(range(10, 210))
+        prompts = [[*system, 300 + i, 301, 302] for i in range(16)]
+        generator = make_generator(tokenizer)
+        with generator.session(model), counted(model) as fed:
+            completions = generator.generate(prompts, Sampling(max_tokens=1), [0] * 16)
+        assert fed == [200, 16 * 3]
+        assert sum(completion.num_cached_tokens for completion in completions) == 15 * 200
+
+    def test_one_long_prompt_does_not_make_others_read_more(self, model, tokenizer):
+        generator, sampling = make_generator(tokenizer), Sampling(max_tokens=1)
+        known = [[*range(10 + i, 110 + i)] for i in range(16)]
+        with generator.session(model), counted(model) as fed:
+            generator.generate(known, sampling, [0] * 16)
+            fed.clear()
+            generator.generate([*(prompt + [5, 6] for prompt in known), [7] * 150], sampling, [0] * 17)
+            assert fed == [148, 17 * 2]
+
+    def test_target_weights_have_their_own(self, model, tokenizer):
+        model = make_model("mistral")
+        target = TargetWeights(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+        def both(generator):
+            own = converse(generator, model, 0.0)
+            with target.swapped_into(model):
+                slow = converse(generator, model, 0.0)
+            return [[c.token_ids for c in answers] for answers, _ in (own, slow, converse(generator, model, 0.0))]
+
+        tokens = both(make_generator(tokenizer))
+        assert tokens == both(make_generator(tokenizer, prefix_cache_memory=0))
+        assert tokens[0] == tokens[2] != tokens[1]
+
+    def test_adapters_have_their_own(self, tokenizer):
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(make_model("mistral"), peft.LoraConfig(init_lora_weights=False))
+        generator, tokens = make_generator(tokenizer), []
+        for change in (nullcontext, model.disable_adapter):
+            with change():
+                tokens.append([completion.token_ids for completion in converse(generator, model, 0.0)[0]])
+                whole, _ = converse(make_generator(tokenizer, prefix_cache_memory=0), model, 0.0)
+            assert tokens[-1] == [completion.token_ids for completion in whole]
+        assert tokens[0] != tokens[1]
+
+    def test_recurrent_models_read_prompts_whole(self, tokenizer, caplog):
+        model = make_model("recurrent")
+        generator = make_generator(tokenizer)
+        for temperature in (0.0, 1.0):
+            answers, scores = converse(generator, model, temperature)
+            others, other_scores = converse(make_generator(tokenizer, prefix_cache_memory=0), model, temperature)
+            assert [answer.token_ids for answer in others] == [answer.token_ids for answer in answers]
+            assert other_scores == scores
+        assert caplog.text.count("every prompt is read whole") == 1
+        assert generator.take_metrics()["generation/prefix_hit_rate"] == 0
+
+    def test_bfloat16(self, tokenizer):
+        generator = make_generator(tokenizer)
+        answers, scores = converse(generator, make_model("bfloat16"), 1.0)
+        assert all(answer.token_ids for answer in answers) and all(score < 0 for score in scores)
+        assert generator.take_metrics()["generation/prefix_hit_rate"] > 0.8
+
+    @pytest.mark.parametrize("kwargs", [{"cache_implementation": "static"}, {"use_cache": False}, {"num_beams": 2}])
+    def test_other_ways_to_generate_read_prompts_whole(self, model, tokenizer, kwargs):
+        prompts, sampling = make_prompts(tokenizer), Sampling(4, temperature=0.0, generation_kwargs=kwargs)
+        generator = make_generator(tokenizer)
+        with generator.session(model):
+            for _ in range(2):
+                completions = generator.generate(prompts, sampling, [0] * 4)
+                assert [completion.num_cached_tokens for completion in completions] == [0] * 4

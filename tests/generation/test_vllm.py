@@ -32,7 +32,7 @@ from helpers.vllm_utils import (
     assert_continuous, assert_own_answers, compare, greedy, logged, make_vllm_trainer, prompts_of
 )
 
-from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.base import Completion, Sampling
 
 """
 
@@ -45,6 +45,8 @@ trainer.train()
 assert compare(trainer) != start
 names = "generation/num_syncs", "generation/prefix_hit_rate", "loss", "time/sync"
 print(json.dumps({name: logged(trainer, name) for name in names}))
+cached, prefilled = logged(trainer, "tokens/cached")[-1], logged(trainer, "tokens/prefilled")[-1]
+assert 0 < cached < prefilled
 generator.take_metrics()
 for _ in range(3):
     greedy(trainer, generator)
@@ -61,7 +63,7 @@ with generator.session(trainer.model):
     # Prompts that do not fit count as cut off; completions that do not fit are cut.
     long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
     answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)
-    assert answers[0] == ([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
+    assert answers[0] == Completion([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
 
     # Structured outputs.
     regex = Sampling(max_tokens=24, temperature=1.5, regex="(ab|cd){3}")

@@ -35,7 +35,7 @@ from helpers.vllm_utils import (
 )
 from peft import LoraConfig
 
-from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.base import Completion, Sampling
 
 
 pytestmark = pytest.mark.vllm
@@ -115,7 +115,7 @@ def test_full_weights(server, tmp_path):
         assert together == [generator.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
         long = [prompts[0] * 200, (prompts[0] * 200)[:510], prompts[0]]
         answers = generator.generate(long, Sampling(max_tokens=24, temperature=0.0), [0] * 3)
-        assert answers[0] == ([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
+        assert answers[0] == Completion([], False) and len(answers[1].token_ids) <= 2 and answers[2].finished
         regex = Sampling(max_tokens=24, regex="(ab|cd){3}")
         assert len(trainer.roles.chat.decode(generator.generate(prompts[:1], regex, [0])[0].token_ids)) == 6
         wrong = Sampling(max_tokens=24, generation_kwargs={"logprobs": -7})

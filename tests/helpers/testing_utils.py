@@ -43,7 +43,7 @@ from trl_nlac.generation.base import Completion, Sampling
 from trl_nlac.method.batches import MicroBatch
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
-from trl_nlac.replay.files import read_episodes
+from trl_nlac.replay.files import StoredEpisode, read_episodes
 from trl_nlac.types import Episode, Turn
 
 
@@ -116,12 +116,21 @@ def make_logs(output_dir) -> Dataset:
     return to_dataset(trainer.replay.episodes, trainer.roles.actions)
 
 
-def priorities_of(replay: PrioritizedReplay) -> np.ndarray:
-    """Return the priorities of the stored transitions, oldest first, as the buffer saves them."""
+def saved_episodes(replay: PrioritizedReplay) -> list[StoredEpisode]:
+    """Return the episodes of a buffer, oldest first, as it saves them."""
     with tempfile.TemporaryDirectory() as folder:
         replay.save(folder)
-        saved = list(read_episodes(Path(folder) / "episodes.parquet"))
-    return np.concatenate([priorities for _, priorities in saved])
+        return list(read_episodes(Path(folder) / "episodes.parquet"))
+
+
+def priorities_of(replay: PrioritizedReplay) -> np.ndarray:
+    """Return the priorities of the stored transitions, oldest first."""
+    return np.concatenate([stored.priorities for stored in saved_episodes(replay)])
+
+
+def targets_of(replay: PrioritizedReplay) -> list[str | None]:
+    """Return the kept targets of the stored transitions, oldest first, as JSON."""
+    return [target for stored in saved_episodes(replay) for target in stored.targets]
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

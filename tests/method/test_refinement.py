@@ -12,16 +12,20 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+from dataclasses import replace
+
 import pytest
 from helpers.method_utils import CRITIQUE, DESK, WRONG, asked, make_transitions
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
+from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.method.refinement import Attempt, refine_actions, refinement_rounds
+from trl_nlac.method.critic import critiques
+from trl_nlac.method.refinement import Attempt, policy_examples, refine_actions, refinement_rounds
 from trl_nlac.prompts import parse_critique
-from trl_nlac.types import Answer, Critique, Transition
+from trl_nlac.types import Answer, Critique, Sample, Transition
 
 
 class TestRefineActions:
@@ -53,6 +57,41 @@ class TestRefineActions:
     def test_broken_refinement_is_dropped(self):
         roles = make_roles(["a", CRITIQUE, ""], max_format_retries=0)
         assert refine_actions(roles, make_transitions(roles)[:1]) == [None]
+
+    def test_the_best_actions_can_be_their_own_refinements(self):
+        """Without a question: a fresh action as it was sampled, a stored one as it stands in the conversation."""
+        no = "Future: bad\nOptimality: No"
+        roles = make_roles(["b1", "c1", no, CRITIQUE, "b2", CRITIQUE], max_format_retries=0)
+        transitions = make_transitions(roles)
+        yes = critiques(make_roles(CRITIQUE), [transitions[0].state_action])[0]
+        stored, fresh, kept = refine_actions(
+            roles, [transitions[0], *transitions], num_refinements=2, targets={0: yes}, keeps_best=True
+        )
+        assert not roles.generator.answers
+        assert (stored.is_kept, fresh.is_kept, kept.is_kept) == (True, False, True)
+        assert stored.refined_action.token_ids == transitions[0].action_ids
+        assert stored.refined_action.parsed == stored.refined_action.text == stored.action == WRONG[0]
+        assert (fresh.attempt, fresh.refined_action.text) == ("b1", "b2")
+        assert kept.refined_action.token_ids == tuple(roles.chat.completion("c1"))
+        samples = [Sample(transition, 0, 1.0, 1.0) for transition in transitions[:1]]
+        (example,) = policy_examples(roles, samples, [stored])
+        assert (example.prompt.ids, example.completion_ids) == (transitions[0].state.ids, transitions[0].action_ids)
+
+    def test_stored_actions_that_cannot_be_trained_on_are_refined(self):
+        """Those that could not be read, and those of which the conversation has lost the chain of thought."""
+        roles = make_roles([CRITIQUE, "better"])
+        transition = make_transitions(roles)[0]
+        turn = replace(transition.turn, action="")
+        unread = Transition(replace(transition.episode, turns=(turn,)), 0)
+        yes = critiques(roles, [unread.state_action])[0]
+        (refinement,) = refine_actions(roles, [unread], targets={0: yes}, keeps_best=True)
+        assert refinement.refined_action.text == "better" and not refinement.is_kept
+        thinking = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), ["better"])
+        transition = make_transitions(thinking)[0]
+        (refinement,) = refine_actions(
+            thinking, [transition], targets={0: replace(yes, prompt=transition.state_action)}, keeps_best=True
+        )
+        assert refinement.refined_action.text == "better"
 
     @pytest.mark.parametrize(("before", "after"), [("```json\n", "\n```"), ("", "."), ("Better: ", "")])
     def test_refined_calls_are_read_as_those_of_the_policy(self, before, after):
@@ -90,13 +129,13 @@ class TestRefinementRounds:
         """Refine the stored actions of two transitions, with scripted answers."""
         roles = make_roles(answers)
         transitions = make_transitions(roles)
-        attempts = {i: Attempt.of_transition(t) for i, t in enumerate(transitions)}
+        attempts = {i: Attempt.of_transition(roles, t) for i, t in enumerate(transitions)}
         return roles, refinement_rounds(roles, attempts, **kwargs)
 
     def test_the_best_action_can_be_kept(self):
         roles, rounds = self.refine([self.YES, self.NO, "b2", self.YES], num_rounds=3, keeps_best=True)
         (kept,), (first, second) = rounds[0], rounds[1]
-        assert kept.critique.parsed.optimal and kept.refined is None
+        assert kept.critique.parsed.optimal and kept.refined is None and kept.is_kept
         assert (first.attempt, first.refined.parsed) == (WRONG[1], "b2")
         assert (second.attempt, second.refined) == ("b2", None) and second.critique.parsed.optimal
         questions = [prompt.removesuffix("?<|end|><|assistant|>").split()[-1] for prompt in asked(roles)]

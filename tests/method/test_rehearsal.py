@@ -22,7 +22,8 @@ def test_refined_actions_that_ignore_their_critique_are_left_out():
     """Kept after "Yes" and changed after "No" is what a refinement policy should do; its lapses can be read, too."""
     no, yes = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
     targets, actions, critiques, refined = [yes] * 4, ["a", "b", "c", "d"], [yes, yes, no, no], ["a", "b2", "c", "d2"]
-    roles = make_roles([*targets, *actions, *critiques, *refined])
+    sampled = {"backup": {"temperature": 1.0}}  # the same greedy question would be asked once
+    roles = make_roles([*targets, *actions, *critiques, *refined], role_sampling=sampled)
     transitions = [t for t in make_transitions(roles) if t.terminated] * 4
     answers = sound_answers(roles, transitions)
     assert [answer.text for answer in answers["refine"]] == ["a", "d2"]

@@ -41,6 +41,34 @@ class TestAsk:
         answer = critiques(roles, [make_transitions(roles)[0].state_action], sampling=Sampling(8, temperature=0.0))[0]
         assert answer.parsed is None
 
+    def test_the_same_greedy_question_is_asked_once(self):
+        roles = make_roles(["Future: a\nOptimality: No", "Future: b\nOptimality: No"])
+        first, last = (transition.state_action for transition in make_transitions(roles))
+        found = critiques(roles, [first, last, first], sampling=Sampling(8, temperature=0.0))
+        assert [answer.parsed.future for answer in found] == ["a", "b", "a"] and len(asked(roles)) == 2
+        sampled = make_roles(CRITIQUE)
+        critiques(sampled, [first, last, first])
+        assert len(asked(sampled)) == 3
+
+    def test_tokens_are_counted_by_role(self):
+        roles = make_roles(["act", Completion([4, 5], True, num_cached_tokens=3), CRITIQUE], max_format_retries=0)
+        state = make_transitions(roles)[0].state
+        roles.act([state])
+        roles.ask("policy", [state])
+        with roles.uncounted():
+            critiques(roles, [state])
+        number = state.num_tokens
+        assert roles.tokens == {
+            "generated/act": len(roles.chat.completion("act")),
+            "prefilled/act": number,
+            "generated/policy": 2,
+            "prefilled/policy": number,
+            "cached/policy": 3,
+        }
+        roles.score([[1, 2], [1, 2]], [[3], [4, 5]])
+        assert roles.num_generated_tokens == len(roles.chat.completion("act")) + 2
+        assert roles.num_prefilled_tokens == 2 * number + 7
+
     def test_cut_off_answers_are_dropped(self):
         roles = make_roles([], max_format_retries=0)
         cut = roles.chat.completion(CRITIQUE)[:-1]

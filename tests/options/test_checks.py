@@ -40,6 +40,8 @@ class TestChecks:
             ("bootstrap", "none"),
             ("turn_limit", "fail"),
             ("target_update_unit", "token"),
+            ("target_sync_mode", "medium"),
+            ("target_max_age", -1),
             ("replay_refinement_fraction", 1.5),
             ("num_futures", 0),
             ("max_prompt_length", -1),

@@ -26,7 +26,7 @@ from helpers.testing_utils import make_episode
 
 from trl_nlac import PrioritizedReplay
 from trl_nlac.replay import store
-from trl_nlac.replay.files import read_episodes, write_episodes
+from trl_nlac.replay.files import StoredEpisode, read_episodes, write_episodes
 from trl_nlac.replay.store import EpisodeStore, decode_episode, encode_episode
 from trl_nlac.types import Episode, Turn
 
@@ -53,10 +53,11 @@ class TestRecords:
     def test_nothing_is_lost(self, episode, tmp_path):
         assert_same_episode(episode, decode_episode(encode_episode(episode)))
         priorities = np.linspace(0.1, 1 / 3, len(episode.turns))
-        write_episodes(tmp_path / "episodes.parquet", [(episode, priorities)])
-        ((read, read_priorities),) = read_episodes(tmp_path / "episodes.parquet")
-        assert_same_episode(episode, read)
-        assert read_priorities.tolist() == priorities.tolist()
+        targets = [None, '{"version": 3}'][: len(episode.turns)]
+        write_episodes(tmp_path / "episodes.parquet", [StoredEpisode(episode, priorities, targets)])
+        (read,) = read_episodes(tmp_path / "episodes.parquet")
+        assert_same_episode(episode, read.episode)
+        assert read.priorities.tolist() == priorities.tolist() and read.targets == targets
 
 
 SPILL_SCRIPT = """

@@ -110,6 +110,18 @@ class TestCharts:
         assert stacked.series[-1].high == [pytest.approx(1)]
         assert gradient_steps.series[0].y == [100]
 
+    def test_tokens_of_each_role(self, tmp_path):
+        rows = [
+            training_row(step, **{"tokens/generated": 9 * step, "tokens/trained": 70, "tokens/prefilled/act": 8})
+            | {"tokens/generated/act": 2 * step, "tokens/generated/critique": 7 * step}
+            for step in (1, 2)
+        ]
+        (chart,) = time_charts(self.read(tmp_path, rows))
+        assert [(series.name, series.color, series.y) for series in chart.series] == [
+            ("acting", "grey", [2, 4]),
+            ("critic", "blue", [7, 14]),
+        ]
+
     def test_failures_only_if_there_are_any(self, tmp_path):
         metrics = {"environment/failure_rate": 0.0, "environment/reset_failure_rate": 0.0}
         rows = [training_row(1, **metrics), training_row(2, **{**metrics, "environment/failure_rate": 0.5})]

@@ -137,11 +137,13 @@ class TestPage:
             for step, rate in ((0, 0.125), (5, 0.875), (10, 0.75))
             for ends in [{"eval_episode/success_rate_low": 0.5, "eval_episode/success_rate_high": 0.9}]
         ]
-        write_log(tmp_path, [*rows, training_row(12)], end='{"step": 13, "lo')
+        tokens = {"tokens/generated": 1200, "tokens/trained": 45000, "tokens/generated/act": 200}
+        write_log(tmp_path, [*rows, training_row(12, **tokens)], end='{"step": 13, "lo')
         page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
         text = " ".join(page.text.split())
         assert "Success in evaluation 0.75 0.50 to 0.90 first 0.12, best 0.88" in text
         assert "Environment steps 1,000 Optimizer steps 12" in text
+        assert "Tokens generated 1,200 Tokens trained 45,000" in text
         assert "not finished" in text and "1 line of training_log.jsonl could not be read" in text
 
     def test_reliability_as_a_table(self, tmp_path):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers.testing_utils import assert_same, make_trainer, priorities_of, weights
+from helpers.testing_utils import assert_same, make_trainer, priorities_of, targets_of, weights
 from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import nn
@@ -37,15 +37,24 @@ TARGET_WEIGHTS = "target_weights.safetensors"
 
 
 class TestCheckpoint:
-    @pytest.mark.parametrize("save_steps", [4, 3])
-    def test_resumed_run_is_the_same_run(self, tmp_path, save_steps):
-        """Bit for bit, from between two iterations and from within one."""
+    @pytest.mark.parametrize(
+        ("save_steps", "options"),
+        [
+            (4, {}),
+            (3, {}),
+            (3, {"target_max_age": 4}),
+            (4, {"target_sync_mode": "hard", "target_sync_steps": 3, "target_max_age": 1}),
+        ],
+    )
+    def test_resumed_run_is_the_same_run(self, tmp_path, save_steps, options):
+        """Bit for bit, from between two iterations and from within one, with kept targets, too."""
         config = {
             "max_steps": 8,
             "samples_per_iteration": 8,
             "save_strategy": "steps",
             "save_steps": save_steps,
             "rehearsal_ratio": 0.5,
+            **options,
         }
         data = {"rehearsal_dataset": make_rehearsal_dataset("service_desk", size=50)}
         whole = make_trainer(tmp_path / "whole", config, **data)
@@ -57,6 +66,9 @@ class TestCheckpoint:
         assert_same(whole.target_weights.state_dict(), resumed.target_weights.state_dict())
         assert (priorities_of(whole.replay) == priorities_of(resumed.replay)).all()
         assert whole.num_environment_steps == resumed.num_environment_steps
+        assert whole.target_weights.num_updates == resumed.target_weights.num_updates
+        kept = targets_of(whole.replay)
+        assert kept == targets_of(resumed.replay) and any(kept)
 
     def test_checkpoint_of_an_earlier_version(self, tmp_path):
         """

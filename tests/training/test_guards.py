@@ -12,6 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from helpers.testing_utils import (
     make_config,
     make_tokenizer,
     make_trainer,
+    targets_of,
     weights,
 )
 from peft import LoraConfig, get_peft_model
@@ -230,13 +232,14 @@ class TestForgetting:
         return make_trainer(output_dir, {**self.CONFIG, **config}, model=model, optimizers=(optimizer, schedule))
 
     @pytest.mark.parametrize(
-        "peft_config",
-        [None, LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM")],
+        ("peft_config", "target_max_age"),
+        [(None, 100), (LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM"), 0)],
         ids=["full", "lora"],
     )
-    def test_restore(self, tmp_path, peft_config):
+    def test_restore(self, tmp_path, peft_config, target_max_age):
         # Rounding can move the fall by a step, so the sums are those of separate sequences.
         config = {"on_forgetting": "restore", "share_prefixes": False, **self.SAVING}
+        config["target_max_age"] = target_max_age
         trainer = self.make(tmp_path, peft_config, **config)
         initial = weights(trainer.model)
         trainer.train()
@@ -250,6 +253,9 @@ class TestForgetting:
         assert all((final[name] - initial[name]).abs().max() < 1e-4 for name in final)
         averages = trainer.target_weights.state_dict()
         assert all((averages[name] - initial[name]).abs().max() < 1e-4 for name in averages)
+        versions = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]
+        assert bool(versions) == bool(target_max_age)
+        assert min(versions, default=8) >= 8  # those of weights that were given up are gone
         assert trainer.num_environment_steps == sum(len(episode.turns) for episode in trainer.replay.episodes)
 
         resumed = self.make(tmp_path / "resumed", peft_config, **config)

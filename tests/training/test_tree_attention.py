@@ -104,16 +104,31 @@ def test_losses_and_gradients_are_those_of_separate_sequences(tmp_path, name, se
         assert (one - other).norm() < 1e-5 * one.norm()
 
 
-@pytest.mark.parametrize("change", ["end", "depth", "part"])
-def test_a_wrong_tree_is_noticed(tmp_path, monkeypatch, caplog, change):
-    """By the trial at the start of training: the model goes on with separate sequences."""
+@pytest.mark.parametrize("kind", ["autocast", "weights"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_bfloat16_is_as_exact_as_for_separate_sequences(tmp_path, name, kind):
+    """With autocast, norms leave queries and keys in float32 and values in bfloat16."""
+    model, examples = make_model(CONFIGS[name]), episode_examples()
+    exact = losses_and_gradients(model, examples, False)
+    args = NLACConfig(output_dir=str(tmp_path), use_cpu=True, bf16=True, report_to="none")
+    if kind == "weights":
+        model.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+        assert start_sharing(model, model.config, args)
+        separate, shared = (losses_and_gradients(model, examples, shares) for shares in (False, True))
+    for reference, one, other in zip(exact, separate, shared, strict=True):
+        assert (other - reference).norm() < 1.5 * (one - reference).norm() < 0.1 * reference.norm()
+
+
+@pytest.fixture(params=["end", "depth", "part"])
+def wrong_trees(request, monkeypatch):
     right = PrefixTree.of
 
     def wrong(sequences):
         tree = right(sequences)
-        if change == "depth":
+        if request.param == "depth":
             tree.depths[9:] += 1
-        elif change == "part":
+        elif request.param == "part":
             tree.parts = tree.parts[:-1]
         else:  # a branch sees the one before it
             first = next(part for part in tree.parts if not part.is_causal)
@@ -121,10 +136,24 @@ def test_a_wrong_tree_is_noticed(tmp_path, monkeypatch, caplog, change):
         return tree
 
     monkeypatch.setattr(prefix_tree.PrefixTree, "of", wrong)
+
+
+def test_a_wrong_tree_is_noticed(tmp_path, wrong_trees, caplog):
+    """By the trial at the start of training: the model goes on with separate sequences."""
     model = make_model(CONFIGS["llama"])
     assert not start_sharing(model, model.config, make_args(tmp_path))
     assert "its output on a tree differs by" in caplog.text
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_wrong_tree_fails_the_comparison(wrong_trees):
+    """That of losses and gradients with separate sequences, above."""
+    model, examples = make_model(CONFIGS["llama"]), episode_examples()
+    separate = losses_and_gradients(model, examples, False)
+    model.config._attn_implementation = TREE_ATTENTION
+    shared = losses_and_gradients(model, examples, True)
+    one, other = separate[1], shared[1]  # the losses of random weights hardly depend on positions
+    assert (one - other).norm() > 1e-4 * one.norm()
 
 
 MOE = dict(num_local_experts=2, num_experts=2, num_experts_per_tok=1)

@@ -195,12 +195,16 @@ class ActionFormat:
         results = parse_results(observation, len(tools))
         return [{"role": "tool", "name": t, "content": result} for t, result in zip(tools, results, strict=True)]
 
-    def observation_ids(self, last_id: int, action: str, observation: str) -> list[int]:
-        """Encode the environment's answer to `action`, whose last token is `last_id`."""
+    def observation_ids(self, last_id: int, action: str, observation: str, words: str = "") -> list[int]:
+        """
+        Encode the environment's answer to `action`, whose last token is `last_id`. It can end with `words` of a user
+        after the results of tools.
+        """
         tools = self._tools(action)
         if not tools:
             return self.chat.reply(last_id, observation)
-        return self.chat.results(last_id, parse_results(observation, len(tools)), tools)
+        results = observation.removesuffix(words).removesuffix("\n\n") if words else observation
+        return self.chat.results(last_id, parse_results(results, len(tools)), tools, words)
 
     def shortened(self, action: str | None, observation: str, max_tokens: int) -> str:
         """Cut the environment's answer to `action` to `max_tokens` tokens: the result of each tool to its share."""

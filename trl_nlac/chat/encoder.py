@@ -17,14 +17,14 @@
 import json
 import re
 from bisect import bisect_left, bisect_right
-from itertools import groupby
+from itertools import pairwise
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from ..types import SPEAKERS, Message
 from .template import ChatTemplate, Scaffold
-from .tool_calls import format_tool_calls, is_writable
+from .tool_calls import call_message, format_tool_calls, is_writable, read_calls_of, results_in_order
 
 
 _CHARACTERS_PER_TOKEN = 16  # more than in any text that is worth its tokens
@@ -86,33 +86,37 @@ class ChatEncoder:
 
         Args:
             messages (`list[dict[str, Any]]`):
-                Messages. An assistant's message can have `tool_calls`, and its chain of thought in the field that the
-                template reads, which is shown where the template keeps it; a tool's message has its `name`.
+                Messages. An assistant's message can have `tool_calls`, with arguments as an object or as JSON text,
+                and its chain of thought in the field that the template reads, which is shown where the template keeps
+                it. The results of tools follow their calls.
             tools (`list[dict[str, Any]]`, *optional*):
                 JSON schemas of the tools that the template shows.
 
         Raises:
-            ValueError: If a message has another role, the name of a tool contains a token of the tokenizer's own, or
-                the template cannot show the conversation.
+            ValueError: If a message has another role, the name of a tool contains a token of the tokenizer's own,
+                results do not belong to calls, or the template cannot show the conversation.
         """
         unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
         if unknown:
             raise ValueError(f"The role {unknown[0]!r} of a message is none of {', '.join(SPEAKERS)}.")
-        length = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-        opening = self.template.fit(messages[:length])
+        starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        opening = self.template.fit(messages[: starts[0] if starts else len(messages)])
         roles = tuple(message["role"] for message in opening)
         scaffold = self.template.scaffold(roles, json.dumps(tools) if tools else None)
         token_ids = self._join(scaffold, [message["content"] for message in opening])
-        for role, turn in groupby(messages[length:], lambda message: message["role"]):
-            for group in [list(turn)] if role == "tool" else [[message] for message in turn]:
-                contents = [message["content"] for message in group]
-                if role == "assistant":
-                    token_ids += self.past_turn(group[0])
-                elif role == "tool":
-                    token_ids += self.results(token_ids[-1], contents, tuple(message["name"] for message in group))
-                else:
-                    token_ids += self.reply(token_ids[-1], contents[0])
+        for start, end in pairwise([*starts, len(messages)]):
+            token_ids += self.past_turn(messages[start])
+            token_ids += self._replies(token_ids[-1], messages[start], messages[start + 1 : end])
         return token_ids
+
+    def _replies(self, last_id: int, said: Message, replies: list[Message]) -> list[int]:
+        """Encode what follows an assistant's turn: results of the tools that it called, or a user's messages."""
+        results = [message for message in replies if message["role"] == "tool"]
+        words = "\n\n".join(message["content"] for message in replies if message["role"] != "tool")
+        if results:
+            contents = [result["content"] for result in results_in_order(said.get("tool_calls") or [], results)]
+            return self.results(last_id, contents, tuple(name for name, _ in read_calls_of(said)), words)
+        return self.reply(last_id, words) if replies else []
 
     def reply(self, last_id: int, content: str) -> list[int]:
         """
@@ -127,12 +131,15 @@ class ChatEncoder:
         scaffold = Scaffold(self.template.user_header, [self.template.opening])
         return self._end(last_id) + self._join(scaffold, [content])
 
-    def results(self, last_id: int, contents: list[str], tools: tuple[str, ...]) -> list[int]:
-        """Encode the results of the `tools` that an assistant's turn called, in place of a user's message."""
-        around = self.template.tool_scaffold(tools)
+    def results(self, last_id: int, contents: list[str], tools: tuple[str, ...], words: str = "") -> list[int]:
+        """
+        Encode the results of the `tools` that an assistant's turn called, in place of a user's message; or before it,
+        if a user has said `words` after them.
+        """
+        around = self.template.tool_scaffold(tools, bool(words))
         if around.as_json:
             contents = [json.dumps(content, ensure_ascii=False) for content in contents]
-        return self._end(last_id) + self._join(around.scaffold, contents)
+        return self._end(last_id) + self._join(around.scaffold, [*contents, words] if words else contents)
 
     def past_turn(self, message: str | Message) -> list[int]:
         """
@@ -407,4 +414,10 @@ def _read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def _from_assistant(message: str | Message) -> Message:
-    return {"role": "assistant", "content": message} if isinstance(message, str) else message
+    """A message of the assistant as chat templates take it."""
+    if isinstance(message, str):
+        return {"role": "assistant", "content": message}
+    content = message.get("content") or ""
+    if message.get("tool_calls"):
+        return {**message, **call_message(read_calls_of(message), content)}
+    return {**message, "content": content}

@@ -258,6 +258,11 @@ class ChatTemplate:
             ValueError: If the template cannot show the turn.
         """
         names = tuple(call["function"]["name"] for call in message.get("tool_calls") or [])
+        if names and not self.calls_tools:
+            raise ValueError(
+                f"A turn calls {', '.join(names)}, and the chat template shows no tool calls that can be read back. "
+                "Use a model whose template does, or write the calls as text."
+            )
         if len(names) > 1 and not self.takes_several_calls():
             raise ValueError(
                 f"The chat template shows one tool call in a turn, and a turn calls {len(names)} tools: "
@@ -304,30 +309,35 @@ class ChatTemplate:
         kept = last.token_ids[:end] if last.token_ids[end:] == self.prefill else last.token_ids
         return [*between, Piece(last.space, kept)]
 
-    def _cut_tool_scaffold(self, tools: tuple[str, ...]) -> ToolScaffold:
+    def _cut_tool_scaffold(self, tools: tuple[str, ...], has_words: bool = False) -> ToolScaffold:
         number = len(tools)
+        words = [_user(1 + 2 * number)] if has_words else []
 
-        def show(names: list[str], *answer: Message) -> str:
+        def show(names: list[str], *after: Message) -> str:
             results = [_result(name, 1 + number + i) for i, name in enumerate(names)]
-            return self.render([_user(0), _calls(*names), *results, *answer])
+            return self.render([_user(0), _calls(*names), *results, *after])
 
         try:
-            text = self.plain_text.render(show, tools)
+            text = self.plain_text.render(lambda names: show(names, *words), tools)
             answered = self.plain_text.render(lambda names: show(names, _assistant(1 + 2 * number)), tools)
         except TemplateError as error:
-            raise ValueError(f"The chat template cannot show calls of {', '.join(tools)}: {error}.") from error
-        before, *texts = _cut(text, range(1 + 2 * number))[1 + number :]
-        as_json = before.endswith('"') and texts[-1].startswith('"')
+            shown = f"calls of {', '.join(tools)}{', and a user after their results' if has_words else ''}"
+            raise ValueError(f"The chat template cannot show {shown}: {error}.") from error
+        before, *texts = _cut(text, range(1 + 2 * number + len(words)))[1 + number :]
+        as_json = before.endswith('"') and texts[number - 1].startswith('"')
         if as_json:  # the quotes are encoded with the results
             before, texts = before.removesuffix('"'), [piece.removeprefix('"') for piece in texts]
-            texts = [*(piece.removesuffix('"') for piece in texts[:-1]), texts[-1]]
+            texts = [*(piece.removesuffix('"') for piece in texts[: number - 1]), *texts[number - 1 :]]
         before_ids = self.encode(before)
-        *between, last = self._up_to_answer(texts)
-        # Some templates begin a thought after a result only while they wait for an answer.
-        to_past = self.piece(_cut(answered, range(2 + 2 * number))[-2].removeprefix('"' if as_json else "")).token_ids
-        last = Piece(last.space, _common_start(last.token_ids, to_past))
+        if has_words:
+            pieces = [*(self.piece(piece) for piece in texts[:number]), self.opening]
+        else:
+            *between, last = self._up_to_answer(texts)
+            # Some templates begin a thought after a result only while they wait for an answer.
+            to_past = _cut(answered, range(2 + 2 * number))[-2].removeprefix('"' if as_json else "")
+            pieces = [*between, Piece(last.space, _common_start(last.token_ids, self.piece(to_past).token_ids))]
         return ToolScaffold(
-            scaffold=Scaffold(before_ids[before_ids.index(self.call_end_id) + 1 :], [*between, last]),
+            scaffold=Scaffold(before_ids[before_ids.index(self.call_end_id) + 1 :], pieces),
             as_json=as_json,
             keeps_reasoning=self._is_reasoning_kept(_calls("NLACTOOL"), _result("NLACTOOL", 2)),
         )

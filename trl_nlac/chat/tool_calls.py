@@ -15,7 +15,11 @@
 """Tool calls as text: the form in which actions are stored, shown and passed to environments."""
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
+
+from ..types import Message
 
 
 MAX_NESTING = 64  # templates, copies and tables go down by recursion
@@ -73,11 +77,105 @@ def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def call_message(calls: list[tuple[str, dict[str, Any]]], content: str = "") -> dict[str, Any]:
+def call_message(calls: list[tuple[str, dict[str, Any]]], content: str = "") -> Message:
     """Make an assistant's message that calls tools, with text in `content`, as chat templates take it."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     tool_calls = [{"type": "function", "function": function} for function in functions]
     return {"role": "assistant", "content": content, "tool_calls": tool_calls}
+
+
+def read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
+    """
+    Read name and arguments of a call in a message: of OpenAI's form, in which arguments are JSON text, or of chat
+    templates, in which they are an object. `None` if it cannot be read.
+    """
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    return (function["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def read_calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
+    """
+    Read the calls of a message, see [`read_call`].
+
+    Raises:
+        ValueError: If one cannot be read.
+    """
+    calls = [read_call(call) for call in message.get("tool_calls") or []]
+    if None in calls:
+        raise ValueError("A tool call has no name, or its arguments are not a JSON object.")
+    return calls
+
+
+def with_objects(message: Message) -> Message:
+    """
+    Write the arguments of a message's calls as objects, as chat templates take them.
+
+    Raises:
+        ValueError: If a call cannot be read.
+    """
+    arguments = iter([arguments for _, arguments in read_calls_of(message)])
+    return _with_functions(message, lambda function: {**function, "arguments": next(arguments)})
+
+
+def with_text(message: Message) -> Message:
+    """
+    Write the arguments of a message's calls as JSON text, as OpenAI does. What is text already stays as it is.
+
+    Raises:
+        ValueError: If JSON does not hold them.
+    """
+
+    def change(function: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(function.get("arguments"), dict):
+            return function
+        try:
+            return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"JSON does not hold the arguments of a tool call: {error}") from error
+
+    return _with_functions(message, change)
+
+
+def _with_functions(message: Message, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Message:
+    """Change what each call of a message says of its function: its name and its arguments."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": change(call["function"])} if "function" in call else change(call)
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def results_in_order(calls: list[dict[str, Any]], results: list[Message]) -> list[Message]:
+    """
+    Put the results of tools in the order of their calls: by `tool_call_id`, or else by `name`, or as they stand where
+    they have neither.
+
+    Raises:
+        ValueError: If it is not clear which result answers which call.
+    """
+    if len(results) != len(calls):
+        raise ValueError(f"there are {len(results)} results of {len(calls)} tool calls")
+    names = [call.get("function", call).get("name") for call in calls]
+    for key, wanted in (("tool_call_id", [call.get("id") for call in calls]), ("name", names)):
+        given = [result.get(key) for result in results]
+        if any(given):
+            if Counter(given) != Counter(wanted):
+                raise ValueError(f"results have the `{key}` {given}, and the calls are {wanted}")
+            left, ordered = list(results), []
+            for value in wanted:
+                ordered.append(left.pop(next(i for i, result in enumerate(left) if result.get(key) == value)))
+            return ordered
+    return results
 
 
 def format_results(results: list[str]) -> str:
@@ -90,7 +188,7 @@ def parse_results(observation: str, number: int) -> list[str]:
     if number > 1:
         try:
             results = json.loads(observation)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             results = None
         if isinstance(results, list) and len(results) == number and all(isinstance(r, str) for r in results):
             return results

@@ -24,14 +24,14 @@ from transformers import AutoTokenizer
 
 from ..chat.actions import ActionFormat, choose_format
 from ..chat.encoder import ChatEncoder
-from ..episodes.conversations import to_dataset
+from ..episodes.conversations import conversation, dataset_of, write_json_lines
 from ..episodes.logs import episodes_from_logs
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..replay.buffer import PrioritizedReplay
 from ..replay.files import read_episodes
 from ..types import Episode
-from .options import CommandError, Parser, load_rows, one_line_errors
+from .options import CommandError, Parser, check_model, load_conversations, one_line_errors
 
 
 def run(words: list[str]) -> None:
@@ -62,9 +62,9 @@ def run(words: list[str]) -> None:
 def _stats(args: argparse.Namespace) -> None:
     with one_line_errors():
         items = [item for path in _files(args.buffer) for item in read_episodes(path)]
-    _print_counts(args.buffer, [episode for episode, _ in items], args.success_threshold)
+    _print_counts(args.buffer, [item.episode for item in items], args.success_threshold)
     if items:
-        priorities = np.concatenate([values for _, values in items])
+        priorities = np.concatenate([item.priorities for item in items])
         low, middle, high = np.quantile(priorities, [0.05, 0.5, 0.95])
         print(
             f"priorities: mean {priorities.mean():.4g}, 5 % below {low:.4g}, half below {middle:.4g}, 95 % below "
@@ -76,19 +76,23 @@ def _export(args: argparse.Namespace) -> None:
     output = Path(args.output)
     if output.suffix not in (".jsonl", ".parquet"):
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
+    paths = _files(args.buffer)
     with one_line_errors():
         actions, _ = _load_actions(args.model or args.buffer)
-        episodes = (episode for path in _files(args.buffer) for episode, _ in read_episodes(path))
-        dataset = to_dataset(episodes, actions)
+        episodes = (item.episode for path in paths for item in read_episodes(path))
+        rows = [conversation(episode, actions) for episode in episodes]
         output.parent.mkdir(parents=True, exist_ok=True)
-        dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)
-    print(f"{len(dataset)} episodes written to {output}")
+        if output.suffix == ".jsonl":
+            write_json_lines(rows, output)
+        else:
+            dataset_of(rows).to_parquet(output)
+    print(f"{len(rows)} episodes written to {output}")
 
 
 def _import(args: argparse.Namespace) -> None:
     if not args.check and not args.output:
         raise CommandError("add --output FOLDER, or --check to count only.")
-    rows = load_rows(args.conversations, split=args.split)
+    rows = load_conversations(args.conversations, split=args.split)
     with one_line_errors():
         given = {} if args.max_prompt_length is None else {"max_prompt_length": args.max_prompt_length}
         actions, options = _load_actions(args.model, **given)
@@ -104,6 +108,8 @@ def _import(args: argparse.Namespace) -> None:
 
 def _files(folder: str) -> list[Path]:
     """List the files of the buffers of all processes."""
+    if not Path(folder).is_dir():
+        raise CommandError(f"there is no folder {folder}.")
     paths = [Path(folder, "episodes.parquet"), *sorted(Path(folder).glob("nlac/rank_*/episodes.parquet"))]
     paths = [path for path in paths if path.is_file()]
     if not paths:
@@ -115,6 +121,9 @@ def _files(folder: str) -> list[Path]:
 
 def _load_actions(model: str, **options) -> tuple[ActionFormat, RoleOptions]:
     """Load the format of a model's actions, and its options, with `options` in place of those that were saved."""
+    if not Path(model).is_dir():  # a folder needs a tokenizer alone
+        with one_line_errors(f"--model {model}: "):
+            check_model(model)
     options = RoleOptions.from_pretrained(model, **options)
     chat = ChatEncoder(AutoTokenizer.from_pretrained(model, trust_remote_code=False), options.chat_template_kwargs)
     return ActionFormat(chat, choose_format(options.action_format, chat, tools=[])), options

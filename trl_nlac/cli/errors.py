@@ -20,6 +20,9 @@ from contextlib import contextmanager
 import yaml
 
 
+_PACKAGE = f"{__name__.partition('.')[0]}."
+
+
 class CommandError(Exception):
     """An error of the user, printed in one line without a traceback."""
 
@@ -31,3 +34,31 @@ def one_line_errors(before: str = "") -> Iterator[None]:
         yield
     except (ValueError, TypeError, OSError, ImportError, yaml.YAMLError) as error:
         raise CommandError(before + " ".join(str(error).split())) from error
+
+
+@contextmanager
+def known_errors() -> Iterator[None]:
+    """
+    Turn errors that are no defects into a [`CommandError`]: what this package raises itself, with the options to
+    change, what the system refuses, such as a full disk, and a lack of memory.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        first, *others = str(error).splitlines() or [""]
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; its module would take seconds to import
+            raise CommandError(
+                f"{first.partition('. ')[0]}. Lower --per_device_train_batch_size, --max_generation_batch_size, "
+                "--max_prompt_length or --max_completion_length."
+            ) from error
+        if not isinstance(error, OSError) and not _is_raised_here(error):
+            raise
+        raise CommandError(" ".join([first, *others[-1:]])) from error  # between them is a traceback
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Whether it was this package that raised an error."""
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    return last.tb_frame.f_globals["__name__"].startswith(_PACKAGE)

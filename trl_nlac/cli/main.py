@@ -21,8 +21,9 @@ import sys
 import warnings
 from importlib.metadata import version
 
-from ..terminal import printable
-from .errors import CommandError
+from ..secrets import hide_in_text
+from ..terminal import printable, printable_traceback
+from .errors import CommandError, known_errors
 
 
 COMMANDS = {
@@ -45,14 +46,15 @@ def main(argv: list[str] | None = None) -> int:
             Arguments. If `None`, those of the process.
 
     Returns:
-        `int`: 0; 2 if the arguments are wrong; 130 after Ctrl-C. SIGTERM exits with 143.
+        `int`: 0; 2 after an error that names what to change; 1 after another, with its traceback; 130 after Ctrl-C.
+        SIGTERM exits with 143.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="trl-nlac",
         description="Natural Language Actor-Critic: train LLM agents with a critic in natural language.",
         usage="trl-nlac COMMAND ...",
-        epilog="`trl-nlac COMMAND --help` shows the options of a command.",
+        epilog="`trl-nlac COMMAND --help` shows the options of a command. `--debug` adds the tracebacks of errors.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -70,6 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"trl-nlac: error: there is no command {name!r}. Commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
+    rest, shows_traceback = _take_debug(rest)
     if name != "train":
         _silence_libraries()
     # Imported here: the list of commands needs none of the libraries, which take seconds.
@@ -77,14 +80,27 @@ def main(argv: list[str] | None = None) -> int:
     from ..training.stopping import closing_on_sigterm
 
     try:
-        with closing_on_sigterm():
+        with closing_on_sigterm(), known_errors():
             command.run(rest)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except CommandError as error:
-        print(f"trl-nlac {name}: error: {printable(str(error))}", file=sys.stderr)
+        if shows_traceback:
+            print(printable_traceback(error), file=sys.stderr)
+        print(f"trl-nlac {name}: error: {printable(hide_in_text(str(error)))}", file=sys.stderr)
         return 2
+    except Exception as error:
+        print(printable_traceback(error), file=sys.stderr)
+        return 1
     return 0
+
+
+def _take_debug(words: list[str]) -> tuple[list[str], bool]:
+    """Take `--debug` out of the words of a command, except where it is transformers' option, which has a value."""
+    values = ("underflow_overflow", "tpu_metrics_debug")
+    following = [*words[1:], ""]
+    found = [i for i, word in enumerate(words) if word == "--debug" and not following[i].startswith(values)]
+    return [word for i, word in enumerate(words) if i not in found], bool(found)
 
 
 def _silence_libraries() -> None:

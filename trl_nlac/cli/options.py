@@ -26,12 +26,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub.constants import HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from transformers.utils import cached_file
 
 from ..agent.agent import NLACAgent
-from ..environments.pool import EnvironmentPool
+from ..environments.base import describe_error
+from ..environments.pool import NO_TASK, EnvironmentPool
+from ..episodes.logs import load_logs
+from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from .errors import CommandError, one_line_errors
 
@@ -76,6 +80,8 @@ def load_object(name: str) -> Any:
         module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     except (ImportError, OSError) as error:
         raise CommandError(f"{name!r}: {error}") from error
+    except Exception as error:  # of the user's code
+        raise CommandError(f"{name!r}: {type(error).__name__}: {describe_error(error)}") from error
     if attribute not in vars(module):
         close = get_close_matches(attribute, list(vars(module)), n=1)
         raise CommandError(
@@ -136,6 +142,54 @@ def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callab
     return factories.get("", factories)
 
 
+def try_reset(
+    environment: Callable | dict[str, Callable] | None,
+    tools: list[Callable] | None,
+    timeout: float | None,
+    datasets: list[Dataset | None],
+) -> None:
+    """
+    Reset each environment once, with its first task in each of the datasets, before anything takes long. `None` stands
+    for an environment that has its own tasks.
+
+    Raises:
+        CommandError: If that fails, or there is no environment for a task; the message names the columns.
+    """
+    pool = _make_pool(environment, tools, timeout)
+    try:
+        for task in [task for rows in datasets for task in _first_tasks(rows, isinstance(environment, dict))]:
+            _try_reset(pool, task)
+    finally:
+        pool.close()
+
+
+def _make_pool(
+    environment: Callable | dict[str, Callable] | None, tools: list[Callable] | None, timeout: float | None
+) -> EnvironmentPool:
+    try:
+        return EnvironmentPool(environment, tools, timeout=timeout)
+    except (Exception, SystemExit) as error:  # the user's code can raise anything
+        raise CommandError(f"--environment_factory: {type(error).__name__}: {describe_error(error)}") from error
+
+
+def _first_tasks(rows: Dataset | None, is_routed: bool) -> list[dict[str, Any]]:
+    """The first row, or the first row of each environment that the rows name."""
+    if rows is None:
+        return [NO_TASK]
+    names = list(rows["environment"]) if is_routed and "environment" in rows.column_names else [None] * len(rows)
+    return [rows[names.index(name)] for name in dict.fromkeys(names)]
+
+
+def _try_reset(pool: EnvironmentPool, task: dict[str, Any]) -> None:
+    try:
+        checked_opening(pool.try_reset(task))
+    except (Exception, SystemExit) as error:
+        columns = "without tasks" if task == NO_TASK else f"with the columns {', '.join(task)}"
+        raise CommandError(
+            f"the environment cannot be reset {columns}: {type(error).__name__}: {describe_error(error)}"
+        ) from error
+
+
 def load_rows(name: str | None, config: str | None = None, split: str = "train") -> Dataset | None:
     """
     Load a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet).
@@ -148,10 +202,30 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
     path = Path(name)
     if path.suffix in FILES and not path.is_file():
         raise CommandError(f"there is no file {name}.")
-    with one_line_errors():
+    with one_line_errors(f"{name}: "):
         if path.suffix in FILES:
             return load_dataset(FILES[path.suffix], data_files=str(path), split="train")
-        return load_dataset(name, config, split=split)
+        try:
+            return load_dataset(name, config, split=split)
+        except DatasetNotFoundError as error:
+            raise ValueError(
+                "there is no such file or folder, and no such dataset on the Hub that you can read."
+            ) from error
+        except ConnectionError as error:
+            raise ValueError(f"there is no such file or folder, and {_unasked('dataset')}") from error
+
+
+def load_conversations(name: str | None, split: str = "train") -> Dataset | None:
+    """
+    Load logged conversations of the Hub, or of a file, see [`load_rows`]. Values of a JSON file stay as they are.
+
+    Raises:
+        CommandError: If there are none, or rows are malformed.
+    """
+    if name is None or not Path(name).is_file() or Path(name).suffix not in (".json", ".jsonl"):
+        return load_rows(name, split=split)
+    with one_line_errors():
+        return load_logs(Path(name))
 
 
 def check_model(name: str, revision: str | None = None) -> None:
@@ -171,13 +245,14 @@ def check_model(name: str, revision: str | None = None) -> None:
         if isinstance(error.__cause__, RepositoryNotFoundError):
             raise ValueError("there is no such folder, and no such model on the Hub that you can read.") from error
         if isinstance(error.__cause__, LocalEntryNotFoundError):
-            why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "is there a network?"
-            raise ValueError(
-                f"there is no such folder, and the Hub cannot be asked for a model of this name ({why}). Its cache "
-                "has none."
-            ) from error
+            raise ValueError(f"there is no such folder, and {_unasked('model')}") from error
         raise
     raise ValueError(f"it is no model: it has neither {' nor '.join(files)}.")
+
+
+def _unasked(kind: str) -> str:
+    why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "is there a network?"
+    return f"the Hub cannot be asked for a {kind} of this name ({why}). Its cache has none."
 
 
 def read_json(text: str) -> dict[str, Any]:
@@ -259,8 +334,8 @@ def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, Episod
     """Load the environments and the reward functions of [`add_environment_arguments`]."""
     environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
+    pool = _make_pool(environment, tools, ENVIRONMENT_TIMEOUT)
     with one_line_errors():
-        pool = EnvironmentPool(environment, tools, timeout=ENVIRONMENT_TIMEOUT)
         untrained = {
             "trainer_state": None,
             "log_metric": lambda name, value: None,

@@ -16,6 +16,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,10 +27,10 @@ from rich.text import Text
 
 from ..agent.agent import NLACAgent
 from ..agent.answers import AgentAction
-from ..environments.base import StepResult, TextEnvironment
+from ..environments.base import StepResult, TextEnvironment, describe_error
 from ..environments.pool import NO_TASK
 from ..environments.worker import EnvironmentWorker
-from ..episodes.recorder import Recorder
+from ..episodes.recorder import Recorder, checked_reward, checked_step
 from ..terminal import printable
 from ..types import Judgement
 from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows, one_line_errors, read_json
@@ -59,29 +61,43 @@ def run(words: list[str]) -> None:
     waits = not args.auto and sys.stdin.isatty()
     try:
         show = Show(Console(), waits)
-        recorder.begin(worker.submit(lambda environment: environment.reset(**keywords)).result())
-        show.text("task", json.dumps(task, ensure_ascii=False), "dim")
+        with _naming("reset"):
+            recorder.begin(worker.submit(lambda environment: environment.reset(**keywords)).result())
+        show.text("task", json.dumps(task, ensure_ascii=False, default=str), "dim")
         for message in recorder.prompt_messages:
             show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
         while not recorder.done:
             (turn,) = agent.act_on([recorder.prompt], args.refine, args.num_candidates, judge=True)
             show.action(len(recorder.turns) + 1, turn)
-            result = _step(worker, agent, turn)
+            with _naming("step"):
+                result = _step(worker, agent, turn)
             show.text("observation", result.observation, "yellow")
             recorder.act(turn.action, turn.text, list(turn.token_ids), result)
             if recorder.done or not show.wants_next():
                 break
             recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
-        reward = worker.submit(lambda environment: environment.final_reward()).result()
+        with _naming("get_reward"):
+            reward = checked_reward(worker.submit(lambda environment: environment.final_reward()).result())
         if rewards is not None:
             environments = [worker.environment.unwrapped]
-            (scored,) = pool.call(lambda: rewards.score([recorder], environments), "the scoring by reward functions")
+            with _naming("reward functions"):
+                (scored,) = pool.call(lambda: rewards.score([recorder], environments), "the scoring")
             reward += scored.reward
     finally:
         pool.close()
     score = recorder.episode().score + reward
     how = "terminated" if recorder.terminated else "truncated" if recorder.truncated else "stopped"
     show.text("end", f"{how} after {len(recorder.turns)} turns, return {score:g}", "bold")
+
+
+@contextmanager
+def _naming(job: str) -> Iterator[None]:
+    """Name the job in which the environment, or a reward function, failed."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        message = f"the environment failed ({job}): {type(error).__name__}: {describe_error(error)}"
+        raise CommandError(message) from error
 
 
 def _row(args) -> dict[str, Any]:
@@ -100,7 +116,7 @@ def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction) -> Ste
     def step(environment: TextEnvironment) -> StepResult:
         return environment.step(turn.action)
 
-    return worker.submit(step).result()
+    return checked_step(worker.submit(step).result())
 
 
 class Show:

@@ -36,6 +36,7 @@ from .options import (
     Parser,
     add_environment_arguments,
     check_model,
+    load_conversations,
     load_environments,
     load_rows,
     one_line_errors,
@@ -86,7 +87,7 @@ def run(words: list[str]) -> None:
         roles = chat_roles(model, prompts, options)
     if args.logs:
         with one_line_errors():
-            episodes = episodes_from_logs(load_rows(args.logs), roles.actions, prompts)
+            episodes = episodes_from_logs(load_conversations(args.logs), roles.actions, prompts)
         transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
         transitions = transitions[: args.num_transitions]
     else:

@@ -21,6 +21,7 @@ from rich.table import Table
 from transformers import Trainer
 
 from ..records.log import first_and_last
+from ..secrets import hide_in_text
 from .origin import origin_flags
 
 
@@ -48,7 +49,7 @@ def print_summary(trainer: Trainer, resume: str | None = None) -> None:
     table.add_row("saved in", output_dir)
     console = Console()
     console.print(table)
-    commands = [f"  {resume}"] if resume else []
+    commands = [f"  {hide_in_text(resume)}"] if resume else []
     commands.append(f"  trl-nlac report {shlex.quote(output_dir)}")
     if flags := origin_flags(output_dir):
         commands.append(f"  trl-nlac play {shlex.quote(output_dir)} {flags}")

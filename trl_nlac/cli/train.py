@@ -26,8 +26,16 @@ from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.saving import TrainBeginCallback
-from ..types import RunRefused
-from .options import CommandError, check_model, load_environment, load_objects, load_rows, one_line_errors
+from .options import (
+    CommandError,
+    check_model,
+    load_conversations,
+    load_environment,
+    load_objects,
+    load_rows,
+    one_line_errors,
+    try_reset,
+)
 from .origin import note_origin
 from .summary import print_summary
 from .train_options import TrainArguments, TrainParser
@@ -41,11 +49,9 @@ def run(words: list[str]) -> None:
     if checkpoint is None:
         with one_line_errors():
             check_unused(args.output_dir)  # again once it is locked, but a model can take minutes to load
-    trainer = make_trainer(script_args, model_args, args)
+    trainer = make_trainer(script_args, model_args, args, parser.unsupported)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except RunRefused as error:
-        raise CommandError(str(error)) from error
     except (KeyboardInterrupt, SystemExit):
         if trainer.saved_step == trainer.state.global_step:
             print_summary(trainer, resume=resume_command(words))
@@ -69,12 +75,15 @@ def _is_saved(folder: Path) -> bool:
     return bool(paths)
 
 
-def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLACConfig) -> NLACTrainer:
+def make_trainer(
+    script_args: TrainArguments, model_args: ModelConfig, args: NLACConfig, unsupported: CommandError | None = None
+) -> NLACTrainer:
     """
     Make the trainer that the options describe. When training begins, it writes the origin of the run into its folder.
 
     Raises:
-        CommandError: If an option is wrong or missing.
+        CommandError: If an option is wrong or missing, before the model is loaded; at last `unsupported`, the error of
+            this machine.
     """
     if not script_args.environment_factory and not script_args.tools and not script_args.replay_dataset:
         raise CommandError(
@@ -84,7 +93,12 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
     if not model_args.model_name_or_path:
         raise CommandError("--model_name_or_path is missing: name the base model.")
     environment = load_environment(script_args.environment_factory, script_args.environment_kwargs or {})
+    tools = load_objects(script_args.tools)
     tasks = load_rows(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
+    if (environment or tools) and tasks is None and args.max_steps <= 0:
+        raise CommandError(
+            "--dataset_name is missing: name the tasks. If the environment has its own, set --max_steps."
+        )
     if script_args.eval_dataset_name:
         eval_tasks = load_rows(script_args.eval_dataset_name)
     elif script_args.dataset_test_split:
@@ -105,18 +119,28 @@ def make_trainer(script_args: TrainArguments, model_args: ModelConfig, args: NLA
         with one_line_errors(f"--model_name_or_path {model_args.model_name_or_path}: "):
             name, revision = model_args.model_name_or_path, model_args.model_revision
             check_model(name, revision)
-            saved_prompts = NLACPrompts.from_pretrained(name, revision)
+            prompts = NLACPrompts.from_pretrained(name, revision)
+        if script_args.prompts:
+            with one_line_errors("--prompts: "):
+                prompts = NLACPrompts.from_file(script_args.prompts)
+        rewards = load_objects(script_args.reward_funcs)
+        replay, rehearsal = load_conversations(script_args.replay_dataset), load_rows(script_args.rehearsal_dataset)
+        if environment or tools:
+            datasets = [tasks, *([] if eval_tasks is None else [eval_tasks])]
+            try_reset(environment, tools, args.environment_timeout, datasets)
+        if unsupported is not None:
+            raise unsupported
         trainer = NLACTrainer(
             model=model_args.model_name_or_path,
             args=args,
             train_dataset=tasks,
             eval_dataset=eval_tasks,
             environment_factory=environment,
-            reward_funcs=load_objects(script_args.reward_funcs),
-            tools=load_objects(script_args.tools),
-            prompts=NLACPrompts.from_file(script_args.prompts) if script_args.prompts else saved_prompts,
-            replay_dataset=load_rows(script_args.replay_dataset),
-            rehearsal_dataset=load_rows(script_args.rehearsal_dataset),
+            reward_funcs=rewards,
+            tools=tools,
+            prompts=prompts,
+            replay_dataset=replay,
+            rehearsal_dataset=rehearsal,
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
         )

@@ -138,7 +138,14 @@ class _OptionsFormatter(argparse.HelpFormatter):
 
 
 class TrainParser(TrlParser):
-    """TRL's parser with one-line errors, and a help that lists the options of NLAC by subject."""
+    """
+    TRL's parser with one-line errors, and a help that lists the options of NLAC by subject.
+
+    Attributes:
+        unsupported ([`CommandError`], *optional*):
+            Why this machine cannot train with the options that were read last: without a GPU, for example, where none
+            was asked for. All else can be checked before that is said.
+    """
 
     def __init__(self):
         super().__init__(
@@ -152,6 +159,7 @@ class TrainParser(TrlParser):
         self.add_argument("--config", metavar="FILE", help="YAML file of options")
         self.add_argument("--help_all", action="help", help="show all options, including those of transformers")
         self.shows_all = False
+        self.unsupported: CommandError | None = None
         resume = next(action for action in self._actions if action.dest == "resume_from_checkpoint")
         resume.help = "Checkpoint to resume from: its folder, or `last` for the newest in `output_dir`, if any."
 
@@ -186,8 +194,18 @@ class TrainParser(TrlParser):
         Read the command line and its configuration file.
 
         Raises:
-            CommandError: If an option does not exist or has no valid value.
+            CommandError: If an option does not exist or has no valid value. That this machine has no GPU is no reason:
+                it becomes `unsupported`.
         """
+        self.unsupported = None
+        try:
+            return self._read(words)
+        except CommandError as error:
+            found = self._read([*words, "--use_cpu", "True"])  # raises again if that was not the reason
+            self.unsupported = CommandError(f"{error} On the CPU: --use_cpu --bf16 False.")
+            return found
+
+    def _read(self, words: list[str]) -> tuple[TrainArguments, ModelConfig, NLACConfig]:
         if "--config" not in words and any(word.startswith("--config=") for word in words):
             words = [
                 part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])

@@ -20,6 +20,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent import futures
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -152,6 +153,20 @@ class EnvironmentPool:
                 f"The column `environment` of a task is {name!r}; `environment_factory` has {list(self._factories)}."
             )
         return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
+
+    def try_reset(self, task: dict[str, Any]) -> Any:
+        """
+        Reset an instance with a task, outside of any episode, and return what `reset` does. Raises what it raises.
+
+        Raises:
+            TimeoutError: If it takes longer than `timeout`.
+        """
+        name, keywords, _ = self.route(task)
+        keywords = {"seed": 0, **keywords} if name in self.seeded else keywords
+        worker = self.acquire(name)
+        observation = self._finish(worker, lambda environment: environment.reset(**deepcopy(keywords)), "`reset`")
+        self.release(worker)
+        return observation
 
     def acquire(self, name: str) -> EnvironmentWorker | None:
         """Return a free or a new instance; `None` while `max_instances` are in use."""

@@ -94,9 +94,16 @@ class ToolEnvironment(TextEnvironment):
 
 
 def _as_text(observation: Any) -> str:
-    """Return the text of an observation: empty for `None`, joined for content blocks."""
+    """Return the text of an observation: empty for `None`, joined for content blocks, for the rest Python's own."""
     if observation is None:
         return ""
-    if isinstance(observation, list):
-        return "\n".join(block["text"] for block in observation if block.get("type") == "text")
+    if isinstance(observation, list) and observation and all(_is_block(part) for part in observation):
+        return "\n".join(block["text"] for block in observation if block["type"] == "text")
     return str(observation)
+
+
+def _is_block(part: Any) -> bool:
+    """Whether something is a content block: a text, or an image, which no text shows."""
+    if not isinstance(part, dict):
+        return False
+    return part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str))

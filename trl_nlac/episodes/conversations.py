@@ -16,16 +16,40 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, Features, Json, List, Value
 
 from ..chat.actions import ActionFormat
-from ..chat.tool_calls import call_message, format_results, format_tool_calls
+from ..chat.tool_calls import (
+    call_message,
+    format_results,
+    format_tool_calls,
+    read_call,
+    read_calls_of,
+    results_in_order,
+    with_text,
+)
 from ..prompts import NLACPrompts
 from ..types import SPEAKERS, Episode, Message, Transition
 from .recorder import Recorder
+
+
+# Of conversations in a dataset. Messages are JSON: in a structure, Arrow would fill absent keys with nulls, and merge
+# the types of values.
+FEATURES = Features(
+    {
+        "messages": List(Json()),
+        "reward": Value("float64"),
+        "terminated": Value("bool"),
+        "task": Value("string"),  # JSON
+        "tools": Value("string"),  # JSON
+        "first_action": Value("int64"),
+    }
+)
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # where messages of models have their chain of thought
 
 
 def problem_of(messages: Any) -> str | None:
@@ -36,33 +60,60 @@ def problem_of(messages: Any) -> str | None:
     unknown = [speaker for speaker in speakers if speaker not in SPEAKERS]
     if unknown:
         return f"the role {unknown[0]!r} is none of {', '.join(SPEAKERS)}"
-    for i, message in enumerate(messages):
-        calls = message.get("tool_calls") or []
-        if calls and any(_read_call(call) is None for call in calls):
-            return f"message {i} has a tool call without a name, or whose arguments are not a JSON object"
-        if not calls and _text(message) is None:
-            return f"the content of message {i} is not text"
+    problem = next(filter(None, (_problem_of_message(i, message) for i, message in enumerate(messages))), None)
+    if problem is not None:
+        return problem
     first = speakers.index("assistant") if "assistant" in speakers else len(speakers)
     openers = [speaker for speaker in speakers[:first] if speaker != "system"]
     if "system" in speakers[1:] or not openers or set(openers) != {"user"}:
         return f"it does not begin with a user's message, after at most one of the system: {speakers[: first + 1]}"
-    previous: dict[str, Any] | None = None
-    pending = 0  # calls without a result
-    for i, message in enumerate(messages[first:], first):
-        if message["role"] == "tool":
-            if not pending:
-                return f"message {i} is the result of a tool that nothing called"
-            pending -= 1
-        elif pending and previous is not None:
-            return f"before message {i}, {pending} tool calls have no result"
-        elif message["role"] == "assistant":
-            if previous is not None and previous["role"] == "assistant":
-                return f"messages {i - 1} and {i} are both the assistant's"
-            pending = len(message.get("tool_calls") or [])
-        previous = message
-    if 0 < pending < len(next(m for m in reversed(messages) if m["role"] == "assistant").get("tool_calls") or []):
-        return f"at its end, {pending} tool calls have no result"
+    turns = turns_of(messages, first)
+    problems = (_problem_of_turn(start, turn, start + len(turn) == len(messages)) for start, turn in turns)
+    return next(filter(None, problems), None)
+
+
+def _problem_of_message(i: int, message: Message) -> str | None:
+    calls = message.get("tool_calls")
+    if calls and (not isinstance(calls, list) or any(read_call(call) is None for call in calls)):
+        return f"message {i} has a tool call without a name, or whose arguments are not a JSON object"
+    if calls and message["role"] != "assistant":
+        return f"message {i} calls tools, and is not the assistant's"
+    if message.get("function_call"):
+        return f"message {i} has a `function_call`: write it as `tool_calls`"
+    if _text(message) is None and not (calls and message.get("content") is None):
+        return f"the content of message {i} is not text"
+    if not all(isinstance(message.get(name) or "", str) for name in (*_THOUGHTS, "name", "tool_call_id")):
+        return f"message {i} has a name, an id or a chain of thought that is not text"
     return None
+
+
+def _problem_of_turn(start: int, turn: list[Message], is_last: bool) -> str | None:
+    """Say what is wrong with a turn, the assistant's message at `start` and the replies to it."""
+    said, *replies = turn
+    calls = said.get("tool_calls") or []
+    results = [message for message in replies if message["role"] == "tool"]
+    for i, message in enumerate(replies):
+        if message["role"] == "tool" and i >= len(calls):
+            return f"message {start + 1 + i} is the result of a tool that nothing called"
+        if message["role"] != "tool" and i < len(calls):
+            return f"before message {start + 1 + i}, {len(calls) - i} tool calls have no result"
+    if not is_last and not replies:
+        return f"messages {start} and {start + 1} are both the assistant's"
+    if not is_last and len(results) < len(calls):
+        return f"before message {start + len(turn)}, {len(calls) - len(results)} tool calls have no result"
+    if 0 < len(results) < len(calls):
+        return f"at its end, {len(calls) - len(results)} tool calls have no result"
+    try:
+        results_in_order(calls, results) if results else None
+    except ValueError as error:
+        return f"after message {start}, {error}"
+    return None
+
+
+def turns_of(messages: Sequence[Message], first_action: int) -> list[tuple[int, list[Message]]]:
+    """Split messages into turns, from the first action on: where each begins, the action and the replies to it."""
+    starts = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first_action]
+    return [(start, list(messages[start:end])) for start, end in pairwise([*starts, len(messages)])]
 
 
 def record_conversation(
@@ -72,6 +123,7 @@ def record_conversation(
     tools: list[dict[str, Any]] | None = None,
     max_prompt_length: int | None = None,
     is_open: bool = False,
+    first_action: int | None = None,
 ) -> Recorder:
     """
     Record a conversation as if the policy had played it.
@@ -90,33 +142,37 @@ def record_conversation(
             Maximum number of tokens of a state, to which a longer history is cut.
         is_open (`bool`, *optional*, defaults to `False`):
             Whether the messages after the last action wait for an answer.
+        first_action (`int`, *optional*):
+            Index of the message with the first action. If `None`, the first of the assistant.
 
     Raises:
-        ValueError: If a state is too long although its history is cut.
+        ValueError: If a state is too long although its history is cut, or the chat template cannot show a turn.
     """
-    speakers = [message["role"] for message in messages]
-    i = speakers.index("assistant") if "assistant" in speakers else len(messages)
+    if first_action is None:
+        first_action = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     recorder = Recorder(actions, prompts, {}, tools, max_prompt_length)
-    recorder.begin([{"role": m["role"], "content": _text(m)} for m in messages[:i]])
-    while i < len(messages):
-        answer, i = messages[i], i + 1
-        replies = []
-        while i < len(messages) and speakers[i] != "assistant":
-            replies.append(_text(messages[i]))
-            i += 1
-        message, action = read_action(answer, actions, tools)
-        observation = format_results(replies) if answer.get("tool_calls") and replies else "\n\n".join(replies)
-        recorder.take(action, actions.chat.past_turn(message), observation)
+    recorder.begin([{**message, "content": _text(message) or ""} for message in messages[:first_action]])
+    for start, (said, *replies) in turns_of(messages, first_action):
+        message, action = read_action(said, actions, tools)
+        results = [reply for reply in replies if reply["role"] == "tool"]
+        words = "\n\n".join(_text(reply) for reply in replies if reply["role"] != "tool")
+        if results:
+            ordered = results_in_order(said["tool_calls"], results)
+            observation = format_results([_text(result) for result in ordered])
+        else:
+            observation, words = words, ""
+        recorder.take(action, actions.chat.past_turn(message), observation, words=words)
         if max_prompt_length is not None and recorder.turns[-1].action_length > max_prompt_length:
             raise ValueError(
                 f"An answer of {recorder.turns[-1].action_length} tokens does not fit into "
                 f"`max_prompt_length={max_prompt_length}`."
             )
-        if replies and (is_open or i < len(messages)):
+        end = start + 1 + len(replies)
+        if replies and (is_open or end < len(messages)):
             recorder.show_observation()
             if recorder.truncated:
                 raise ValueError(
-                    f"The state before message {i} does not fit into `max_prompt_length={max_prompt_length}`, "
+                    f"The state before message {end} does not fit into `max_prompt_length={max_prompt_length}`, "
                     "although its history is cut."
                 )
     return recorder
@@ -124,21 +180,28 @@ def record_conversation(
 
 def conversation(episode: Episode, actions: ActionFormat) -> dict[str, Any]:
     """
-    Write an episode as a row that [`~episodes.logs.episodes_from_logs`] reads.
+    Write an episode as a row that [`~episodes.logs.episodes_from_logs`] reads. A log is written as it was read. One
+    observation that answered several calls becomes the result of each.
 
     Returns:
-        `dict[str, Any]`: `messages` (without the policy's own prompt), `reward`, `terminated`, and `task` and `tools`
-        in JSON.
+        `dict[str, Any]`: `messages` (without the policy's own prompt, and with the arguments of tool calls as JSON
+        text), `reward`, `terminated`, `task` and `tools` in JSON, and `first_action`: the index of the message with
+        the first action, where the assistant has spoken before; otherwise `None`.
     """
-    turns = [turn_messages(episode, i, actions) for i in range(len(episode.turns))]
-    if turns and not episode.turns[-1].next_observation:
-        del turns[-1][1:]  # an empty observation
+    messages = episode.messages
+    if not messages:
+        turns = [turn_messages(episode, i, actions) for i in range(len(episode.turns))]
+        if turns and not episode.turns[-1].next_observation:
+            del turns[-1][1:]  # an empty observation
+        messages = [*episode.opening, *chain(*turns)]
+    has_examples = any(message["role"] == "assistant" for message in episode.opening)
     return {
-        "messages": [*episode.opening, *chain(*turns)],
+        "messages": [with_text(message) for message in messages],
         "reward": episode.score,
         "terminated": episode.terminated,
         "task": json.dumps(episode.task),
         "tools": json.dumps(episode.tools),
+        "first_action": len(episode.opening) if has_examples else None,
     }
 
 
@@ -152,11 +215,51 @@ def to_dataset(episodes: Iterable[Episode], actions: ActionFormat) -> Dataset:
         actions ([`~chat.actions.ActionFormat`]):
             The format of their actions, for example `trainer.roles.actions`.
     """
-    return Dataset.from_list([conversation(episode, actions) for episode in episodes])
+    return dataset_of([conversation(episode, actions) for episode in episodes])
+
+
+def dataset_of(rows: list[dict[str, Any]]) -> Dataset:
+    """Make a dataset of rows from [`conversation`]."""
+    columns = {name: [row[name] for row in rows] for name in FEATURES}
+    columns["messages"] = [[as_json(message) for message in messages] for messages in columns["messages"]]
+    return Dataset.from_dict(columns, features=FEATURES)
+
+
+def write_json_lines(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Write rows from [`conversation`] as JSON lines, which [`~episodes.logs.load_logs`] reads as they are."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+
+
+def as_json(message: Message) -> str:
+    """
+    Write a message as JSON that `datasets` reads back as it is.
+
+    Raises:
+        ValueError: If there is none: of a date, for example, or of a number with more digits than it keeps.
+    """
+    try:
+        text = json.dumps(message, ensure_ascii=False)
+        text.encode()
+        kept = Json().decode_example(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"a message of the {message['role']} cannot be written as JSON: {error}") from error
+    if json.dumps(kept) != json.dumps(message):
+        raise ValueError(
+            f"a message of the {message['role']} has a number that `datasets` does not keep: write it as text"
+        )
+    return text
 
 
 def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[Message]:
-    """Write a turn as messages: the agent's, and the environment's answer."""
+    """
+    Write a turn as messages: the agent's, and the environment's answer. A log stays as it was read, but for calls that
+    the policy writes in words.
+    """
+    if episode.messages:
+        _, logged = turns_of(episode.messages, len(episode.opening))[index]
+        if actions.calls_tools or not logged[0].get("tool_calls"):
+            return logged
     turn, token_ids = episode.turns[index], list(Transition(episode, index).action_ids)
     message = actions.message(turn.action, actions.chat.decode(token_ids), token_ids)
     return [message, *actions.replies(turn.action, turn.next_observation)]
@@ -170,8 +273,9 @@ def read_action(
     action in it.
     """
     field = actions.chat.template.reasoning_field
-    thought = {field: message[field]} if message.get(field) else {}
-    calls = [_read_call(call) for call in message.get("tool_calls") or []]
+    thoughts = [message[name] for name in (field, *_THOUGHTS) if message.get(name)]
+    thought = {field: thoughts[0]} if thoughts else {}
+    calls = read_calls_of(message)
     if not calls:
         text = _text(message)
         return {"role": "assistant", "content": text} | thought, actions.parse(text, tools or ()) or text
@@ -186,19 +290,6 @@ def _text(message: Message) -> str | None:
     """The text of a message; `None` if its content is not text."""
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(part["text"] for part in content)
+        parts = [part.get("text") for part in content]
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
     return content if isinstance(content, str) else None
-
-
-def _read_call(call: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Read name and arguments of a tool call, which can be JSON; `None` if it cannot be read."""
-    function = call.get("function") or call
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except json.JSONDecodeError:
-            return None
-    if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
-        return None
-    return function["name"], {name: value for name, value in arguments.items() if value is not None}

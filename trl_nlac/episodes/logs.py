@@ -16,21 +16,72 @@
 
 import json
 import logging
+import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, LargeList, List
 
 from ..chat.actions import ActionFormat
+from ..chat.tool_calls import with_text
 from ..environments.pool import NO_TASK
 from ..prompts import NLACPrompts
 from ..types import Episode
-from .conversations import problem_of, record_conversation
+from .conversations import FEATURES, as_json, dataset_of, problem_of, record_conversation
 from .recorder import Recorder
 
 
 logger = logging.getLogger(__name__)
+
+
+def load_logs(path: Path) -> Dataset:
+    """
+    Load logs from a file of JSON lines, or of a JSON list, with every value as it stands there. `datasets` would guess
+    types: a date in an argument would become one, an absent key a null.
+
+    Raises:
+        ValueError: If a line is not JSON, or rows are malformed.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("["):
+        return logs_dataset(_parse(text, str(path)))
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return logs_dataset(_parse(line, f"line {i} of {path}") for i, line in lines)
+
+
+def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
+    """
+    Make a dataset of logged conversations that keeps them as they are. [`~datasets.Dataset.from_list`] merges the
+    arguments of tool calls: it fills absent ones with nulls, and turns 1 into 1.0 where another row has a fraction.
+
+    Args:
+        rows (`Iterable[dict[str, Any]]`):
+            Rows with the columns of [`episodes_from_logs`].
+
+    Returns:
+        [`~datasets.Dataset`]: `messages` (with arguments as JSON text), `reward`, `terminated`, `task`, `tools` and
+        `first_action`. Other columns are left out.
+
+    Raises:
+        ValueError: If rows are malformed; the message names the first ones by number and reason.
+    """
+    rows = list(rows)
+    _refuse({i: _problem(row) for i, row in enumerate(rows)}, len(rows))
+    as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
+    return dataset_of(
+        [
+            {
+                **{name: row.get(name) for name in FEATURES},
+                **{name: texts[i] for name, texts in as_text.items()},
+                "messages": [with_text(message) for message in row["messages"]],
+            }
+            for i, row in enumerate(rows)
+        ]
+    )
 
 
 def episodes_from_logs(
@@ -48,7 +99,9 @@ def episodes_from_logs(
         dataset ([`~datasets.Dataset`]):
             With the columns `messages` (chat messages of the roles `system`, `user`, `assistant` and `tool`, in
             OpenAI's form) and `reward` (the final score). In a column `terminated`, `False` marks a conversation that
-            was cut; `tools` has JSON schemas of the tools, `task` the JSON of a dataset's row.
+            was cut, and a null stands for `True`; `tools` has JSON schemas of the tools, `task` the JSON of a
+            dataset's row, `first_action` the index of the message with the first action, where the assistant has
+            spoken before.
         actions ([`~chat.actions.ActionFormat`]):
             The format of actions.
         prompts ([`NLACPrompts`]):
@@ -62,6 +115,7 @@ def episodes_from_logs(
         `list[Episode]`: one for each row.
 
     Texts that are too long for a prompt are shortened as in an episode that is played; a warning counts the rows.
+    Another warns of arguments that [`~datasets.Dataset.from_list`] may have changed, see [`logs_dataset`].
 
     Raises:
         ValueError: If rows are malformed or too long; the message names the first ones by number and reason.
@@ -69,28 +123,29 @@ def episodes_from_logs(
     missing = {"messages", "reward"} - set(dataset.column_names)
     if missing:
         raise ValueError(f"`replay_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}.")
-    episodes, malformed, num_shortened = [], [], 0
-    for i in range(rank, len(dataset), world_size):
-        row = dataset[i]
-        problem = _problem(row)
-        if problem is None:
-            try:
+    episodes, problems, num_shortened = [], {}, 0
+    numbers = range(rank, len(dataset), world_size)
+    for i in numbers:
+        try:
+            row = _read_row(dataset, i)
+            problems[i] = _problem(row)
+            if problems[i] is None:
                 recorder = _record(row, actions, prompts, max_prompt_length)
                 episodes.append(_episode(row, recorder))
                 num_shortened += recorder.num_shortened > 0
-            except ValueError as error:
-                problem = str(error)
-        if problem is not None:
-            malformed.append(f"row {i}: {problem}")
-    if malformed:
-        raise ValueError(
-            f"{len(malformed)} of {len(range(rank, len(dataset), world_size))} rows of `replay_dataset` are "
-            f"malformed. The first ones: {'; '.join(malformed[:5])}."
-        )
+        except ValueError as error:
+            problems[i] = str(error)
+    _refuse(problems, len(numbers))
     if num_shortened:
         logger.warning(
             f"{num_shortened} rows of `replay_dataset` have texts that are too long for `max_prompt_length="
             f"{max_prompt_length}`: their middle is left out."
+        )
+    if _merges_arguments(dataset.features.get("messages")):
+        logger.warning(
+            "The arguments of tool calls in `replay_dataset` are structures, in which `datasets` has merged those of "
+            "all rows: nulls are taken for absent arguments, and 1 may have become 1.0. To keep arguments as they "
+            "are, write them as JSON text, or make the dataset with `trl_nlac.episodes.logs.logs_dataset`."
         )
     return episodes
 
@@ -121,32 +176,123 @@ def offline_tasks(
     return Dataset.from_list([NO_TASK]).select([0] * len(replay_dataset))
 
 
-def _problem(row: dict[str, Any]) -> str | None:
-    problem = problem_of(row["messages"])
-    if problem is None and not any(message["role"] == "assistant" for message in row["messages"]):
-        problem = "there is no message of the assistant"
-    if problem is None and (not isinstance(row["reward"], (int, float)) or not np.isfinite(row["reward"])):
-        problem = f"the reward is {row['reward']}"
-    return problem
+def _refuse(problems: dict[int, str | None], num_rows: int) -> None:
+    """
+    Raises:
+        ValueError: If rows have problems. It names the first ones, and counts the others by reason.
+    """
+    malformed = {i: problem for i, problem in problems.items() if problem is not None}
+    if not malformed:
+        return
+    first = [f"row {i}: {problem}" for i, problem in list(malformed.items())[:5]]
+    message = (
+        f"{len(malformed)} of {num_rows} rows of `replay_dataset` are malformed. The first ones: {'; '.join(first)}."
+    )
+    if len(malformed) > len(first):
+        reasons = Counter(re.sub(r"\d+", "N", problem) for problem in malformed.values())
+        counts = [f"{number} times, {reason}" for reason, number in reasons.most_common(10)]
+        message = f"{message} All, with N for numbers: {'; '.join(counts)}."
+    raise ValueError(message)
+
+
+def _problem(row: Any) -> str | None:
+    """Say what is wrong with a row; `None` if nothing is."""
+    if not isinstance(row, dict):
+        return "it is not an object with columns"
+    messages, first_action = row.get("messages"), row.get("first_action")
+    problem = problem_of(messages)
+    if problem is not None:
+        return problem
+    reward, terminated = row.get("reward"), row.get("terminated")
+    actions = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not actions:
+        return "there is no message of the assistant"
+    if first_action is not None and first_action not in actions:
+        return f"its `first_action` is {first_action}, which is no message of the assistant: they are {actions}"
+    if not isinstance(reward, (int, float)) or not np.isfinite(reward):
+        return f"the reward is {reward}"
+    if terminated not in (None, True, False):  # 1 and 0, too
+        return f"`terminated` is {terminated!r}, expected true, false or null"
+    try:
+        task, tools = _parsed(row, "task", {}), _parsed(row, "tools", [])
+        for message in messages:
+            as_json(with_text(message))
+        json.dumps([task, tools])
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if not isinstance(task, dict):
+        return "its `task` is not a JSON object"
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        return "its `tools` are not a list of JSON schemas"
+    functions = [tool.get("function", tool) for tool in tools]
+    if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
+        return "one of its `tools` has no name"
+    return None
+
+
+def _parsed(row: dict[str, Any], name: str, default: Any) -> Any:
+    """The value of a column that can be JSON text."""
+    value = row.get(name)
+    return _parse(value, f"its `{name}`") if isinstance(value, str) and value else value or default
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not JSON: {error}") from error
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _read_row(dataset: Dataset, number: int) -> dict[str, Any]:
+    try:
+        row = dataset[number]
+    except ValueError as error:  # of a number in a column of JSON
+        raise ValueError(f"`datasets` cannot read it: {error}") from error
+    return {name: _without_padding(value, dataset.features.get(name)) for name, value in row.items()}
+
+
+def _without_padding(value: Any, feature: Any) -> Any:
+    """Drop nulls from structures of Arrow, which stand for absent keys."""
+    if isinstance(feature, dict) and isinstance(value, dict):
+        parts = {name: _without_padding(part, feature.get(name)) for name, part in value.items()}
+        return {name: part for name, part in parts.items() if part is not None}
+    if isinstance(feature, (List, LargeList)) and isinstance(value, list):
+        return [_without_padding(part, feature.feature) for part in value]
+    return value
+
+
+def _merges_arguments(feature: Any, name: str = "") -> bool:
+    """Whether arguments of tool calls are structures of Arrow."""
+    if isinstance(feature, (List, LargeList)):
+        return _merges_arguments(feature.feature, name)
+    if not isinstance(feature, dict):
+        return False
+    return name == "arguments" or any(_merges_arguments(part, name) for name, part in feature.items())
 
 
 def _record(
     row: dict[str, Any], actions: ActionFormat, prompts: NLACPrompts, max_prompt_length: int | None
 ) -> Recorder:
-    messages = [{name: value for name, value in message.items() if value is not None} for message in row["messages"]]
-    tools = row.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools or []  # JSON, or the objects themselves
-    recorder = record_conversation(messages, actions, prompts, tools, max_prompt_length)
+    tools = _parsed(row, "tools", [])
+    first_action = row.get("first_action")
+    recorder = record_conversation(
+        row["messages"], actions, prompts, tools, max_prompt_length, first_action=first_action
+    )
     recorder.add_reward(float(row["reward"]))
     return recorder
 
 
 def _episode(row: dict[str, Any], recorder: Recorder) -> Episode:
-    terminated = bool(row.get("terminated", True))
+    terminated = row.get("terminated") in (None, True)
     return replace(
         recorder.episode(),
-        task=json.loads(row.get("task") or "{}"),
+        task=_parsed(row, "task", {}),
         terminated=terminated,
         truncated=not terminated,
         is_log=True,
+        messages=tuple(row["messages"]),
     )

@@ -106,10 +106,7 @@ class Recorder:
             MalformedResult: If that is neither text nor messages.
             ValueError: If it is too long, even with shortened texts.
         """
-        whole = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
-        # Copies: the environment may go on with its own.
-        whole = [{**deepcopy(message), "content": checked_text(message["content"])} for message in whole]
-        limit = self.max_prompt_length
+        whole, limit = checked_opening(observation), self.max_prompt_length
         length = self._open(whole, limit)
         if limit is not None and length > limit and self._open(whole, limit // 4 // len(whole)) > limit:
             raise ValueError(
@@ -138,15 +135,23 @@ class Recorder:
             self.completion_messages += self.actions.replies(action, self.turns[-1].next_observation)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
-    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0) -> None:
-        """Record an action as it stays in the conversation, and the observation that followed."""
+    def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0, words: str = "") -> None:
+        """
+        Record an action as it stays in the conversation, and the observation that followed; and `words` of a user
+        after it, if it is the results of tools.
+        """
         if self.max_prompt_length is not None:
-            whole, observation = observation, self.actions.shortened(action, observation, self.max_prompt_length // 2)
-            self.num_shortened += observation != whole
+            whole, limit = (observation, words), self.max_prompt_length // (4 if words else 2)
+            observation = self.actions.shortened(action, observation, limit)
+            words = self.actions.chat.shortened(words, limit)
+            self.num_shortened += (observation, words) != whole
+        if words:
+            observation = f"{observation}\n\n{words}"
         start = len(self.token_ids)
         self.token_ids += token_ids
         self.action_starts.append(start)
-        self.turns.append(Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start))
+        turn = Turn(start, len(token_ids), action, observation, reward, prompt_start=self.prompt_start, words=words)
+        self.turns.append(turn)
 
     def continue_or_end(self, max_turns: int, turn_limit: str = "truncate") -> None:
         """After an action that did not end the episode: show the observation, or end it at a limit."""
@@ -158,7 +163,7 @@ class Recorder:
     def show_observation(self) -> None:
         """Append the last observation. A history that becomes too long is cut; if that is not enough, the episode."""
         turn = self.turns[-1]
-        reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation)
+        reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation, turn.words)
         length = len(self.token_ids) - self.prompt_start + len(reply)
         if self.max_prompt_length is None or length <= self.max_prompt_length:
             self.token_ids += reply
@@ -223,6 +228,37 @@ class Recorder:
             instructions, messages = messages[0]["content"], messages[1:]
         shown = [] if self.actions.calls_tools else self.tool_schemas
         return self.prompts.opening(messages, self.actions.name, shown, instructions)
+
+
+def checked_opening(observation: Any) -> list[Message]:
+    """
+    Check that the result of `reset` is text or messages, and return it as messages: copies, because the environment
+    may go on with its own.
+
+    Raises:
+        MalformedResult: If it is neither.
+    """
+    messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+    are_messages = [isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages]
+    if not messages or not all(are_messages):
+        raise MalformedResult("observation", "`reset` returned a list, expected messages with `role` and `content`")
+    return [{**deepcopy(message), "content": checked_text(message["content"])} for message in messages]
+
+
+def checked_step(result: Any) -> StepResult:
+    """
+    Check the result of `step`, and return it with values of ours.
+
+    Raises:
+        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
+    """
+    if not isinstance(result, StepResult):
+        raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
+    observation, reward = checked_text(result.observation), checked_reward(result.reward)
+    for flag in (result.terminated, result.truncated):
+        if isinstance(flag, str):  # "False" is true
+            raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
+    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
 
 
 def checked_text(observation: Any) -> str:

@@ -38,7 +38,7 @@ from ..event_loop import DaemonThreads
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
 from ..types import Answer, Episode, Prompt
-from .recorder import MalformedResult, Recorder, checked_reward, checked_text
+from .recorder import MalformedResult, Recorder, checked_reward, checked_step
 from .rewards import EpisodeRewards
 
 
@@ -254,7 +254,7 @@ class _Rollout:
                 if game.job == "reset":
                     game.recorder.begin(result)
                 elif game.job == "step":
-                    result = _checked_step(result)
+                    result = checked_step(result)
                 else:
                     game.recorder.add_reward(checked_reward(result))
             except Exception as malformed:
@@ -328,13 +328,3 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             pool.discard(game.worker)
         else:
             pool.release(game.worker)
-
-
-def _checked_step(result: Any) -> StepResult:
-    if not isinstance(result, StepResult):
-        raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
-    observation, reward = checked_text(result.observation), checked_reward(result.reward)
-    for flag in (result.terminated, result.truncated):
-        if isinstance(flag, str):  # "False" is true
-            raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
-    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))

@@ -47,7 +47,7 @@ def health_metrics(
             if target.parsed is not None and target.parsed.future
         ],
         "backup/optimal_rate": [float(target.optimal) for target in parsed if target.optimal is not None],
-        "health/refine_compliance": [float(r.complies) for r in refinements if r is not None],
+        "health/refine_compliance": [float(r.complies) for r in refinements if r is not None and not r.is_kept],
         "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in refinements if r is not None],
         "critic/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
     }

@@ -80,7 +80,7 @@ def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int,
     greedy = {name: Sampling(roles.samplings[name].max_tokens, temperature=0.0) for name in ("critique", "refine")}
     rounds = refinement_rounds(
         roles,
-        {i: Attempt.of_transition(transition) for i, transition in enumerate(transitions)},
+        {i: Attempt.of_transition(roles, transition) for i, transition in enumerate(transitions)},
         num_rounds=1,
         criticise=partial(critiques, sampling=greedy["critique"]),
         sampling=greedy["refine"],

@@ -16,7 +16,7 @@
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 from tqdm.auto import tqdm
@@ -50,11 +50,23 @@ class Sampling:
     regex: str | None = None
 
 
-class Completion(NamedTuple):
-    """Sampled tokens, end-of-turn token included, and whether they ended before the limit of tokens."""
+@dataclass(frozen=True)
+class Completion:
+    """
+    A sampled answer.
+
+    Args:
+        token_ids (`list[int]`):
+            The tokens, end-of-turn token included.
+        finished (`bool`):
+            Whether it ended before the limit of tokens.
+        num_cached_tokens (`int`, *optional*):
+            Number of tokens of its prompt that were in a cache. `None` where the generator cannot say.
+    """
 
     token_ids: list[int]
     finished: bool
+    num_cached_tokens: int | None = field(default=None, compare=False)
 
 
 class Generator(Protocol):

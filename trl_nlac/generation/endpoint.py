@@ -15,17 +15,20 @@
 """A server with OpenAI's interface: completions of prompts as tokens, such as vLLM's, or chat with messages."""
 
 import asyncio
+import json
+import math
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from openai import APIConnectionError, AsyncOpenAI
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI, OpenAIError
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..event_loop import finish
+from ..secrets import hide_in_text, remember_secrets
 from ..types import Message
 from .base import Completion, Sampling
 from .engine import Adapter, forced, score_by_token
@@ -34,6 +37,16 @@ from .engine import Adapter, forced, score_by_token
 _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
 # Parameters that are not in OpenAI's own API and need not be sent with these values.
 _DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "detokenize": False}
+_MAX_SHOWN = 300  # characters of what a server says
+_MAX_TOKEN_ID = 2**31
+
+
+class EndpointError(ConnectionError):
+    """A server gives no answer, refuses a request, or answers with something else than OpenAI's interface."""
+
+
+class _OddAnswer(Exception):
+    """What is wrong with an answer."""
 
 
 class Endpoint:
@@ -53,7 +66,7 @@ class Endpoint:
             Arguments of `openai.AsyncOpenAI`, such as `api_key`, `timeout` (s) and `max_retries`.
 
     Raises:
-        ConnectionError: If no server answers.
+        EndpointError: If no server answers, or something else.
         ValueError: If it serves several models, but none with that name.
     """
 
@@ -61,34 +74,52 @@ class Endpoint:
         self, base_url: str, model: str, max_concurrency: int, served_model_name: str | None = None, **client_kwargs
     ):
         api_key = os.environ.get("OPENAI_API_KEY", "EMPTY")  # most local servers need none
-        self.client = AsyncOpenAI(base_url=base_url, **{"api_key": api_key, **client_kwargs})
+        client_kwargs = {"api_key": api_key, **client_kwargs}
+        remember_secrets({"base_url": base_url, **client_kwargs})
+        self.client = AsyncOpenAI(base_url=base_url, **client_kwargs)
+        self._place = f"`backend={hide_in_text(base_url)!r}`"
         self._slots = asyncio.Semaphore(max_concurrency)
         served = finish(self._list_models())
         names = [found["id"] for found in served]
         wanted = served_model_name or model
         if wanted not in names and (served_model_name is not None or len(names) != 1):
             raise ValueError(
-                f"The server at `backend={base_url!r}` serves {', '.join(names)}, but not {wanted!r}. Name one of "
-                "these with `backend_kwargs={'served_model_name': ...}`."
+                f"The server at {self._place} serves {', '.join(names)}, but not {wanted!r}. Name one of these with "
+                "`backend_kwargs={'served_model_name': ...}`."
             )
-        (described,) = [found for found in served if found["id"] == wanted] or served
-        self.model = described["id"]
-        self.max_model_length = described.get("max_model_len") or sys.maxsize  # only vLLM reports it
-        self.is_vllm = described["owned_by"] == "vllm"
+        self.model = wanted if wanted in names else names[0]
+        described = served[names.index(self.model)]
+        length = described.get("max_model_len")  # only vLLM reports it
+        self.max_model_length = length if isinstance(length, int) and length > 0 else sys.maxsize
+        self.is_vllm = described.get("owned_by") == "vllm"
 
     async def _list_models(self) -> list[dict[str, Any]]:
-        async with self._connected():
-            return [found.model_dump() async for found in self.client.models.list()]
+        async with self._named_errors():
+            body = await _json(self.client.models.with_raw_response.list())
+            models = body.get("data")
+            if not isinstance(models, list) or not models:
+                raise _OddAnswer("its /models lists no model")
+            if not all(isinstance(found, dict) and isinstance(found.get("id"), str) for found in models):
+                raise _OddAnswer("its /models lists a model without an `id`")
+            return models
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[None]:
+    async def _named_errors(self) -> AsyncIterator[None]:
+        """Say in one line what a server did, and what can be done about it."""
         try:
             yield
         except APIConnectionError as error:  # after `max_retries`
-            url = str(self.client.base_url).rstrip("/")
-            raise ConnectionError(
-                f"No server answers at `backend={url!r}`: {error} Start one, for example with `vllm serve`, or raise "
-                f"`backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
+            raise EndpointError(
+                f"No server answers at {self._place}: {_shown(error)} Start one, for example with `vllm serve`, or "
+                f"raise `backend_kwargs={{'timeout': ...}}`, which is {self.client.timeout} (s)."
+            ) from error
+        except APIStatusError as error:
+            raise EndpointError(
+                f"The server at {self._place} refuses a request with status {error.status_code}: {_shown(error)}"
+            ) from error
+        except (OpenAIError, _OddAnswer) as error:
+            raise EndpointError(
+                f"The server at {self._place} does not answer as OpenAI's interface does: {_shown(error)}"
             ) from error
 
 
@@ -115,8 +146,8 @@ class ChatEndpoint(Endpoint):
         """
 
         async def ask(messages: list[Message], seed: int) -> tuple[str, bool]:
-            async with self._slots, self._connected():
-                answer = await self.client.chat.completions.create(
+            async with self._slots, self._named_errors():
+                request = self.client.chat.completions.with_raw_response.create(
                     model=self.model,
                     messages=messages,
                     max_completion_tokens=sampling.max_tokens,
@@ -124,7 +155,11 @@ class ChatEndpoint(Endpoint):
                     top_p=sampling.top_p,
                     seed=seed % 2**31,
                 )
-            return answer.choices[0].message.content or "", answer.choices[0].finish_reason == "stop"
+                choice = _choice(await _json(request))
+                message = choice.get("message")
+                if not isinstance(message, dict) or not isinstance(message.get("content") or "", str):
+                    raise _OddAnswer("its choice has no message with text")
+            return _valid(message.get("content") or ""), choice.get("finish_reason") == "stop"
 
         return finish(_together(ask, conversations, seeds))
 
@@ -148,17 +183,27 @@ class EndpointEngine(Endpoint):
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
         async def complete(prompt: list[int], sampling: dict[str, Any]) -> Completion:
-            choice = await self._ask(prompt, **sampling, return_token_ids=True, skip_special_tokens=False)
+            async with self._slots, self._named_errors():
+                choice = await self._ask(prompt, **sampling, return_token_ids=True, skip_special_tokens=False)
+                ended = choice.get("finish_reason") == "stop"
+                token_ids = self._read_tokens(choice, sampling["stop_token_ids"][:1] if ended else [])
             if bar is not None:
                 bar.update()
-            ended = choice["finish_reason"] == "stop"
-            token_ids = choice.get("token_ids")
-            if token_ids is None:
-                token_ids = self.tokenizer(choice["text"], add_special_tokens=False)["input_ids"]
-                token_ids += sampling["stop_token_ids"][:1] if ended else []
-            return Completion(token_ids, ended)
+            most = sampling["max_tokens"]
+            return Completion(token_ids[:most], ended and len(token_ids) <= most)
 
         return finish(_together(complete, prompts, params))
+
+    def _read_tokens(self, choice: dict[str, Any], ending: list[int]) -> list[int]:
+        """Read the tokens of a completion, from its text where the server gives no tokens: with `ending` then."""
+        token_ids = choice.get("token_ids")
+        if token_ids is None:
+            if not isinstance(choice.get("text"), str):
+                raise _OddAnswer("its choice has neither `text` nor `token_ids`")
+            return [*self.tokenizer(_valid(choice["text"]), add_special_tokens=False)["input_ids"], *ending]
+        if not isinstance(token_ids, list) or not all(type(i) is int and 0 <= i < _MAX_TOKEN_ID for i in token_ids):
+            raise _OddAnswer("the `token_ids` of its choice are no list of tokens")
+        return token_ids
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         if not self.is_vllm:
@@ -166,12 +211,14 @@ class EndpointEngine(Endpoint):
         return score_by_token(lambda *pairs: finish(_together(self._score_token, *pairs)), prompts, completions)
 
     async def _score_token(self, prompt: list[int], token_id: int) -> float:
-        choice = await self._ask(prompt, logprobs=1, **forced(token_id))
-        return choice["logprobs"]["token_logprobs"][0]
+        async with self._slots, self._named_errors():
+            choice = await self._ask(prompt, logprobs=1, **forced(token_id))
+            return sum(_read_logprobs(choice, 0, 1))
 
     async def _score_echo(self, prompt: list[int], completion: list[int]) -> float:
-        choice = await self._ask(prompt + completion, max_tokens=1, echo=True, logprobs=1)
-        return sum(choice["logprobs"]["token_logprobs"][len(prompt) : len(prompt) + len(completion)])
+        async with self._slots, self._named_errors():
+            choice = await self._ask(prompt + completion, max_tokens=1, echo=True, logprobs=1)
+            return sum(_read_logprobs(choice, len(prompt), len(completion)))
 
     def take_cache_counts(self) -> tuple[int, int]:
         return 0, 0  # the server can have other clients
@@ -179,9 +226,53 @@ class EndpointEngine(Endpoint):
     async def _ask(self, prompt: list[int], **params) -> dict[str, Any]:
         known = {name: value for name, value in params.items() if name in _OPENAI}
         others = {name: value for name, value in params.items() if name not in known and _DEFAULTS.get(name) != value}
-        async with self._slots, self._connected():
-            answer = await self.client.completions.create(model=self.model, prompt=prompt, **known, extra_body=others)
-        return answer.choices[0].model_dump()
+        create = self.client.completions.with_raw_response.create
+        return _choice(await _json(create(model=self.model, prompt=prompt, **known, extra_body=others)))
+
+
+async def _json(request: Awaitable[Any]) -> dict[str, Any]:
+    """Send a request, and read the object in its answer, whatever type the answer claims to have."""
+    text = (await request).text
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _OddAnswer(f"its answer is not JSON: {text[:_MAX_SHOWN]!r}") from error
+    if not isinstance(body, dict):
+        raise _OddAnswer(f"its answer is not a JSON object: {text[:_MAX_SHOWN]!r}")
+    if body.get("error"):
+        raise _OddAnswer(f"it reports an error: {body['error']!r:.{_MAX_SHOWN}}")
+    return body
+
+
+def _choice(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the first choice of an answer."""
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise _OddAnswer("its answer has no `choices`")
+    return choices[0]
+
+
+def _read_logprobs(choice: dict[str, Any], start: int, number: int) -> list[float]:
+    """Read the log-likelihoods of some tokens of a choice."""
+    logprobs = choice.get("logprobs")
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+    found = values[start : start + number] if isinstance(values, list) else []
+    if len(found) < number or not all(isinstance(value, int | float) and math.isfinite(value) for value in found):
+        raise _OddAnswer(
+            "it gives no log-likelihood for some tokens (`logprobs`, and `echo` for those of a prompt), by which "
+            "verdicts are scored"
+        )
+    return found
+
+
+def _valid(text: str) -> str:
+    """Return text that a tokenizer takes: half characters, which JSON can hold, become marks."""
+    return text.encode(errors="replace").decode()
+
+
+def _shown(error: Exception) -> str:
+    """What is said, in one line of limited length."""
+    return hide_in_text(" ".join(str(error).split()))[:_MAX_SHOWN]
 
 
 async def _together(ask, prompts: list[list[int]], others: list[Any]) -> list[Any]:

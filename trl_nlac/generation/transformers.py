@@ -14,18 +14,17 @@
 
 """Sampling with transformers."""
 
-import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import (
-    BatchEncoding,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     GenerationConfig,
@@ -39,10 +38,15 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from transformers.generation import GenerationMode
 from trl.models.utils import unwrap_model_for_generation
 
 from .base import Completion, Sampling
+from .prefix_cache import PrefixCache, Reading, can_be_continued
+from .reading import Reader
 
+
+logger = logging.getLogger(__name__)
 
 _WARPERS = {  # in the order of transformers
     "temperature": TemperatureLogitsWarper,
@@ -59,6 +63,7 @@ _WARPERS = {  # in the order of transformers
 class TransformersGenerator:
     """
     Sample with [`~transformers.GenerationMixin.generate`]: batches of similar length, left padding, key/value cache.
+    What the model has read is kept until the end of a session, so that it reads a prefix once.
 
     Args:
         accelerator ([`~accelerate.Accelerator`], *optional*):
@@ -74,6 +79,8 @@ class TransformersGenerator:
         gathers (`bool`, *optional*, defaults to `True`):
             Whether each process holds the whole model during a session. Otherwise sharded weights stay sharded, each
             forward pass gathers them, and processes must generate together, see [`~generation.joint.JointGenerator`].
+        prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
+            Largest size of what is kept, in GiB. With 0 every prompt is read whole.
     """
 
     is_concurrent = False
@@ -86,6 +93,7 @@ class TransformersGenerator:
         batch_size: int,
         gradient_checkpointing_kwargs: dict[str, Any] | None = None,
         gathers: bool = True,
+        prefix_cache_memory: float = 4.0,
     ):
         self.accelerator = accelerator
         self.tokenizer = tokenizer
@@ -93,7 +101,11 @@ class TransformersGenerator:
         self.batch_size = batch_size
         self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
         self.gathers = gathers
+        self.prefix_cache_memory = prefix_cache_memory
         self._model: nn.Module | None = None
+        self._reader: Reader | None = None  # with the session's weights
+        self._num_tokens = self._num_read = 0  # since metrics were last taken
+        self._has_warned = False
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
@@ -104,13 +116,27 @@ class TransformersGenerator:
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
         with unwrapping as unwrapped:
             self._model = unwrapped.eval()
+            self._reader = Reader(unwrapped, self.tokenizer, self._new_prefix_cache(), reads_ahead=self.gathers)
             try:
                 yield
             finally:
-                self._model = None
+                self._model = self._reader = None
                 unwrapped.train(training)
         if unwrapped.is_gradient_checkpointing:  # older versions of TRL enable it without these
             unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
+
+    def _new_prefix_cache(self) -> PrefixCache | None:
+        if not self.prefix_cache_memory:
+            return None
+        if can_be_continued(self._model):
+            return PrefixCache(int(self.prefix_cache_memory * 2**30))
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                f"What {self._model.config.model_type} has read of a prompt cannot be continued for another one, so "
+                "every prompt is read whole."
+            )
+        return None
 
     def any_process(self, wants: bool) -> bool:
         return wants
@@ -134,7 +160,6 @@ class TransformersGenerator:
 
     @torch.no_grad()
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
-        inputs = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
         processors = LogitsProcessorList(_sampler(sampling, seeds) if sampling.temperature > 0 else [])
         generation_config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
@@ -146,50 +171,69 @@ class TransformersGenerator:
             disable_compile=True,
             **{name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS},
         )
+        takes_cache = _takes_cache(generation_config, self._model.generation_config)
+        reader = self._reader if takes_cache else Reader(self._model, self.tokenizer)
+        readings = [Reading(prompt) for prompt in prompts]
+        inputs = reader.begin(readings)
         output = self._model.generate(
-            **inputs.to(self._model.device),
+            **inputs,
             generation_config=generation_config,
             logits_processor=processors,
             synced_gpus=not self.gathers,
         )
-        return [self._cut(token_ids) for token_ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
+        completions = []
+        for reading, token_ids in zip(readings, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+            answer, finished = self._cut(token_ids)
+            completions.append(Completion(answer, finished, max(0, len(reading.token_ids) - reading.num_read)))
+            self._count(reading)
+            reading.token_ids = reading.token_ids + answer
+        reader.end(readings, inputs)
+        return completions
 
     def take_metrics(self) -> dict[str, float]:
-        return {}
+        """Return the share of prompt tokens that were not read again."""
+        tokens, read = self._num_tokens, self._num_read
+        self._num_tokens = self._num_read = 0
+        return {"generation/prefix_hit_rate": 1 - read / tokens} if tokens else {}
 
     @torch.no_grad()
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         scores: dict[int, float] = {}
         for chunk in self._chunks(prompts):
-            sequences = [prompts[i] + completions[i] for i in chunk]
-            inputs = self.tokenizer.pad({"input_ids": sequences}, padding_side="right", return_tensors="pt")
+            readings = [Reading(prompts[i] + completions[i][:-1], max(1, len(completions[i]))) for i in chunk]
+            logits = self._reader.read(readings)  # (B, P, V)
+            for reading in readings:
+                self._count(reading)
             asked = [
-                (row, len(prompts[i]) - 1 + t, token_id)
+                (row, logits.shape[1] - len(completions[i]) + t, token_id)
                 for row, i in enumerate(chunk)
                 for t, token_id in enumerate(completions[i])
             ]
             rows, places, token_ids = torch.tensor(asked, dtype=torch.long).reshape(-1, 3).T.contiguous()  # (N,) each
-            kept = places.unique()  # (P,), sorted
-            logits = self._logits(inputs.to(self._model.device), kept)  # (B, P, V)
-            logps = logits[rows, torch.searchsorted(kept, places)].float().log_softmax(-1)  # (N, V)
+            logps = logits[rows, places].float().log_softmax(-1)  # (N, V)
             chosen = logps.gather(1, token_ids[:, None].to(logps.device))[:, 0].double().cpu()  # (N,)
             sums = chosen.new_zeros(len(chunk)).index_add(0, rows, chosen)  # (B,)
             scores.update(zip(chunk, sums.tolist(), strict=True))
         return [scores[i] for i in range(len(prompts))]
 
-    def _logits(self, inputs: BatchEncoding, places: torch.Tensor) -> torch.Tensor:
-        """Compute logits at some places only, `(B, P, V)`: those of whole prompts would take most of the memory."""
-        model = self._model.get_base_model() if is_peft_model(self._model) else self._model
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
-            places = places.to(self._model.device)
-            return self._model(**inputs, use_cache=False, logits_to_keep=places).logits
-        return self._model(**inputs, use_cache=False).logits[:, places]
+    def _count(self, reading: Reading) -> None:
+        self._num_tokens += len(reading.token_ids)
+        self._num_read += reading.num_read
 
-    def _cut(self, token_ids: list[int]) -> Completion:
+    def _cut(self, token_ids: list[int]) -> tuple[list[int], bool]:
+        """Leave out what follows the first token that ends a completion; whether there is one."""
         for i, token_id in enumerate(token_ids):
             if token_id in self.eos_token_ids:
-                return Completion(token_ids[: i + 1], True)
-        return Completion(token_ids, False)
+                return token_ids[: i + 1], True
+        return token_ids, False
+
+
+def _takes_cache(config: GenerationConfig, defaults: GenerationConfig) -> bool:
+    """Whether tokens are generated one by one, with a cache that can be given."""
+    config = deepcopy(config)
+    config.update(**defaults.to_dict(), defaults_only=True)
+    is_plain = config.get_generation_mode() == GenerationMode.GREEDY_SEARCH
+    return is_plain and config.use_cache is not False and config.cache_implementation in (None, "hybrid")
 
 
 class _SeededChoice(LogitsProcessor):

@@ -61,6 +61,15 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
     return [answers.get(i, Answer(t.state_action, (), "", None)) for i, t in enumerate(transitions)]
 
 
+def is_repeatable(roles: Roles, transition: Transition, bootstrap: str = "implicit") -> bool:
+    """Whether the same weights would write the same target again, because every role that takes part is greedy."""
+    has_ended = transition.episode.terminated if bootstrap == "monte_carlo" else transition.terminated
+    taking_part = ["backup", *([] if has_ended else ["successor"])]
+    if roles.corrects_reasoning:
+        taking_part.append("correction")
+    return all(roles.samplings[role].temperature == 0 for role in taking_part)
+
+
 def is_answerable(roles: Roles, transition: Transition) -> bool:
     """Whether the first questions about a transition, the critic's and the backup's, keep to `max_prompt_length`."""
     if transition.terminated:
@@ -153,7 +162,7 @@ def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
     """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
     successor, policy, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
-    states = [roles.observe(t.state_action, t.turn.action, t.turn.next_observation) for t in transitions]
+    states = [roles.observe(t.state_action, t.turn) for t in transitions]
     acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
     actions = roles.ask("policy", states, sampling=acting)
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}

@@ -149,7 +149,7 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
         start, end = roles.chat.token_span(token_ids, *answer.parsed.verdict_span)
         prompts += [roles.opened(answer.prompt).ids + token_ids[:start]] * 2
         completions += _verdict_pair(roles, answer, token_ids[start:end])
-    logps = roles.generator.score(prompts, completions)
+    logps = roles.score(prompts, completions)
     return [yes - no for yes, no in zip(logps[::2], logps[1::2], strict=True)]
 
 

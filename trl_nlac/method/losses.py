@@ -58,8 +58,24 @@ def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> tor
     Returns:
         `torch.Tensor` of shape `(M,)` and dtype `float32`.
     """
-    logps, teacher_logps = (values.float().log_softmax(-1) for values in (logits, teacher_logits.detach()))
-    return F.kl_div(logps, teacher_logps, log_target=True, reduction="none").sum(-1)
+    return _Divergences.apply(logits, teacher_logits)
+
+
+class _Divergences(torch.autograd.Function):
+    """With two tensors of the size of the logits beside them, where autograd would keep seven."""
+
+    @staticmethod
+    def forward(ctx, logits, teacher_logits):
+        ctx.save_for_backward(logits, teacher_logits)
+        logps, teacher_logps = (values.float().log_softmax(-1) for values in (logits, teacher_logits))
+        differences = logps.neg_().add_(teacher_logps)
+        return torch.linalg.vecdot(teacher_logps.exp_(), differences)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        logits, teacher_logits = ctx.saved_tensors
+        differences = logits.float().softmax(-1).sub_(teacher_logits.float().softmax(-1))
+        return differences.mul_(gradient[:, None]).to(logits.dtype), None
 
 
 def row_means(values: torch.Tensor, rows: torch.Tensor, number: int) -> torch.Tensor:
@@ -105,11 +121,13 @@ def batch_losses(
     numbers = batch.is_taught.cumsum(0) - 1  # of the taught tokens
 
     def value(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
-        values, is_taught = -token_logps(logits, batch.tokens.labels[chunk]), batch.is_taught[chunk]
+        labels, is_taught = batch.tokens.labels[chunk], batch.is_taught[chunk]
         if batch.teacher is None:
-            return values
+            return -token_logps(logits, labels)
         divergences = token_divergences(logits[is_taught], taught_by.logits(numbers[chunk][is_taught]))
-        return values.masked_scatter(is_taught, divergences)
+        others = -token_logps(logits[~is_taught], labels[~is_taught])
+        values = torch.zeros(len(labels), device=labels.device)
+        return values.masked_scatter(is_taught, divergences).masked_scatter(~is_taught, others)
 
     values = answer_values(model, batch.tokens, value)  # (M,)
     losses = row_means(values, rows, number)

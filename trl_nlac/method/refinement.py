@@ -38,21 +38,28 @@ class Attempt:
             The action.
         state_action ([`Prompt`]):
             The state and the action, (s_t, a_t).
+        answer ([`Answer`], *optional*):
+            The action as it can be trained on. `None` for a stored one that could not be read, and where the
+            conversation may have lost its chain of thought.
     """
 
     state: Prompt
     action: str
     state_action: Prompt
+    answer: Answer | None
 
     @classmethod
     def of(cls, roles: Roles, state: Prompt, answer: Answer) -> "Attempt":
         """Make an attempt of an answer that was parsed."""
-        return cls(state, answer.parsed, roles.continued(state, answer))
+        return cls(state, answer.parsed, roles.continued(state, answer), answer)
 
     @classmethod
-    def of_transition(cls, transition: Transition) -> "Attempt":
+    def of_transition(cls, roles: Roles, transition: Transition) -> "Attempt":
         """Make an attempt of a stored action."""
-        return cls(transition.state, transition.turn.action, transition.state_action)
+        action, token_ids, answer = transition.turn.action, transition.action_ids, None
+        if action and roles.chat.reasoning_tags is None and not roles.chat.prefill:
+            answer = Answer(transition.state, token_ids, roles.chat.decode(list(token_ids)), action)
+        return cls(transition.state, action, transition.state_action, answer)
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,14 @@ class Round:
         refined ([`Answer`], *optional*):
             The refined action. `None` if the critique or the refined action could not be parsed, or if none was asked
             for.
+        is_kept (`bool`, *optional*, defaults to `False`):
+            Whether none was asked for, because the critique calls the action the best.
     """
 
     attempt: str
     critique: Answer
     refined: Answer | None
+    is_kept: bool = False
 
 
 def refine_actions(
@@ -81,6 +91,7 @@ def refine_actions(
     num_refinements: int = 1,
     targets: dict[int, Answer] | None = None,
     criticise: Criticise = critiques,
+    keeps_best: bool = False,
 ) -> list[Refinement | None]:
     """
     Sample a_t ~ pi(. | s_t), Q_L(s_t, a_t) and a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)) (section 4.2, equation 6).
@@ -99,23 +110,28 @@ def refine_actions(
             fresh one, with its target as the first critique (`replay_refinement_fraction`).
         criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
             Samples critiques of conversations that end with an action.
+        keeps_best (`bool`, *optional*, defaults to `False`):
+            Whether an action that its critique calls the best is its own refinement (`refine_best_actions=False`).
 
     Returns:
         `list[Refinement | None]`: `None` where the action, its first critique or its refinement breaks its format.
     """
     targets = targets or {}
-    attempts = {i: Attempt.of_transition(transitions[i]) for i in targets}
+    attempts = {i: Attempt.of_transition(roles, transitions[i]) for i in targets}
     fresh = [i for i in range(len(transitions)) if i not in targets]
     actions = roles.ask("policy", [transitions[i].state for i in fresh])
     for i, action in zip(fresh, actions, strict=True):
         if action.parsed is not None:
             attempts[i] = Attempt.of(roles, action.prompt, action)
-    rounds = refinement_rounds(roles, attempts, num_refinements, targets, criticise=criticise)
+    rounds = refinement_rounds(roles, attempts, num_refinements, targets, keeps_best, criticise)
     refinements: list[Refinement | None] = [None] * len(transitions)
     for i, of_action in rounds.items():
+        first, attempt = of_action[0], attempts[i]
+        if first.is_kept:
+            refinements[i] = Refinement(attempt.action, attempt.action, first.critique.parsed, attempt.answer, True)
         for last in of_action:
             if last.refined is not None:
-                refinements[i] = Refinement(attempts[i].action, last.attempt, last.critique.parsed, last.refined)
+                refinements[i] = Refinement(attempt.action, last.attempt, last.critique.parsed, last.refined)
     return _corrected(roles, refinements)
 
 
@@ -142,8 +158,8 @@ def refinement_rounds(
         judged (`dict[int, Answer]`, *optional*):
             Critiques of the first attempts, for those that have one already.
         keeps_best (`bool`, *optional*, defaults to `False`):
-            Whether an action that the critic calls the best is kept without asking for a refined one. In training it
-            is refined once (equation 6).
+            Whether an action that the critic calls the best is kept without asking for a refined one, if it can be
+            trained on. Otherwise it is refined once (equation 6).
         criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
             Samples critiques of conversations that end with an action.
         sampling ([`~generation.base.Sampling`], *optional*):
@@ -159,13 +175,13 @@ def refinement_rounds(
         unjudged = [i for i in attempts if i not in judged]
         found = criticise(roles, [attempts[i].state_action for i in unjudged])
         judged.update(zip(unjudged, found, strict=True))
-        open_ = [i for i in attempts if judged[i].parsed is not None]
-        if keeps_best:
-            open_ = [i for i in open_ if not judged[i].parsed.optimal]
+        readable = [i for i in attempts if judged[i].parsed is not None]
+        kept = {i for i in readable if keeps_best and judged[i].parsed.optimal and attempts[i].answer is not None}
+        open_ = [i for i in readable if i not in kept]
         answers = ask_refined(roles, [together[i] for i in open_], [judged[i] for i in open_], sampling)
         refined = {i: answer for i, answer in zip(open_, answers, strict=True) if answer.parsed is not None}
         for i, attempt in attempts.items():
-            rounds[i].append(Round(attempt.action, judged[i], refined.get(i)))
+            rounds[i].append(Round(attempt.action, judged[i], refined.get(i), i in kept))
         attempts = {
             i: Attempt.of(roles, attempts[i].state, answer)
             for i, answer in refined.items()
@@ -233,7 +249,7 @@ def policy_examples(
 
 def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:
     """Rewrite the chains of thought, which may refer to the critique."""
-    found = [i for i, refinement in enumerate(refinements) if refinement is not None]
+    found = [i for i, refinement in enumerate(refinements) if refinement is not None and not refinement.is_kept]
     answers = [refinements[i].refined_action for i in found]
     for i, answer in zip(found, roles.correct_reasoning(answers, "correct_refine"), strict=True):
         refinements[i] = None if answer.parsed is None else replace(refinements[i], refined_action=answer)

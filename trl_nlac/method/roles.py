@@ -15,7 +15,7 @@
 """One model, four roles: ask it to answer in one of them."""
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,10 +27,10 @@ from tqdm.auto import tqdm
 
 from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
-from ..generation.base import Generator, Sampling
+from ..generation.base import Completion, Generator, Sampling
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
-from ..types import Answer, Message, Prompt
+from ..types import Answer, Message, Prompt, Turn
 
 
 # The metric of each role for the share of its answers that keep to their format.
@@ -77,8 +77,10 @@ class Roles:
             Whether chains of thought are rewritten before training.
         metrics (`dict[str, list[float]]`):
             Format and clipping rates since [`take_metrics`].
-        num_generated_tokens (`int`):
-            Number of tokens of all answers so far, those that were sampled again included.
+        tokens (`Counter[str]`):
+            Tokens so far by kind and role, such as `"generated/backup"`: those of answers, sampled again or not
+            (`generated`), those of their prompts (`prefilled`), and how many of the latter were in a cache (`cached`,
+            where the generator can say). Acting in an environment is the role `act`, and scoring verdicts `score`.
 
     Raises:
         ValueError: If the chat template does not support an option.
@@ -107,9 +109,22 @@ class Roles:
         self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
         self.shows_progress = shows_progress
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        self.num_generated_tokens = 0
+        self.tokens: Counter[str] = Counter()
         self._recording = threading.Lock()
         self._collected: defaultdict[str, list[Answer]] | None = None
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Number of tokens of all answers so far."""
+        return self._num_tokens("generated")
+
+    @property
+    def num_prefilled_tokens(self) -> int:
+        """Number of tokens of all prompts so far."""
+        return self._num_tokens("prefilled")
+
+    def _num_tokens(self, kind: str) -> int:
+        return sum(number for name, number in self.tokens.items() if name.startswith(f"{kind}/"))
 
     # Conversations
 
@@ -122,9 +137,10 @@ class Roles:
                 prompt = prompt.extended(self.chat.past_turn(message))
         return self.fitted(prompt)
 
-    def observe(self, prompt: Prompt, action: str, observation: str) -> Prompt:
-        """Append the environment's answer to `prompt`, which ends with `action`: s_{t+1} from (s_t, a_t)."""
-        return self.fitted(prompt.extended(self.actions.observation_ids(prompt.last_id, action, observation)))
+    def observe(self, prompt: Prompt, turn: Turn) -> Prompt:
+        """Append the observation of `turn` to `prompt`, which ends with its action: s_{t+1} from (s_t, a_t)."""
+        observed = self.actions.observation_ids(prompt.last_id, turn.action, turn.next_observation, turn.words)
+        return self.fitted(prompt.extended(observed))
 
     def continued(self, prompt: Prompt, answer: Answer, keeps_reasoning: bool | None = None) -> Prompt:
         """Append `answer` to `prompt`, as it stays in the conversation."""
@@ -174,7 +190,7 @@ class Roles:
             sampling ([`~generation.base.Sampling`], *optional*):
                 In place of the policy's own.
         """
-        return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds)
+        return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds, counted_as="act")
 
     def ask(
         self,
@@ -184,6 +200,7 @@ class Roles:
         sampling: Sampling | None = None,
         max_format_retries: int | None = None,
         seeds: list[int] | None = None,
+        counted_as: str | None = None,
     ) -> list[Answer]:
         """
         Answer each prompt as `role`.
@@ -202,6 +219,8 @@ class Roles:
                 In place of the option.
             seeds (`list[int]`, *optional*):
                 Seed of each answer. If `None`, drawn, see [`seeded`].
+            counted_as (`str`, *optional*):
+                Role under which its tokens are counted. If `None`, `role`.
 
         Returns:
             `list[Answer]`: in the order of the prompts. [`Answer.parsed`] is `None` where the format is broken or the
@@ -221,8 +240,8 @@ class Roles:
             if not self.generator.any_process(bool(pending)):
                 break
             opened = [self.opened(prompts[i]).ids for i in pending]
-            with self.progress(role, len(pending), "answer") as bar:
-                completions = self.generator.generate(opened, sampling, [seeds[i] + attempt for i in pending], bar)
+            seeds_now = [seeds[i] + attempt for i in pending]
+            completions = self._complete(role, opened, sampling, seeds_now, counted_as or role)
             for i, completion in zip(pending, completions, strict=True):
                 if parse is None:
                     text, parsed = self.actions.read(prompts[i], completion.token_ids)
@@ -232,7 +251,6 @@ class Roles:
                 parsed = parsed if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
             with self._recording:
-                self.num_generated_tokens += sum(len(completion.token_ids) for completion in completions)
                 self.metrics[FORMAT_METRICS[role]] += [float(answers[i].parsed is not None) for i in pending]
                 clipped = [float(not completion.finished) for completion in completions]
                 self.metrics["completions/clipped_ratio"] += clipped
@@ -240,6 +258,31 @@ class Roles:
         if self._collected is not None:
             self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
         return [answers[i] for i in range(len(prompts))]
+
+    def _complete(
+        self, role: str, prompts: list[list[int]], sampling: Sampling, seeds: list[int], counted_as: str
+    ) -> list[Completion]:
+        """Generate a completion of each prompt; if they are greedy, one for all prompts that are the same."""
+        places = list(range(len(prompts)))
+        if sampling.temperature == 0:
+            first: dict[tuple[int, ...], int] = {}
+            places = [first.setdefault(tuple(prompt), i) for i, prompt in enumerate(prompts)]
+        asked = sorted(set(places))
+        with self.progress(role, len(asked), "answer") as bar:
+            answers = self.generator.generate([prompts[i] for i in asked], sampling, [seeds[i] for i in asked], bar)
+        completions = dict(zip(asked, answers, strict=True))
+        with self._recording:
+            for i, completion in completions.items():
+                self.tokens[f"generated/{counted_as}"] += len(completion.token_ids)
+                self.tokens[f"prefilled/{counted_as}"] += len(prompts[i])
+                if completion.num_cached_tokens is not None:
+                    self.tokens[f"cached/{counted_as}"] += completion.num_cached_tokens
+        return [completions[i] for i in places]
+
+    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        """Compute the log-likelihood of each completion, see [`~generation.base.Generator`]."""
+        self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
+        return self.generator.score(prompts, completions)
 
     def correct_reasoning(self, answers: list[Answer], prompt_name: str) -> list[Answer]:
         """
@@ -308,6 +351,15 @@ class Roles:
         finally:
             self.metrics.clear()
             self.metrics.update(metrics)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the answers within this context out of the tokens."""
+        tokens = Counter(self.tokens)
+        try:
+            yield
+        finally:
+            self.tokens = tokens
 
     @contextmanager
     def collected(self) -> Iterator[dict[str, list[Answer]]]:

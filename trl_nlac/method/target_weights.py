@@ -44,12 +44,15 @@ class TargetWeights:
     Attributes:
         places (`dict[str, Place]`):
             The values of each parameter that this process averages.
+        num_updates (`int`):
+            Number of updates so far, which is the version of theta_bar.
     """
 
     def __init__(self, model: nn.Module | None = None, update_rate: float = 0.005, offload: bool = False):
         self.update_rate = update_rate
         self.offload = offload
         self.places: dict[str, Place] = {}
+        self.num_updates = 0
         self._averages: dict[str, torch.Tensor] = {}
         if model is not None:
             self.start(model)
@@ -72,7 +75,8 @@ class TargetWeights:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """theta_bar <- tau theta + (1 - tau) theta_bar (algorithm 1, line 10)."""
+        """theta_bar <- tau theta + (1 - tau) theta_bar (algorithm 1, line 10). With tau = 1 it is a copy."""
+        self.num_updates += 1
         for shard, average in self._pairs(model):
             average.lerp_(_like(average, shard.master), self.update_rate)
 

@@ -30,6 +30,10 @@ class GenerationOptions:
         ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
             Under DeepSpeed ZeRO-3, whether each process gathers the whole model to generate with transformers. If not,
             every layer is gathered for every token, which is slow and needs little memory. FSDP2 always does that.
+        prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
+            Largest size, in GiB on each device, of the keys and values that transformers keeps while weights stay the
+            same, so that a beginning that prompts share is read once. With 0 every prompt is read whole. vLLM has its
+            own, see `vllm_gpu_memory_utilization`.
         use_vllm (`bool`, *optional*, defaults to `False`):
             Whether to generate with vLLM instead of `model.generate`. Needs `pip install trl-nlac[vllm]`.
         vllm_mode (`str`, *optional*, defaults to `"colocate"`):
@@ -77,6 +81,13 @@ class GenerationOptions:
     ds3_gather_for_generation: bool = field(
         default=True,
         metadata={"help": "Under ZeRO-3, whether each process gathers the whole model to generate with transformers."},
+    )
+    prefix_cache_memory: float = field(
+        default=4.0,
+        metadata={
+            "help": "Largest size in GiB of the keys and values that transformers keeps, so that a beginning that "
+            "prompts share is read once. 0: every prompt is read whole."
+        },
     )
     use_vllm: bool = field(default=False, metadata={"help": "Whether to generate with vLLM."})
     vllm_mode: str = field(
@@ -127,6 +138,7 @@ class GenerationOptions:
         check_numbers(self)
         check_choices(self, "vllm_mode", "vllm_model_impl")
         check_at_least(*(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length"))
+        check_at_least(self, 0, "prefix_cache_memory")
         check_positive(self, "vllm_server_timeout")
         check(self, "vllm_gpu_memory_utilization", 0 < self.vllm_gpu_memory_utilization <= 1, "above 0 and at most 1")
         if not self.use_vllm:

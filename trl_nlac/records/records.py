@@ -49,6 +49,9 @@ class Records:
             Values since the last log, which logs their means.
         num_environment_steps (`int`):
             Number of environment steps of training, over all processes.
+        tokens (`Counter[str]`):
+            Tokens of training so far by kind and role, over all processes, see [`~method.roles.Roles`]; and those that
+            were trained on (`trained`).
         num_samples (`int`, *optional*):
             Number of transitions trained on, over all processes. `None` in a run that was resumed from a checkpoint of
             an earlier version, which did not count them.
@@ -65,6 +68,8 @@ class Records:
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
         self.num_environment_steps = 0
+        self.tokens: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()  # of this process's roles
         self.num_samples: int | None = 0
         self.health = HealthMonitor(args.health_warning_ratio)
         self.success = SuccessMonitor(args.health_warning_ratio)
@@ -104,6 +109,18 @@ class Records:
         of_processes = gather_object([(outcomes, sum(len(episode.turns) for episode in episodes))])
         self.success.update([outcome for outcomes, _ in of_processes for outcome in outcomes])
         self.num_environment_steps += sum(num_steps for _, num_steps in of_processes)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that the model has read and written for training, as TRL counts them."""
+        totals = _totals(self.tokens)
+        return totals["generated"] + totals["prefilled"]
+
+    def add_tokens(self, tokens: Counter[str]) -> None:
+        """Add the tokens that the roles of all processes have counted since the last call, given those so far."""
+        new, self._counted = tokens - self._counted, Counter(tokens)
+        for of_process in gather_object([dict(new)]):
+            self.tokens.update(of_process)
 
     def add_samples(
         self,
@@ -149,10 +166,11 @@ class Records:
         examples: list[TrainingExample],
         losses: torch.Tensor,
         divergences: torch.Tensor,
+        num_tokens: int,
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """
-        Add the losses of a micro-batch, and count its transitions.
+        Add the losses of a micro-batch, and count its transitions and tokens.
 
         Args:
             examples (`list[TrainingExample]`):
@@ -161,6 +179,8 @@ class Records:
                 Loss of each example.
             divergences (`torch.Tensor` of shape `(B,)`):
                 Divergence of each of the policy's examples from the initial weights; logged with `beta`.
+            num_tokens (`int`):
+                Number of tokens that the model computed for them, padding included.
             reduce (`Callable`):
                 Sums a tensor over all processes.
         """
@@ -170,8 +190,11 @@ class Records:
             self.audit.add_losses(examples, losses)
         kinds = [[example.loss == name and example.weight > 0 for example in examples] for name in LOSSES]
         chosen = torch.tensor(kinds, device=losses.device)  # (3, B)
-        sums = reduce(torch.stack([(chosen * values).sum(1) for values in (losses, divergences, 1)], dim=1))
-        for name, (loss, divergence, number) in zip(LOSSES, sums.tolist(), strict=True):
+        sums = torch.stack([(chosen * values).sum(1) for values in (losses, divergences, 1)], dim=1)  # (3, 3)
+        *sums, num_tokens = reduce(torch.cat([sums.flatten(), sums.new_tensor([num_tokens])])).tolist()
+        self.tokens["trained"] += round(num_tokens)
+        for i, name in enumerate(LOSSES):
+            loss, divergence, number = sums[3 * i : 3 * i + 3]
             self.metrics[f"{name}/loss"] += round(number) * [loss / max(1, number)]
             if name == "policy" and self.args.beta:
                 self.metrics["policy/kl"] += round(number) * [divergence / max(1, number)]
@@ -192,7 +215,8 @@ class Records:
         self.write(step)
         if self.num_samples is not None and self.num_environment_steps:
             means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps
-        return {**means, "environment/steps": self.num_environment_steps}
+        counts = {f"tokens/{name}": number for name, number in {**_totals(self.tokens), **self.tokens}.items()}
+        return {**means, "environment/steps": self.num_environment_steps, "num_tokens": self.num_tokens, **counts}
 
     def write(self, step: int) -> None:
         """Write down the episodes and audited samples so far."""
@@ -216,6 +240,7 @@ class Records:
             "version": 1,  # states without it have the metric names of earlier versions
             "environment_steps": self.num_environment_steps,
             "samples": self.num_samples,
+            "tokens": dict(self.tokens),
             "metrics": {name: [float(value) for value in values] for name, values in self.metrics.items()},
             "recorded": self._recorded,
             "health": self.health.state_dict(),
@@ -231,6 +256,7 @@ class Records:
             health["warned"] = [RENAMED.get(name, name) for name in state["health"]["warned"]]
         self.num_environment_steps = state["environment_steps"]
         self.num_samples = state.get("samples")
+        self.tokens = Counter(state.get("tokens", {}))
         self.metrics.update(state.get("metrics", {}))
         self._recorded = state.get("recorded")
         self.health.load_state_dict(health)
@@ -246,3 +272,11 @@ class Records:
             self._rows = rows.get("episodes", [])
         if self.audit is not None:
             self.audit.load_state_dict(rows)
+
+
+def _totals(tokens: Counter[str]) -> Counter[str]:
+    """Return the sums over roles of tokens by kind and role."""
+    totals: Counter[str] = Counter()
+    for name, number in tokens.items():
+        totals[name.partition("/")[0]] += number
+    return totals

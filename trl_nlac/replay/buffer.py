@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from ..types import Episode, Sample, Transition
-from .files import episode_lengths, read_episodes, write_episodes
+from .files import StoredEpisode, episode_lengths, read_episodes, write_episodes
 from .resharding import read_share
 from .store import EpisodeStore
 from .sum_tree import SumTree
+from .targets import KeptTargets
 
 
 _LEFT_OUT = float(np.finfo(np.float64).tiny)  # priority of a transition that is left out of the draws
@@ -55,6 +56,10 @@ class PrioritizedReplay:
         spill_directory (`str` or `Path`, *optional*):
             Folder of these files, which are deleted when the process ends. If `None`, the system's folder for
             temporary files.
+
+    Attributes:
+        targets ([`~replay.targets.KeptTargets`]):
+            Bellman targets of its transitions. They leave with their episodes.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class PrioritizedReplay:
         self.importance_sampling_exponent = importance_sampling_exponent
         self.transitions_per_episode = transitions_per_episode
         self._rng = np.random.default_rng(seed)
+        self.targets = KeptTargets()
         self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
         # Ids count up for ever; the slot of a transition is its id modulo the capacity.
         self._first_id = self._next_id = 0  # those from the first to before the next are stored
@@ -111,7 +117,10 @@ class PrioritizedReplay:
             ValueError: If an episode has more turns than the buffer holds.
             TypeError: If a task cannot be written as JSON.
         """
-        return self._extend((episode, np.full(len(episode.turns), self._max_priority)) for episode in episodes)
+        return self._extend(
+            StoredEpisode(episode, np.full(len(episode.turns), self._max_priority), [None] * len(episode.turns))
+            for episode in episodes
+        )
 
     def fill(self, episodes: Sequence[Episode]) -> None:
         """
@@ -129,14 +138,14 @@ class PrioritizedReplay:
             )
         self.add(episodes)
 
-    def _extend(self, episodes: Iterable[tuple[Episode, np.ndarray]]) -> list[int]:
+    def _extend(self, episodes: Iterable[StoredEpisode]) -> list[int]:
         first, end = self._first_id, self._next_id
         numbers = []
         try:
-            for episode, priorities in episodes:
-                numbers.append(self._next_id if episode.turns else -1)
-                if episode.turns:
-                    self._append(episode, priorities)
+            for stored in episodes:
+                numbers.append(self._next_id if stored.episode.turns else -1)
+                if stored.episode.turns:
+                    self._append(stored)
             return numbers
         finally:
             # Every slot that changed, once: those of transitions that left and of new ones.
@@ -144,20 +153,24 @@ class PrioritizedReplay:
             if len(changed):
                 self._weigh(np.unique(changed % self.capacity))
 
-    def _append(self, episode: Episode, priorities: np.ndarray) -> None:
-        length = len(episode.turns)
+    def _append(self, stored: StoredEpisode) -> None:
+        length = len(stored.episode.turns)
         if length > self.capacity:
             raise ValueError(
                 f"An episode of {length} turns does not fit into `replay_buffer_size={self.capacity}`. Make it larger."
             )
-        self._store.append(self._next_id, episode)
+        self._store.append(self._next_id, stored.episode)
         while len(self) + length > self.capacity:
             self._store.pop_oldest()
             evicted, self._first_id = self._first_id, next(iter(self._store))
             self._priorities[np.arange(evicted, self._first_id) % self.capacity] = 0
+            self.targets.drop(range(evicted, self._first_id))
         slots = np.arange(self._next_id, self._next_id + length) % self.capacity
         self._episode_ids[slots] = self._next_id
-        self._priorities[slots] = priorities
+        self._priorities[slots] = stored.priorities
+        for transition_id, target in enumerate(stored.targets, self._next_id):
+            if target is not None:
+                self.targets.load(transition_id, target)
         self._next_id += length
 
     def sample(self, number: int) -> list[Sample]:
@@ -250,11 +263,14 @@ class PrioritizedReplay:
         state = {"max_priority": self._max_priority, "rng": self._rng.bit_generator.state, "next_id": self._next_id}
         (directory / "replay.json").write_text(json.dumps(state))
 
-    def _items(self) -> Iterator[tuple[Episode, np.ndarray]]:
-        """The episodes with their priorities, oldest first."""
+    def _items(self) -> Iterator[StoredEpisode]:
+        """The episodes with their priorities and targets, oldest first."""
         for number in self._store:
             episode = self._store[number]
-            yield episode, self._priorities[np.arange(number, number + len(episode.turns)) % self.capacity]
+            ids = range(number, number + len(episode.turns))
+            yield StoredEpisode(
+                episode, self._priorities[np.array(ids) % self.capacity], [self.targets.dump(i) for i in ids]
+            )
 
     def load(self, directory: str | Path) -> None:
         """Load a buffer from [`PrioritizedReplay.save`]. Sampling continues exactly where it was."""
@@ -298,6 +314,7 @@ class PrioritizedReplay:
     def _clear(self, next_id: int) -> None:
         """Drop everything and continue with `next_id`."""
         self._store.clear()
+        self.targets.clear()
         self._first_id = self._next_id = next_id
         self._priorities[:] = 0
         self._tree = SumTree(self.capacity)

@@ -12,12 +12,12 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Parquet files of episodes and their priorities, written and read a few episodes at a time."""
+"""Parquet files of episodes, their priorities and their targets, written and read a few episodes at a time."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ _TURN = pa.struct(
         "next_observation": pa.string(),
         "reward": pa.float64(),
         "prompt_start": pa.int32(),
+        "words": pa.string(),
     }
 )
 _EPISODE = pa.schema(
@@ -49,25 +50,35 @@ _EPISODE = pa.schema(
         "failure": pa.string(),
         "is_log": pa.bool_(),
         "tools": pa.string(),  # JSON
+        "messages": pa.string(),  # JSON
         "priorities": pa.list_(pa.float64()),
+        "targets": pa.list_(pa.string()),  # JSON
     }
 )
 
 
-def write_episodes(path: Path, episodes: Iterable[tuple[Episode, np.ndarray]]) -> None:
-    """Write episodes, each with the priorities of its transitions, in row groups of a few megabytes."""
+class StoredEpisode(NamedTuple):
+    """An episode with the priority of each transition, and its kept target as JSON, if it has one."""
+
+    episode: Episode
+    priorities: np.ndarray
+    targets: Sequence[str | None]
+
+
+def write_episodes(path: Path, episodes: Iterable[StoredEpisode]) -> None:
+    """Write episodes in row groups of a few megabytes."""
     with pq.ParquetWriter(path, _EPISODE, compression="zstd") as writer:
         rows, num_tokens = [], 0
-        for episode, priorities in episodes:
-            rows.append(_row(episode, priorities))
-            num_tokens += len(episode.token_ids)
+        for stored in episodes:
+            rows.append(_row(stored))
+            num_tokens += len(stored.episode.token_ids)
             if num_tokens >= ROW_GROUP_TOKENS:
                 writer.write_table(pa.Table.from_pylist(rows, schema=_EPISODE))
                 rows, num_tokens = [], 0
         writer.write_table(pa.Table.from_pylist(rows, schema=_EPISODE))
 
 
-def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[tuple[Episode, np.ndarray]]:
+def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[StoredEpisode]:
     """Read a file of [`write_episodes`] in order; with a mask `keep`, only the episodes for which it is true."""
     start = 0
     with pq.ParquetFile(path) as file:
@@ -78,7 +89,9 @@ def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[tuple[
             start = end
             token_ids, priorities = batch["token_ids"], batch["priorities"]
             for i, row in enumerate(batch.drop_columns(["token_ids", "priorities"]).to_pylist()):
-                yield _episode(row, token_ids[i].values.to_numpy().copy()), priorities[i].values.to_numpy()
+                targets = row.pop("targets", [None] * len(row["turns"]))  # files of earlier versions have none
+                episode = _episode(row, token_ids[i].values.to_numpy().copy())
+                yield StoredEpisode(episode, priorities[i].values.to_numpy(), targets)
 
 
 def episode_lengths(path: Path) -> np.ndarray:
@@ -87,18 +100,22 @@ def episode_lengths(path: Path) -> np.ndarray:
     return pc.list_value_length(priorities).to_numpy().astype(np.int64)
 
 
-def _row(episode: Episode, priorities: np.ndarray) -> dict[str, Any]:
+def _row(stored: StoredEpisode) -> dict[str, Any]:
+    episode = stored.episode
     return {
         **vars(episode),
         "task": json.dumps(episode.task),
         "opening": json.dumps(episode.opening),
         "tools": json.dumps(episode.tools),
+        "messages": json.dumps(episode.messages),
         "turns": [vars(turn) for turn in episode.turns],
-        "priorities": priorities,
+        "priorities": stored.priorities,
+        "targets": stored.targets,
     }
 
 
 def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
     turns = tuple(Turn(**turn) for turn in row["turns"])
-    parsed = {"task": json.loads(row["task"]), **{name: tuple(json.loads(row[name])) for name in ("opening", "tools")}}
+    lists = {name: tuple(json.loads(row[name])) for name in ("opening", "tools", "messages")}
+    parsed = {"task": json.loads(row["task"]), **lists}
     return Episode(**{**row, **parsed, "token_ids": token_ids, "turns": turns})

@@ -20,11 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..types import Episode
-from .files import episode_lengths, read_episodes
+from .files import StoredEpisode, episode_lengths, read_episodes
 
 
-def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[tuple[Episode, np.ndarray]]:
+def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[StoredEpisode]:
     """
     Read one process's share of the saved episodes. Every episode belongs to exactly one of `world_size` shares, whose
     numbers of transitions differ by at most the length of the longest episode.
@@ -38,7 +37,7 @@ def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[tu
             Number of processes that share the episodes.
 
     Returns:
-        `Iterator[tuple[Episode, np.ndarray]]`: Episodes and the priorities of their transitions, oldest first.
+        `Iterator[StoredEpisode]`: the episodes with their priorities and targets, oldest first.
     """
     sources, owners = deal_episodes([episode_lengths(path) for path in paths], world_size)
     readers = [read_episodes(path, keep=owners[sources == i] == rank) for i, path in enumerate(paths)]

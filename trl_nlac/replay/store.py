@@ -155,5 +155,5 @@ def decode_episode(record: bytes) -> Episode:
     token_ids = _CODEC.decompress(view[:compressed_size], tokens_size, asbytes=True)
     fields = json.loads(_CODEC.decompress(view[compressed_size:], rest_size, asbytes=True))
     fields["turns"] = tuple(Turn(*values) for values in fields["turns"])
-    fields |= {name: tuple(fields[name]) for name in ("opening", "tools")}
+    fields |= {name: tuple(fields[name]) for name in ("opening", "tools", "messages")}
     return Episode(token_ids=np.frombuffer(token_ids, dtype=np.int32), **fields)

@@ -33,6 +33,11 @@ _ROLES = {
     "correction": "amber",
     "rehearsal": "grey",
 }
+_TOKEN_ROLES = {  # roles as tokens are counted by, where they have another name
+    "act": ("acting", "grey"),
+    "policy": ("policy (not acting)", _ROLES["policy"]),
+    "critique": ("critic", _ROLES["critic"]),
+}
 _VERDICTS = {
     "backup/optimal_rate": ("targets that say “Yes”", "sky"),
     "critic/optimal_rate": ("critiques that say “Yes”", "blue"),
@@ -179,7 +184,7 @@ def critic_charts(log: TrainingLog) -> list[Chart]:
 
 
 def time_charts(log: TrainingLog) -> list[Chart]:
-    """Return the charts of run time and environment failures."""
+    """Return the charts of run time, tokens and environment failures."""
     failures = _colored(
         [(log.training, name, _words(name)) for name in _names(log.training, "environment/", "failure_rate")]
     )
@@ -190,6 +195,7 @@ def time_charts(log: TrainingLog) -> list[Chart]:
             "Shares of the rollout, Bellman targets, refinement, the audit trail and weight syncs.",
             is_rate=True,
         ),
+        Chart("Generated tokens", _generated(log.training), "In training so far, by role."),
         Chart("Gradient steps", [_curve(log.training, "time/train", "seconds", "blue")], "Seconds per micro-batch."),
         Chart("Environment failures", [series for series in failures if any(series.y)], "Share of episodes."),
     )
@@ -259,6 +265,13 @@ def _shares(rows: Rows) -> list[Series]:
             curves.append(Series(phase, color, x, shares, low, high, style="area"))
         low = high
     return curves
+
+
+def _generated(rows: Rows) -> list[Series]:
+    """Make a curve of the generated tokens of each role."""
+    metrics = {name: name.split("/")[-1] for name in _names(rows, "tokens/generated/")}
+    labels = {role: _TOKEN_ROLES.get(role, (role, _ROLES.get(role, "grey"))) for role in metrics.values()}
+    return [_curve(rows, name, *labels[role]) for name, role in metrics.items()]
 
 
 def _thinned(values: list[float]) -> list[float]:

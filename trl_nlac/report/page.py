@@ -53,9 +53,11 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
         `Path`: The file.
 
     Raises:
-        ValueError: If the folder has no data of a run.
+        ValueError: If there is no such folder, or it has no data of a run.
     """
     run = Path(run).resolve()
+    if not run.is_dir():
+        raise ValueError(f"`run` is {run}, and there is no such folder.")
     output = run / "report.html" if output is None else Path(output)
     log, episodes = read_log(run / TRAINING_LOG), read_episodes(run)
     if not any([log.training, log.evaluations, episodes.shown]):

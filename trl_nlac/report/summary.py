@@ -27,6 +27,8 @@ from ..records.log import TrainingLog
 
 logger = logging.getLogger(__name__)
 
+TOKEN_KINDS = ("generated", "prefilled", "cached", "trained")
+
 
 @dataclass(frozen=True)
 class Success:
@@ -70,6 +72,8 @@ class Summary:
             Optimizer steps.
         environment_steps (`int`):
             Environment steps.
+        tokens (`dict[str, int]`):
+            Tokens of training by kind, of `TOKEN_KINDS`.
         duration (`str`, *optional*):
             Duration of training. `None` if it has not ended.
         successes (`list[Success]`):
@@ -84,6 +88,7 @@ class Summary:
     model: str | None
     step: int
     environment_steps: int
+    tokens: dict[str, int]
     duration: str | None
     successes: list[Success]
     training_success: float | None
@@ -100,11 +105,16 @@ def summarize(run: Path, log: TrainingLog) -> Summary:
         model=model,
         step=max((row["step"] for row in rows), default=0),
         environment_steps=max((row.get("environment/steps", 0) for row in rows), default=0),
+        tokens=_tokens(log.training[-1]) if log.training else {},
         duration=None if log.seconds is None else _duration(log.seconds),
         successes=[success for item in log.evaluations.items() if (success := _success(*item)) is not None],
         training_success=training_rates[-1] if training_rates else None,
         unreadable=unreadable,
     )
+
+
+def _tokens(row: dict[str, float]) -> dict[str, int]:
+    return {kind: round(row[f"tokens/{kind}"]) for kind in TOKEN_KINDS if f"tokens/{kind}" in row}
 
 
 def _success(dataset: str, rows: list[dict[str, float]]) -> Success | None:

@@ -87,6 +87,9 @@ def attend(
         make = pieces if query.device.type == "cpu" else block_mask
         prefix_tree.layouts[sliding_window] = make(prefix_tree, sliding_window)
     layout = prefix_tree.layouts[sliding_window]
+    if torch.is_autocast_enabled(query.device.type):  # as it does for SDPA: a norm may have left float32
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if query.device.type != "cpu":
         return flex_attention_forward(module, query, key, value, layout, scaling=scaling, **kwargs)[0], None
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:

@@ -13,7 +13,10 @@
 # limitations under the License.
 
 
-"""Settings of the learning benchmark's methods on each task: NLAC, its ablations, hindsight and the baselines."""
+"""
+Settings of the learning benchmark's methods on each task: NLAC, its ablations, what saves tokens, hindsight and the
+baselines.
+"""
 
 import inspect
 from typing import Any
@@ -134,6 +137,16 @@ ABLATIONS_BY_TASK = {
     "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
     "rooms": ("nlac_transitions_4",),
 }
+# What generates fewer tokens, one by one and together, with NLAC's budget.
+SAVINGS = {
+    "nlac_keeps_targets": {"target_max_age": 40},
+    "nlac_keeps_best": {"refine_best_actions": False},
+    "nlac_stored_actions": {"replay_refinement_fraction": 1.0},
+    # As many gradient steps for each environment step, on half as many transitions.
+    "nlac_two_updates": {"num_updates_per_generation": 2, "episodes_per_iteration": 8},
+}
+FRUGAL = "nlac_frugal"
+SAVINGS[FRUGAL] = merge_settings(*SAVINGS.values())
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
@@ -156,7 +169,7 @@ def default_settings(task: LearningTask, method: str) -> dict:
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
         return merge_settings(defaults, changes.get(method, {}))
-    changes = ABLATIONS.get(method, {})
+    changes = {**ABLATIONS, **SAVINGS}.get(method, {})
     if method == "hindsight":
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}))
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC

@@ -46,8 +46,8 @@ class LocalEngine:
             tokens, cached = self._cache_counts
             cached += sum(output.num_cached_tokens or 0 for output in outputs)
             self._cache_counts = tokens + sum(map(len, prompts)), cached
-        answers = [output.outputs[0] for output in outputs]
-        return [Completion(list(answer.token_ids), answer.finish_reason == "stop") for answer in answers]
+        answers = [(output.outputs[0], output.num_cached_tokens) for output in outputs]
+        return [Completion(list(answer.token_ids), answer.finish_reason == "stop", num) for answer, num in answers]
 
     def ask(
         self,

@@ -34,6 +34,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ...event_loop import finish
+from ...secrets import hide_in_text
 from ..base import Completion
 from ..engine import Adapter
 from .weights import save_adapter, save_weights
@@ -91,6 +92,7 @@ class ServerEngine(VLLMGeneration):
             )
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
         self.vllm_client = VLLMClient(url, group_port=self.group_port, connection_timeout=self.server_timeout)
+        self._shown_url = hide_in_text(self.vllm_client.base_url)  # in messages
         self._server_id: str | None = None  # of the server that has our weights
         self._version = 0  # of our weights
         self._recovery = threading.Lock()
@@ -207,10 +209,12 @@ class ServerEngine(VLLMGeneration):
 
         async def complete(prompt: list[int], sampling: dict[str, Any]) -> Completion:
             body = {**common, **sampling, "prompt": prompt}
-            choice = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))["choices"][0]
+            answer = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))
+            choice, details = answer["choices"][0], answer["usage"].get("prompt_tokens_details") or {}
             if bar is not None:
                 bar.update()
-            return Completion(choice["token_ids"], choice["finish_reason"] == "stop")
+            ended = choice["finish_reason"] == "stop"
+            return Completion(choice["token_ids"], ended, details.get("cached_tokens"))
 
         return await asyncio.gather(*map(complete, prompts, params))
 
@@ -241,9 +245,9 @@ class ServerEngine(VLLMGeneration):
                 return action()
             except _ServerLost as error:
                 lost = error
-                logger.warning(f"The vLLM server at {self.vllm_client.base_url} was lost: {error}")
+                logger.warning(f"The vLLM server at {self._shown_url} was lost: {error}")
         raise RuntimeError(
-            f"The vLLM server at {self.vllm_client.base_url} was lost {_MAX_ATTEMPTS} times in a row, the last time: "
+            f"The vLLM server at {self._shown_url} was lost {_MAX_ATTEMPTS} times in a row, the last time: "
             f"{lost}. See its log; then resume from the last checkpoint "
             "(`trl-nlac train --resume_from_checkpoint last`)."
         )
@@ -252,7 +256,7 @@ class ServerEngine(VLLMGeneration):
         """Wait for the server and, if it was restarted, send the weights again."""
         if not finish(self._becomes_healthy()):
             raise ConnectionError(
-                f"The vLLM server at {self.vllm_client.base_url} is gone and did not come back within "
+                f"The vLLM server at {self._shown_url} is gone and did not come back within "
                 f"`vllm_server_timeout={self.server_timeout}` seconds. Start it again and resume from "
                 "the last checkpoint (`trl-nlac train --resume_from_checkpoint last`)."
             )
@@ -262,7 +266,7 @@ class ServerEngine(VLLMGeneration):
             return
         if self.weights_dir is None:
             raise RuntimeError(
-                f"The vLLM server at {self.vllm_client.base_url} was restarted and has lost its weights and the NCCL "
+                f"The vLLM server at {self._shown_url} was restarted and has lost its weights and the NCCL "
                 "group. Resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`). With "
                 "`vllm_server_weights_dir`, servers can be restarted during training."
             )
@@ -295,7 +299,7 @@ class ServerEngine(VLLMGeneration):
         words = f"It answered {response.status} to {path}: {text[:1000]}"
         if response.status >= 500 or any(f"`{adapter.name}` does not exist" in text for adapter in self._adapters):
             raise _ServerLost(words)
-        raise RuntimeError(f"The vLLM server at {self.vllm_client.base_url} refused. {words}")
+        raise RuntimeError(f"The vLLM server at {self._shown_url} refused. {words}")
 
     async def _watched(self, work: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
         """Return the result of `work`, however long it takes, unless the server is silent for too long."""

@@ -1,0 +1,174 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""
+What NLAC's tokens buy: costs to a share of the oracle's success, which roles generate, and from which price of an
+environment step, in generated tokens, NLAC costs less than a baseline.
+
+python -m benchmarks.learning.figures.costs --cells benchmarks/results/learning benchmarks/results/learning_savings \\
+    --json benchmarks/results/learning_costs.json --page docs/source/nlac_trainer.md
+
+The cells of what saves tokens have a folder of their own:
+
+python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted --seeds 0 1 2 \\
+    --methods nlac nlac_keeps_targets nlac_keeps_best nlac_stored_actions nlac_two_updates nlac_frugal \\
+    --cells benchmarks/results/learning_savings
+"""
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from statistics import mean
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import CELLS, LEVELS, measured, of_cells, reach
+from benchmarks.learning.figures.table import label, number, rate, task_label
+from benchmarks.learning.methods.settings import SAVINGS
+
+
+LEVEL = max(LEVELS)  # of the oracle's success, to which costs are shown
+TASKS = ("service_desk_told", "service_desk_hinted")
+METHODS = ("nlac", *SAVINGS)
+RIVALS = ("hindsight", "rft", "grpo")
+SPENT = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
+
+
+def break_even(ours: dict, theirs: dict) -> float | None:
+    """
+    Return the price of an environment step, in generated tokens, from which `ours` costs less than `theirs`: 0 if at
+    any price, `None` if at none.
+
+    Args:
+        ours (`dict`), theirs (`dict`):
+            Costs to the same success, from [`~learning.figures.summary.reach`]. The second reaches it.
+    """
+    if ours["environment_steps"] is None:
+        return None
+    steps = theirs["environment_steps"] - ours["environment_steps"]
+    tokens = ours["generated_tokens"] - theirs["generated_tokens"]
+    if steps <= 0:
+        return 0.0 if steps == 0 and tokens < 0 else None
+    return round(max(0.0, tokens / steps), 1)
+
+
+def price_of_step(ours: dict[str, dict], theirs: dict[str, dict]) -> dict:
+    """
+    Return the price of [`break_even`] to the highest share of the oracle's success that `theirs` reaches, and that
+    share; `None` if it reaches none.
+    """
+    levels = [level for level, reached in theirs.items() if reached["environment_steps"] is not None]
+    level = max(levels, key=float, default=None)
+    return {"level": level, "price": None if level is None else break_even(ours[level], theirs[level])}
+
+
+def role_shares(cells: list[dict]) -> dict[str, float]:
+    """Return the share of each role in the generated tokens of all cells; empty if a cell does not count them."""
+    if not all(cell.get("tokens") for cell in cells):
+        return {}
+    generated = Counter()
+    for cell in cells:
+        roles = {name.removeprefix("generated/"): n for name, n in cell["tokens"].items() if "generated/" in name}
+        generated.update(roles)
+    return {role: round(tokens / generated.total(), 3) for role, tokens in generated.most_common()}
+
+
+def figures(cells: list[dict]) -> dict:
+    """Return the costs of one method on a task. What earlier cells did not count is missing."""
+    ends = [cell["points"][-1] for cell in cells]
+    return {
+        "seeds": [cell["seed"] for cell in cells],
+        "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
+        "spent": {
+            cost: mean(end[cost] for end in ends) if all(cost in end for end in ends) else None for cost in SPENT
+        },
+        "reach": {str(level): reach(cells, level * cells[0]["oracle_success"]) for level in LEVELS},
+        "role_shares": role_shares(cells),
+    }
+
+
+def costs(cells: list[dict]) -> dict:
+    """Return the costs of NLAC, of its savings and of the baselines, and the prices at which they are equal."""
+    by_method: dict[str, dict[str, list[dict]]] = {}
+    for cell in sorted(cells, key=lambda cell: cell["seed"]):
+        by_method.setdefault(cell["task"], {}).setdefault(cell["method"], []).append(cell)
+    tasks = {}
+    for task in TASKS:
+        of_task = by_method.get(task, {})
+        methods = {name: figures(of_task[name]) for name in (*METHODS, *RIVALS) if name in of_task}
+        prices = {
+            name: {
+                rival: price_of_step(methods[name]["reach"], methods[rival]["reach"])
+                for rival in RIVALS
+                if rival in methods
+            }
+            for name in METHODS
+            if name in methods
+        }
+        tasks[task] = {"methods": methods, "prices": prices}
+    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
+    machines = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
+    return {"level": LEVEL, "tasks": tasks, "machines": machines}
+
+
+def price(figures: dict) -> str:
+    """Format a price of [`price_of_step`]."""
+    level, value = figures["level"], figures["price"]
+    if level is None:
+        return "it learns too little"
+    return f"{'never' if value is None else 'always' if value == 0 else f'above {value:,.0f}'} (to {level})"
+
+
+def table(report: dict) -> str:
+    """Format the costs as a table."""
+    rivals = " | ".join(f"costs less than {label(rival)}" for rival in RIVALS)
+    lines = [
+        f"| task | method | seeds | final success | generated tokens | steps to {report['level']} | tokens to it | "
+        f"seconds | {rivals} |",
+        "|---" * (8 + len(RIVALS)) + "|",
+    ]
+    for task, of_task in report["tasks"].items():
+        for name, method in of_task["methods"].items():
+            reached, prices = method["reach"][str(LEVEL)], of_task["prices"].get(name, {})
+            parts = [
+                *(task_label(task), label(name), str(len(method["seeds"])), rate(method["final"])),
+                number(method["spent"]["generated_tokens"]),
+                *(number(reached[cost]) for cost in ("environment_steps", "generated_tokens", "seconds")),
+                *(price(prices[rival]) if rival in prices else "–" for rival in RIVALS),
+            ]
+            lines.append("| " + " | ".join(parts) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, nargs="+", default=[CELLS], help="folders of cells; a later one counts")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
+    args = parser.parse_args()
+    found = {}
+    for folder in args.cells:
+        for path in sorted(folder.rglob("*.json")):
+            cell = json.loads(path.read_text())
+            found[cell["task"], cell["method"], cell["seed"]] = cell
+    report = costs(list(found.values()))
+    reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(table(report), args.page, "learning/figures/costs.py")
+    print(table(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Odd servers behind an OpenAI endpoint: each gives one line that names the server and what it did."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from helpers.http_utils import JSONHandler
+from transformers import AutoTokenizer
+
+from trl_nlac.cli.main import main
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.endpoint import ChatEndpoint, EndpointEngine, EndpointError
+
+
+MODEL = {"id": "me", "object": "model", "created": 0, "owned_by": "vllm"}
+MODELS = {"object": "list", "data": [MODEL]}
+SECRET = "sk-abcdefghijklmnopqrstuvwxyz"
+
+
+def choice(**values) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": "situ", "finish_reason": "stop", **values}]}
+
+
+def chat(message: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+def with_logprobs(values: Any) -> dict[str, Any]:
+    return choice(logprobs={"token_logprobs": values, "tokens": [], "text_offset": [], "top_logprobs": []})
+
+
+ENVIRONMENT = """
+from trl_nlac.environments import StepResult
+
+
+class Rooms:
+    def reset(self):
+        return "situ"
+
+    def step(self, action):
+        return StepResult("win", terminated=True)
+"""
+
+
+class Raw:
+    """
+    An answer that is not JSON.
+
+    Args:
+        body (`bytes`):
+            What is sent.
+        status (`int`), kind (`str`), headers (`dict[str, str]`):
+            Status, content type and further headers.
+        missing (`int`):
+            Bytes that are announced and not sent.
+        seconds (`float`):
+            Time until the answer.
+    """
+
+    def __init__(self, body=b"", status=200, kind="application/json", headers=None, missing=0, seconds=0.0):
+        self.body, self.status, self.missing, self.seconds = body, status, missing, seconds
+        self.headers = {"Content-Type": kind, **(headers or {})}
+
+
+BODIES = {
+    "HTML": Raw(b"<html>\n<h1>Welcome to nginx</h1>\x1b[2J</html>", kind="text/html"),
+    "HTML that calls itself JSON": Raw(b"<html></html>"),
+    "nothing": Raw(),
+    "no content": Raw(status=204),
+    "half of a JSON object": Raw(b'{"choices": [{"te'),
+    "fewer bytes than announced": Raw(b'{"choices": []}', missing=100),
+    "bytes that are no text": Raw(b"\xff\xfe\x00\x01"),
+    "gzip that is none": Raw(b"{}", headers={"Content-Encoding": "gzip"}),
+    "events": Raw(b'data: {"choices": []}\n\ndata: [DONE]\n\n', kind="text/event-stream"),
+    "null": Raw(b"null"),
+    "a list": Raw(b"[1]"),
+    "a text": Raw(b'"ok"'),
+    "a number": Raw(b"9" * 5000),
+    "deep nesting": Raw(b"[" * 100_000),
+    "an error with status 200": Raw(json.dumps({"error": {"message": "overloaded"}}).encode()),
+    "status 400": Raw(b'{"error": {"message": "no such field"}}', 400),
+    "status 401": Raw(b'{"error": {"message": "wrong key ' + SECRET.encode() + b'"}}', 401),
+    "status 404": Raw(b"not found", 404, "text/plain"),
+    "status 422": Raw(b'{"detail": [{"loc": ["body"], "msg": "bad"}]}', 422),
+    "status 429": Raw(b'{"error": "slow down"}', 429),
+    "status 500": Raw(b"Traceback (most recent call last):\n" + b"  at line\n" * 1000, 500, "text/plain"),
+    "status 503": Raw(b"", 503),
+    "a redirect to itself": Raw(b"", 302, headers={"Location": "/v1/models"}),
+    "silence": Raw(b"{}", seconds=2.0),
+    "an object without anything": {},
+}
+LISTS = {
+    "no models": {"object": "list", "data": []},
+    "models that are null": {"data": None},
+    "models without names": {"data": [{"object": "model"}]},
+    "names that are numbers": {"data": [{**MODEL, "id": 7}]},
+    "models as an object": {"data": {"me": MODEL}},
+}
+CHOICES = {
+    "no choices": {"choices": []},
+    "choices that are null": {"choices": None},
+    "a choice that is null": {"choices": [None]},
+    "choices as an object": {"choices": {"0": {}}},
+}
+COMPLETIONS = {
+    "no text": choice(text=None),
+    "text as a list": choice(text=["situ"]),
+    "tokens as a text": choice(token_ids="1 2"),
+    "tokens that are texts": choice(token_ids=["1"]),
+    "tokens that are fractions": choice(token_ids=[1.5]),
+    "tokens that are negative": choice(token_ids=[-1]),
+    "tokens that are too large": choice(token_ids=[2**40]),
+    "tokens that are flags": choice(token_ids=[True]),
+}
+SCORES = {
+    "no log-likelihoods": choice(),
+    "log-likelihoods that are null": choice(logprobs=None),
+    "an empty list of log-likelihoods": with_logprobs([]),
+    "a log-likelihood that is null": with_logprobs([None]),
+    "a log-likelihood that is a text": with_logprobs(["-1"]),
+    "a log-likelihood that is infinite": with_logprobs([float("-inf")]),
+    "log-likelihoods as an object": with_logprobs({"a": 1}),
+}
+MESSAGES = {
+    "no message": {"choices": [{"finish_reason": "stop"}]},
+    "a message that is a text": chat("hello"),
+    "content that is an object": chat({"role": "assistant", "content": {"text": "hello"}}),
+}
+
+
+class OddServer:
+    """Answers as it is told: `models` to the list of models, `answer` to everything else."""
+
+    def __init__(self, answer: Any, models: Any = MODELS):
+        self.answer = answer
+        self.models = models
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        handler = type("Handler", (_Handler,), {"server_of_tests": self})
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+            yield f"http://user:password1@127.0.0.1:{server.server_port}/v1"
+            server.shutdown()
+
+
+class _Handler(JSONHandler):
+    server_of_tests: OddServer
+
+    def do_GET(self):
+        self.give(self.server_of_tests.models)
+
+    def do_POST(self):
+        self.read()
+        self.give(self.server_of_tests.answer)
+
+    def give(self, answer: Any) -> None:
+        if not isinstance(answer, Raw):
+            return self.answer(answer)
+        time.sleep(answer.seconds)
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body) + answer.missing))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+
+CLIENT = {"max_retries": 0, "timeout": 1.0, "api_key": SECRET}
+PARAMS = {"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "seed": 1, "stop_token_ids": [1]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+def check(error: pytest.ExceptionInfo) -> None:
+    """One line of readable length that names the server and gives away no secret."""
+    message = str(error.value)
+    assert " at `backend='http://<hidden>@127.0.0.1:" in message
+    assert message.isprintable() and len(message) < 700
+    assert "password1" not in message and SECRET not in message
+
+
+def load(url: str, tokenizer) -> EndpointEngine:
+    return EndpointEngine(tokenizer, url, "me", 4, **CLIENT)
+
+
+@pytest.mark.parametrize("name", [*BODIES, *LISTS])
+def test_lists_of_models(name, tokenizer):
+    with OddServer({}, {**BODIES, **LISTS}[name]).running() as url, pytest.raises(EndpointError) as error:
+        load(url, tokenizer)
+    check(error)
+
+
+@pytest.mark.parametrize("name", [*BODIES, *CHOICES, *COMPLETIONS])
+def test_completions(name, tokenizer):
+    with OddServer({**BODIES, **CHOICES, **COMPLETIONS}[name]).running() as url:
+        engine = load(url, tokenizer)
+        with pytest.raises(EndpointError) as error:
+            engine.generate([[1, 2], [3]], [PARAMS, PARAMS], None, None)
+    check(error)
+
+
+@pytest.mark.parametrize("owner", ["vllm", "me"])
+@pytest.mark.parametrize("name", [*CHOICES, *SCORES])
+def test_scores(name, owner, tokenizer):
+    models = {"data": [{**MODEL, "owned_by": owner}]}
+    with OddServer({**CHOICES, **SCORES}[name], models).running() as url:
+        engine = load(url, tokenizer)
+        with pytest.raises(EndpointError) as error:
+            engine.score([[1, 2]], [[3, 4]])
+    check(error)
+
+
+@pytest.mark.parametrize("name", [*BODIES, *CHOICES, *MESSAGES])
+def test_chats(name):
+    with OddServer({**BODIES, **CHOICES, **MESSAGES}[name]).running() as url:
+        model = ChatEndpoint(url, "me", 4, **CLIENT)
+        with pytest.raises(EndpointError) as error:
+            model.answer([[{"role": "user", "content": "situ"}]], Sampling(max_tokens=8), [1])
+    check(error)
+
+
+def test_what_is_merely_unusual(tokenizer):
+    """Descriptions without an owner, lengths that are no numbers, half characters, more tokens than were asked for."""
+    models = {"data": [{"id": "other"}, {"id": "me", "max_model_len": "long"}]}
+    server = OddServer(choice(text="si\ud800tu", finish_reason=None), models)
+    with server.running() as url:
+        engine = load(url, tokenizer)
+        assert engine.model == "me" and engine.max_model_length > 10**9
+        (completion,) = engine.generate([[1]], [PARAMS], None, None)
+        assert not completion.finished and all(0 <= i < len(tokenizer) for i in completion.token_ids)
+        server.answer = choice(token_ids=[1] * 100)
+        (completion,) = engine.generate([[1]], [PARAMS], None, None)
+        assert completion.token_ids == [1] * 8 and not completion.finished
+        server.answer = choice(token_ids=[])
+        assert engine.generate([[1]], [PARAMS], None, None)[0].token_ids == []
+        server.answer = chat({"role": "assistant", "content": None, "tool_calls": []})
+        model = ChatEndpoint(url, "me", 4, **CLIENT)
+        asked = ([[{"role": "user", "content": "situ"}]], Sampling(max_tokens=8), [1])
+        assert model.answer(*asked) == [("", True)]
+        server.answer = chat({"role": "assistant", "content": "a\udfffb"})
+        assert model.answer(*asked) == [("a?b", True)]
+
+
+def test_a_command_says_it_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rooms.py").write_text(ENVIRONMENT)
+    words = ["--environment_factory", "rooms.py:Rooms", "--option", "action_format=text"]
+    with OddServer(BODIES["status 401"]).running() as url:
+        assert main(["play", TINY_MODEL, "--backend", url, *words, "--auto"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "refuses a request with status 401" in line and SECRET not in line and "password1" not in line
+        assert main(["rehearse", "me", "out.jsonl", "--backend", url, *words, "--debug"]) == 2
+        *traceback, line = capsys.readouterr().err.splitlines()
+        assert line.startswith("trl-nlac rehearse: error: ") and "Traceback" in "".join(traceback)
+        assert SECRET not in "".join(traceback) and "password1" not in "".join(traceback)

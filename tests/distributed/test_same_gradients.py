@@ -1,0 +1,32 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Trees and chunks of logits with DDP, FSDP2 and ZeRO-3."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.launch import launch
+
+
+pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed builds an extension for gloo")
+
+
+def test_gradients_are_those_of_separate_sequences_in_one_process(tmp_path, monkeypatch):
+    """To 1e-5, also with a teacher, adapters, tied weights, sliding windows and gradient checkpointing."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    output = launch(str(Path(__file__).parent / "same_gradients.py"), str(tmp_path))
+    assert all(f"{kind} {rank} done" in output for kind in ("ddp", "fsdp2", "zero3") for rank in (0, 1))

@@ -1,0 +1,59 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.round_trips import FORMATS, REASONS, differences, draw_cases, problems_of, read, run
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return draw_cases(200)
+
+
+def test_conversations_come_back_as_they_were(drawn):
+    """Through a buffer, parquet, JSON lines and the datasets for other trainers; or are refused with the reason."""
+    report = run(drawn)
+    assert report["problems"] == []
+    read_ = report["outcomes"]["read"]
+    assert sum(report["outcomes"].values()) == 200 and read_ > 100
+    assert report["came_back_equal"] == dict.fromkeys(report["came_back_equal"], read_)
+    assert len(report["came_back_equal"]) == 7 and report["by_template"].keys() == FORMATS.keys()
+
+
+@pytest.mark.parametrize("fault", [fault for fault in REASONS if fault])
+def test_faults_are_refused_with_the_reason(fault):
+    drawn = draw_cases(5, fault=fault)
+    report = run(drawn)
+    assert report["problems"] == [] and report["refused"] == {fault: 5}
+
+
+def test_what_has_changed_is_found(drawn):
+    """The checks can fail: each change of a conversation is seen."""
+    case = next(c for c in drawn if not c.fault and len(c.calls[0]) == 1 and c.calls[0][0][1] and c.words[0] == [])
+    assert problems_of(case, read(case)) == []
+    episode = read(case)
+    first, *rest = episode.turns
+    for changed, problem in (
+        (replace(episode, messages=episode.messages[:-1]), "other messages"),
+        (replace(episode, terminated=not episode.terminated), "another end"),
+        (replace(episode, turns=(replace(first, action='{"name": "go"}'), *rest)), "other calls in turn 0"),
+        (replace(episode, turns=(replace(first, next_observation="?"), *rest)), "another observation in turn 0"),
+        (replace(episode, turns=(replace(first, words="?"), *rest)), "words that are not the user's in turn 0"),
+        (replace(episode, turns=()), "another number of turns"),
+    ):
+        assert problem in problems_of(case, changed)
+        assert differences(episode, changed)

@@ -1,0 +1,131 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from trl_nlac.generation.prefix_cache import PrefixCache, Reading
+from trl_nlac.generation.reading import plan, shared_beginnings
+
+
+TOKEN_SIZE = 2 * 2 * 1 * 3 * 4  # bytes: keys and values of two layers with one head of three dimensions
+
+
+def limit(number):
+    """The size of this many tokens, and of the place before the first."""
+    return (1 + number) * TOKEN_SIZE
+
+
+def states(sequences):
+    """Make keys and values that name their tokens, with left padding."""
+    width = max(map(len, sequences))
+    rows = torch.tensor([[0] * (width - len(sequence)) + sequence for sequence in sequences], dtype=torch.float32)
+    keys = rows[:, None, :, None].expand(-1, 1, -1, 3)
+    return DynamicCache([(keys, -keys), (10 * keys, keys)])
+
+
+def read(cache, *sequences):
+    """Read a batch; returns how many tokens of each sequence were known."""
+    cache.start_batch()
+    readings = [Reading(sequence) for sequence in sequences]
+    width = max(map(len, sequences))
+    for reading in readings:
+        reading.start = width - len(reading.token_ids)
+    cache.find(readings)
+    known = [len(reading.path) for reading in readings]
+    cache.keep(readings, states(sequences))
+    return known
+
+
+class TestPrefixCache:
+    def test_a_batch_is_loaded_in_its_columns(self):
+        cache = PrefixCache(10**6)
+        assert read(cache, [1, 2, 3, 4], [1, 2, 5]) == [0, 0]
+        readings = [Reading([1, 2, 3, 4, 6]), Reading([1, 2, 5, 7], start=1), Reading([8], start=4)]
+        cache.find(readings)
+        assert [reading.num_unread for reading in readings] == [1, 1, 1]
+        loaded = cache.load(readings, 4)
+        expected = states([[1, 2, 3, 4], [1, 2, 5], [0]])
+        for layer, other in zip(loaded.layers, expected.layers, strict=True):
+            assert torch.equal(layer.keys, other.keys) and torch.equal(layer.values, other.values)
+
+    def test_what_was_not_used_for_the_longest_time_is_dropped(self):
+        cache = PrefixCache(limit(40))
+        first, second, third, nines = ([1, 2, *range(10, 22)], [1, 2, *range(30, 42)], [*range(50, 62)], [9] * 10)
+        assert read(cache, first) == read(cache, nines) == [0]
+        assert read(cache, second) == [2]  # what the first one begins with
+        assert read(cache, first) == [14]
+        assert read(cache, third) == [0]  # in place of eight nines
+        assert read(cache, first) == read(cache, second) == [14] and read(cache, third) == [12]
+        assert read(cache, nines) == [2]  # in place of the end of the first one
+        assert read(cache, second) == [14] and read(cache, third) == [12]
+        assert 2 <= read(cache, first)[0] < 14
+
+    def test_ends_are_dropped_before_beginnings(self):
+        cache = PrefixCache(limit(20))
+        assert read(cache, [*range(1, 21)]) == [0]
+        assert read(cache, [*range(30, 34)]) == [0]
+        assert read(cache, [*range(1, 21)]) == [16]
+
+    def test_a_batch_that_is_too_large_keeps_what_fits(self):
+        cache = PrefixCache(limit(20))
+        batch = [[*range(start, start + 15)] for start in (1, 20, 40)]
+        for _ in range(3):
+            known = read(cache, *batch)
+        assert sum(known) == 20 and cache.size == limit(20)
+        none = PrefixCache(0)
+        assert read(none, *batch) == read(none, *batch) == [0, 0, 0]
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_loaded_states_are_always_those_of_the_tokens(self, seed):
+        """Many batches with little room: what is known has the keys of its own tokens."""
+        generator = torch.Generator().manual_seed(seed)
+        cache = PrefixCache(limit(60))
+        for _ in range(200):
+            lengths = torch.randint(1, 12, (4,), generator=generator).tolist()
+            sequences = [torch.randint(1, 4, (length,), generator=generator).tolist() for length in lengths]
+            cache.start_batch()
+            readings = [Reading(sequence, start=max(lengths) - len(sequence)) for sequence in sequences]
+            cache.find(readings)
+            width = max(lengths) - max(reading.num_unread for reading in readings)
+            expected = states(sequences)
+            if width:
+                for layer, other in zip(cache.load(readings, width).layers, expected.layers, strict=True):
+                    assert torch.equal(layer.keys, other.keys[:, :, :width])
+            cache.keep(readings, expected)
+            assert cache.size <= limit(60)
+
+
+class TestPlan:
+    def test_similar_lengths_are_read_together(self):
+        assert plan([10, 12, 11])[0] == 12
+        assert plan([]) == (0, 0)
+
+    def test_much_longer_ones_are_read_before(self):
+        assert plan([10] * 16 + [500])[0] == 10
+        assert plan([10] * 16 + [300] * 4 + [900])[0] == 10
+        assert plan([500])[0] == 500
+
+    def test_shared_beginnings(self):
+        trunk = list(range(200))
+        (beginning,) = shared_beginnings([Reading([*trunk, 500 + i]) for i in range(4)])
+        assert beginning.token_ids == trunk
+        # The turns of an episode: the longest one is read to where the one before it ends.
+        turns = [Reading([*trunk[:length], 900]) for length in (50, 100, 150, 200)]
+        (beginning,) = shared_beginnings(turns)
+        assert beginning.token_ids == trunk[:150]
+        assert not shared_beginnings([Reading([*trunk[:8], 500 + i]) for i in range(4)])  # not worth a forward pass
+        assert not shared_beginnings([Reading([i, *trunk]) for i in range(4)])

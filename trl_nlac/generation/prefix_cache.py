@@ -1,0 +1,245 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Keys and values of the tokens that a model has read, so that it reads a prefix of several sequences once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import torch
+from accelerate.utils import is_peft_model
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+
+ROOT = 0  # the place before the first token; its keys and values fill up shorter rows of a batch
+NEVER = np.iinfo(np.int64).max
+Layer = tuple[torch.Tensor | None, torch.Tensor | None]  # keys and values; `None` if it uses those of another layer
+
+
+@dataclass(eq=False)
+class Reading:
+    """
+    A sequence that a model reads.
+
+    Args:
+        token_ids (`list[int]`):
+            The tokens.
+        num_last (`int`, *optional*, defaults to `1`):
+            Number of its last tokens that are read in any case, because their logits are needed.
+        path (`list[int]`, *optional*):
+            Places of its first tokens in a [`PrefixCache`]: the part that is known.
+        whole ([`Reading`], *optional*):
+            The sequence of which this is the beginning.
+
+    Attributes:
+        start (`int`):
+            Column of its batch in which it starts, after the padding.
+        num_read (`int`):
+            Number of tokens that the model has read for it so far.
+    """
+
+    token_ids: list[int]
+    num_last: int = 1
+    path: list[int] = field(default_factory=list)
+    whole: "Reading | None" = None
+    start: int = 0
+    num_read: int = 0
+
+    @property
+    def last_place(self) -> int:
+        """Place of the last known token."""
+        return self.path[-1] if self.path else ROOT
+
+    @property
+    def num_unread(self) -> int:
+        """Number of last tokens that are still to be read."""
+        return max(len(self.token_ids) - len(self.path), self.num_last)
+
+    def beginning(self, length: int) -> "Reading":
+        """Make a reading of the first tokens only."""
+        return Reading(self.token_ids[:length], path=self.path[:length], whole=self)
+
+    def count(self, number: int) -> None:
+        """Note that the model reads up to `number` tokens."""
+        number = min(number, len(self.token_ids))
+        self.num_read += number
+        if self.whole is not None:
+            self.whole.count(number)
+
+
+class PrefixCache:
+    """
+    Keys and values of tokens that a model has read, as a tree: sequences share the places of their common prefix. It
+    belongs to one set of weights.
+
+    Args:
+        limit (`int`):
+            Largest size in bytes. Beyond it, tokens that were not used for the longest time are dropped.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._layers: list[Layer] = []  # (place, head, dimension) each
+        self._places: dict[tuple[int, int], int] = {}  # by the place before and the token
+        self._free: list[int] = []
+        self._parents, self._tokens, self._depths = (np.zeros(1, dtype=np.int64) for _ in range(3))
+        self._last_used = np.full(1, NEVER)  # batch that used a place, -1 for free ones
+        self._batch = 0
+
+    @property
+    def size(self) -> int:
+        """Size of the keys and values, in bytes."""
+        return sum(part.nbytes for part in chain(*self._layers) if part is not None)
+
+    def start_batch(self) -> None:
+        """Begin a batch. Paths are valid until the next one: no place that it uses is dropped before."""
+        self._batch += 1
+
+    def find(self, readings: list[Reading]) -> None:
+        """Extend the path of each reading by the tokens that are known."""
+        for reading in readings:
+            start, place = len(reading.path), reading.last_place
+            for token_id in reading.token_ids[start:]:
+                place = self._places.get((place, token_id))
+                if place is None:
+                    break
+                reading.path.append(place)
+            self._last_used[reading.path[start:]] = self._batch
+
+    def load(self, readings: list[Reading], width: int) -> DynamicCache:
+        """Make the cache of a batch's first columns, which readings know as far as they reach there."""
+        if not width:
+            return DynamicCache()
+        places = np.full((len(readings), width), ROOT)
+        for row, reading in zip(places, readings, strict=True):
+            known = reading.path[: max(width - reading.start, 0)]
+            row[width - len(known) :] = known
+        return DynamicCache(_each(lambda part: _rows(part, torch.from_numpy(places)), self._layers))
+
+    def keep(self, readings: list[Reading], cache: DynamicCache) -> None:
+        """Keep what a batch has read, as far as there is room, and extend the paths."""
+        read = [(layer.keys, layer.values) for layer in cache.layers]
+        if not self._layers:
+            self._layers = _each(_root, read)
+        rows, columns, places = [], [], []
+        for i, reading in enumerate(readings):
+            self.find([reading])
+            first = reading.start + len(reading.path)
+            added = self._add(reading, max(cache.get_seq_length() - first, 0))
+            rows += [i] * len(added)
+            columns += range(first, first + len(added))
+            places += added
+        if not places:
+            return
+        rows, columns, places = map(torch.tensor, (rows, columns, places))
+        for kept, new in zip(chain(*self._layers), chain(*read), strict=True):
+            if kept is not None:
+                device = kept.device
+                kept[places.to(device)] = new[rows.to(device), :, columns.to(device)]
+
+    def _add(self, reading: Reading, limit: int) -> list[int]:
+        """Extend the path by places for unknown tokens, as many as there is room for. Returns these places."""
+        depth = len(reading.path)
+        places = self._take(min(len(reading.token_ids) - depth, limit))
+        if places:
+            token_ids = reading.token_ids[depth : depth + len(places)]
+            parents = [reading.last_place, *places[:-1]]
+            self._places.update(zip(zip(parents, token_ids, strict=True), places, strict=True))
+            self._parents[places], self._tokens[places] = parents, token_ids
+            self._depths[places] = range(depth, depth + len(places))
+            self._last_used[places] = self._batch
+            reading.path += places
+        return places
+
+    def _take(self, number: int) -> list[int]:
+        """Take free places, at most `number`."""
+        if len(self._free) < number:
+            self._grow(number - len(self._free))
+        if len(self._free) < number:
+            self._evict(number - len(self._free))
+        taken = self._free[: -number - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
+        return taken
+
+    def _grow(self, number: int) -> None:
+        """Make at least `number` more places if the limit allows it."""
+        place_size = sum(part[0].nbytes for part in chain(*self._layers) if part is not None)
+        size = len(self._last_used)
+        new_size = min(self.limit // place_size, max(size + number, 2 * size))
+        if new_size <= size:
+            return
+        self._layers = _each(lambda part: _resized(part, new_size), self._layers)
+        self._parents, self._tokens, self._depths = (
+            np.resize(numbers, new_size) for numbers in (self._parents, self._tokens, self._depths)
+        )
+        self._last_used = np.concatenate([self._last_used, np.full(new_size - size, -1)])
+        self._free = [*range(new_size - 1, size - 1, -1), *self._free]
+
+    def _evict(self, number: int) -> None:
+        """
+        Free about `number` places that were not used for the longest time, none of this batch. A token was used no
+        later than those before it, so that no place is freed before those behind it.
+        """
+        number = max(number, len(self._last_used) // 8)  # sorting takes time
+        old = np.flatnonzero((self._last_used >= 0) & (self._last_used < self._batch))
+        freed = old[np.lexsort((-self._depths[old], self._last_used[old]))[:number]]
+        for key in zip(self._parents[freed].tolist(), self._tokens[freed].tolist(), strict=True):
+            del self._places[key]
+        self._last_used[freed] = -1
+        self._free += freed.tolist()
+
+
+def can_be_continued(model: nn.Module) -> bool:
+    """Whether the keys and values of a prefix are all that a model needs to read on."""
+    if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
+        return False  # virtual tokens stand before the prompt
+    if model.config.is_encoder_decoder or model.is_remote_code() or not model._supports_default_dynamic_cache():
+        return False
+    rope = model.config.get_text_config(decoder=True).to_dict().get("rope_parameters") or {}
+    ropes = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
+    if any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes):
+        return False  # keys depend on the length of the whole text
+    layers = DynamicCache(config=model.config).layers
+    kinds = {type(layer) for layer in layers if isinstance(layer, (CacheLayerMixin, LinearAttentionCacheLayerMixin))}
+    return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}  # others have no state
+
+
+def _each(change: Callable[[torch.Tensor], torch.Tensor], layers: list[Layer]) -> list[Layer]:
+    """Change keys and values of each layer."""
+    return [tuple(None if part is None else change(part) for part in layer) for layer in layers]
+
+
+def _rows(part: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Gather keys or values of rows, `(row, head, column, dimension)`."""
+    return part[places.to(part.device)].transpose(1, 2)
+
+
+def _root(states: torch.Tensor) -> torch.Tensor:
+    """Make the keys or values of the root, like those of a batch."""
+    return states.new_zeros(1, states.shape[1], states.shape[3])
+
+
+def _resized(part: torch.Tensor, size: int) -> torch.Tensor:
+    larger = part.new_empty(size, *part.shape[1:])
+    larger[: len(part)] = part
+    return larger
