@@ -281,7 +281,8 @@ class Roles:
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         """Compute the log-likelihood of each completion, see [`~generation.base.Generator`]."""
-        self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
+        with self._recording:
+            self.tokens["prefilled/score"] += sum(map(len, [*prompts, *completions]))
         return self.generator.score(prompts, completions)
 
     def correct_reasoning(self, answers: list[Answer], prompt_name: str) -> list[Answer]:
@@ -371,14 +372,14 @@ class Roles:
             self._collected = None
 
     def absorb(self, other: "Roles") -> None:
-        """Take over the metrics and the number of tokens of roles in another thread."""
+        """Take over the metrics and the counted tokens of roles in another thread."""
         with other._recording:
             metrics, other.metrics = other.metrics, defaultdict(list)
-            num_tokens, other.num_generated_tokens = other.num_generated_tokens, 0
+            tokens, other.tokens = other.tokens, Counter()
         with self._recording:
             for name, values in metrics.items():
                 self.metrics[name] += values
-            self.num_generated_tokens += num_tokens
+            self.tokens.update(tokens)
 
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""
