@@ -17,7 +17,7 @@ DEMO_ARGS ?=
 LEARNING_ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 2
-BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.micro_batches
+BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
 .PHONY: help demo test test-distributed test-vllm real-model test-real lint format bench bench-learning bench-agent bench-vllm docs clean
