@@ -53,6 +53,7 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 SIDES = ("tree", "separate", "sft")
+LONG = 16  # turns from which a step takes so long that it is run once, without a warm-up
 SIZES = {
     "2m": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, vocab_size=4096),
     "0.5b": dict(
@@ -90,15 +91,15 @@ def make_examples(turns: int, turn: int, branch: int, vocabulary: int) -> list[T
     ]
 
 
-def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], shares: bool, repetitions: int) -> float:
-    """Time forward and backward passes of a step."""
+def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], shares: bool, runs: int) -> list[float]:
+    """Time forward and backward passes of steps."""
     with tempfile.TemporaryDirectory() as folder:
         args = NLACConfig(output_dir=folder, bf16=False, use_cpu=model.device.type == "cpu", report_to="none")
     if shares and not start_sharing(model, model.config, args):
         raise RuntimeError("The model cannot read trees.")
     collate = NLACCollator(0, shares, keeps_logits=False, device=model.device)
     times = []
-    for _ in range(1 + repetitions):
+    for _ in range(runs):
         model.zero_grad()
         start = time.perf_counter()
         for examples_of_pass in [examples] if shares else split(examples, len(examples) // 2):
@@ -106,7 +107,7 @@ def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], sh
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
         times.append(time.perf_counter() - start)
-    return median(times[1:])
+    return times
 
 
 class StepTimes(TrainerCallback):
@@ -124,7 +125,7 @@ class StepTimes(TrainerCallback):
         self.times[-1] = time.perf_counter() - self.times[-1]
 
 
-def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], repetitions: int) -> float:
+def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], runs: int) -> list[float]:
     """Time the steps of `SFTTrainer`: the packed rows of all samples are one step."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>")),
@@ -157,7 +158,7 @@ def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], rep
         number = len(SFTTrainer(model, SFTConfig(**options), train_dataset=Dataset.from_list(rows),
                                 processing_class=tokenizer).train_dataset)  # fmt: skip
         times = StepTimes()
-        options |= dict(gradient_accumulation_steps=number, num_train_epochs=1 + repetitions)
+        options |= dict(gradient_accumulation_steps=number, num_train_epochs=runs)
         trainer = SFTTrainer(
             model,
             SFTConfig(**options),
@@ -166,7 +167,7 @@ def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], rep
             callbacks=[times],
         )
         trainer.train()
-    return median(times.times[1:])
+    return times.times
 
 
 def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]:
@@ -176,10 +177,12 @@ def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]
     model = make_model(args.size)
     examples = make_examples(turns, args.turn, args.branch, model.config.vocab_size)
     before = _peak_bytes(model.device)
+    runs = 1 if turns >= LONG else 1 + args.repetitions
     if side == "sft":
-        seconds = seconds_of_sft(model, examples, args.repetitions)
+        times = seconds_of_sft(model, examples, runs)
     else:
-        seconds = seconds_of_ours(model, examples, side == "tree", args.repetitions)
+        times = seconds_of_ours(model, examples, side == "tree", runs)
+    seconds = median(times[1:] or times)  # the first one warms up
     supervised = sum(len(example.completion_ids) for example in examples)
     sequences = [[*e.prompt.ids, *e.completion_ids] for e in examples]
     tree = NLACCollator(0, True)(examples).tokens.inputs["prefix_tree"]
