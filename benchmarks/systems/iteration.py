@@ -73,7 +73,7 @@ NUM_FUNCTIONS = 8
 
 
 class Words:
-    """Observations of 24 words, for 16 turns."""
+    """Observations of six words, for 16 turns."""
 
     def __init__(self):
         self.words = make_tasks("service_desk", 0)[0].requests
@@ -83,7 +83,7 @@ class Words:
         return self.observation()
 
     def observation(self) -> str:
-        return " ".join(self.rng.choices(self.words, k=24))
+        return " ".join(self.rng.choices(self.words, k=6))
 
     def step(self, action: str) -> StepResult:
         self.turn += 1
@@ -126,7 +126,7 @@ def turns_16(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
             episodes_per_iteration=8,
             transitions_per_episode=8,
             max_generation_batch_size=512,
-            max_completion_length=32,
+            max_completion_length=12,
             max_turns=16,
             max_idle_iterations=100,
         ),

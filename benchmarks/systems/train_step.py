@@ -24,6 +24,8 @@ model on the same samples: two for each turn, as of critic and policy, that shar
 TRL's `TreeRow` gathers the whole path of every segment.
 
     python -m benchmarks.systems.train_step --json benchmarks/results/train_step.json
+
+The file keeps what it has; a run that was stopped goes on where it was.
 """
 
 import argparse
@@ -53,9 +55,17 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 SIDES = ("tree", "separate", "sft")
-LONG = 16  # turns from which a step takes so long that it is run once, without a warm-up
+LONG = 8  # turns from which a step takes so long that it is run once
+# In `1layer` attention costs as much beside the rest as in a layer of `7b`, where the rest is 28,000 times as dear for
+# a token as attention for a pair of tokens. In `2m` attention is most of the cost.
 SIZES = {
+    "1layer": dict(
+        hidden_size=128, intermediate_size=21000, num_hidden_layers=1, num_attention_heads=2, vocab_size=4096
+    ),
     "2m": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, vocab_size=4096),
+    "7b_layer": dict(
+        hidden_size=3584, intermediate_size=18944, num_hidden_layers=1, num_attention_heads=28, vocab_size=4096
+    ),
     "0.5b": dict(
         hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, vocab_size=151936
     ),
@@ -65,15 +75,15 @@ SIZES = {
 }
 
 
-def make_model(size: str) -> LlamaForCausalLM:
-    """Make a model of random weights. On an accelerator it computes in bfloat16."""
+def make_model(size: str, dtype: str) -> LlamaForCausalLM:
+    """Make a model of random weights."""
     torch.manual_seed(0)
     sizes = SIZES[size]
     heads = sizes["num_attention_heads"]
     config = LlamaConfig(**sizes, num_key_value_heads=heads // 2, max_position_embeddings=2**16)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").to(device)
-    return model if device.type == "cpu" else model.to(torch.bfloat16)
+    return model.to(getattr(torch, dtype))
 
 
 def make_examples(turns: int, turn: int, branch: int, vocabulary: int) -> list[TrainingExample]:
@@ -98,6 +108,7 @@ def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], sh
     if shares and not start_sharing(model, model.config, args):
         raise RuntimeError("The model cannot read trees.")
     collate = NLACCollator(0, shares, keeps_logits=False, device=model.device)
+    batch_losses(model, collate(examples[:2]))[0].sum().backward()  # a short one warms up
     times = []
     for _ in range(runs):
         model.zero_grad()
@@ -174,15 +185,15 @@ def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]
     """Measure one side, in a process of its own for its memory."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    model = make_model(args.size)
+    model = make_model(args.size, args.dtype)
     examples = make_examples(turns, args.turn, args.branch, model.config.vocab_size)
     before = _peak_bytes(model.device)
-    runs = 1 if turns >= LONG else 1 + args.repetitions
+    runs = 1 if turns >= LONG else args.repetitions
     if side == "sft":
         times = seconds_of_sft(model, examples, runs)
     else:
         times = seconds_of_ours(model, examples, side == "tree", runs)
-    seconds = median(times[1:] or times)  # the first one warms up
+    seconds = median(times)
     supervised = sum(len(example.completion_ids) for example in examples)
     sequences = [[*e.prompt.ids, *e.completion_ids] for e in examples]
     tree = NLACCollator(0, True)(examples).tokens.inputs["prefix_tree"]
@@ -229,7 +240,8 @@ def summary(cells: list[dict], args: argparse.Namespace) -> dict[str, float]:
     for turns in trees:
         for other in ("separate", "sft"):
             if (other, turns) in of:
-                found[f"tree_speedup_{turns}_over_{other}"] = of[other, turns]["seconds"] / trees[turns]["seconds"]
+                key = f"tree_speedup_{turns}" if other == "separate" else f"tree_speedup_{turns}_over_{other}"
+                found[key] = of[other, turns]["seconds"] / trees[turns]["seconds"]
                 found[f"tokens_ratio_{turns}"] = of[other, turns]["tokens"] / trees[turns]["tokens"]
     if ("sft", 1) in of:
         rates = [of[side, 1]["supervised_tokens_per_second"] for side in ("tree", "separate", "sft")]
@@ -258,7 +270,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--turn", type=int, default=512, help="tokens of a turn")
     parser.add_argument("--branch", type=int, default=128, help="tokens of a completion")
-    parser.add_argument("--size", default="2m", choices=SIZES)
+    parser.add_argument("--size", default="1layer", choices=SIZES)
+    parser.add_argument("--dtype", default="bfloat16" if torch.accelerator.is_available() else "float32")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--cell", nargs=2, metavar=("SIDE", "TURNS"), help="measure this alone, and print it")
@@ -267,25 +280,26 @@ def main() -> None:
     if args.cell:
         print(json.dumps(measure(args.cell[0], int(args.cell[1]), args)))
         return
+    shape = {name: vars(args)[name] for name in ("turn", "branch", "size", "dtype", "repetitions", "threads")}
     cells = []
+    if args.json is not None and args.json.exists():
+        earlier = json.loads(args.json.read_text())
+        cells = earlier["cells"] if earlier["shape"] == shape else []
     for turns in args.turns:
         for side in args.sides:
+            if any((cell["side"], cell["turns"]) == (side, turns) for cell in cells):
+                continue
             words = [sys.executable, "-m", "benchmarks.systems.train_step", "--cell", side, str(turns)]
-            for name in ("turn", "branch", "size", "repetitions"):
+            for name in ("turn", "branch", "size", "dtype", "repetitions"):
                 words += [f"--{name}", str(vars(args)[name])]
             words += ["--threads", str(args.threads)] if args.threads else []
             run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
             cells.append(json.loads(run.stdout.splitlines()[-1]))
             print(json.dumps(cells[-1]), flush=True)
-    shape = {name: vars(args)[name] for name in ("turn", "branch", "size", "repetitions", "threads")}
-    report = {
-        **setting("torch", "transformers", "trl"),
-        "shape": shape,
-        "summary": summary(cells, args),
-        "cells": cells,
-    }
+            write({**setting("torch", "transformers", "trl"), "shape": shape, "cells": cells}, args.json)
+    report = {**setting("torch", "transformers", "trl"), "shape": shape, "summary": summary(cells, args)}
+    write({**report, "cells": cells}, args.json)
     print(json.dumps(report["summary"], indent=2))
-    write(report, args.json)
 
 
 if __name__ == "__main__":
