@@ -17,7 +17,7 @@ Where the time of an iteration goes, with and without what computes each token o
 `prefix_cache_memory`). Three runs, all on a CPU:
 
 - `quickstart`: the iterations of examples/scripts/nlac_quickstart.py, without evaluation
-- `16_turns`: the tiny model in episodes of 16 turns, of which 8 transitions of each drawn episode are trained on
+- `8_turns`: the tiny model in episodes of 8 turns, of which 4 transitions of each drawn episode are trained on
 - `smollm2`: SmolLM2-135M-Instruct with LoRA and the default prompts (`make real-model`)
 
 Every run is a process of its own: once as it is, for its seconds, and once under a profiler, for the shares of the
@@ -73,7 +73,7 @@ NUM_FUNCTIONS = 8
 
 
 class Words:
-    """Observations of six words, for 16 turns."""
+    """Observations of six words, for 8 turns."""
 
     def __init__(self):
         self.words = make_tasks("service_desk", 0)[0].requests
@@ -87,7 +87,7 @@ class Words:
 
     def step(self, action: str) -> StepResult:
         self.turn += 1
-        return StepResult(self.observation(), reward=1.0, terminated=self.turn == 16)
+        return StepResult(self.observation(), reward=1.0, terminated=self.turn == 8)
 
 
 def quickstart(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
@@ -115,7 +115,7 @@ def quickstart(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
     )
 
 
-def turns_16(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
+def turns_8(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
     return NLACTrainer(
         model=TINY_MODEL,
         args=make_args(
@@ -124,10 +124,10 @@ def turns_16(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
             gradient_accumulation_steps=2,
             samples_per_iteration=64,
             episodes_per_iteration=8,
-            transitions_per_episode=8,
+            transitions_per_episode=4,
             max_generation_batch_size=512,
-            max_completion_length=12,
-            max_turns=16,
+            max_completion_length=40,
+            max_turns=8,
             max_idle_iterations=100,
         ),
         train_dataset=Dataset.from_dict({"number": list(range(64))}),
@@ -157,7 +157,7 @@ def smollm2(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
     )
 
 
-RUNS = {"quickstart": quickstart, "16_turns": turns_16, "smollm2": smollm2}
+RUNS = {"quickstart": quickstart, "8_turns": turns_8, "smollm2": smollm2}
 
 
 def measure(run: str, arm: str, is_profiled: bool) -> dict:

@@ -16,8 +16,9 @@
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from trl_nlac.generation.prefix_cache import PrefixCache, Reading
+from trl_nlac.generation.prefix_cache import PrefixCache, Reading, RoomyLayer
 from trl_nlac.generation.reading import plan, shared_beginnings
 
 
@@ -129,3 +130,17 @@ class TestPlan:
         assert beginning.token_ids == trunk[:150]
         assert not shared_beginnings([Reading([*trunk[:8], 500 + i]) for i in range(4)])  # not worth a forward pass
         assert not shared_beginnings([Reading([i, *trunk]) for i in range(4)])
+
+
+def test_a_layer_with_room_holds_what_a_plain_one_does():
+    generator = torch.Generator().manual_seed(0)
+    layers = RoomyLayer(), DynamicLayer()
+    for length in (5, 1, 1, 70, *[1] * 40, 3):
+        states = [torch.randn(2, 3, length, 4, generator=generator) for _ in range(2)]
+        for keys_or_values in zip(*(layer.update(*states) for layer in layers), strict=True):
+            assert torch.equal(*keys_or_values)
+        assert layers[0].get_seq_length() == layers[1].get_seq_length()
+    for layer in layers:
+        layer.crop(-10)
+        layer.update(*states)
+    assert torch.equal(layers[0].keys, layers[1].keys)

@@ -33,6 +33,7 @@ from transformers.cache_utils import (
 
 ROOT = 0  # the place before the first token; its keys and values fill up shorter rows of a batch
 NEVER = np.iinfo(np.int64).max
+_ROOM = 32  # tokens
 Layer = tuple[torch.Tensor | None, torch.Tensor | None]  # keys and values; `None` if it uses those of another layer
 
 
@@ -87,6 +88,27 @@ class Reading:
             self.whole.count(number)
 
 
+class RoomyLayer(DynamicLayer):
+    """Keys and values of a layer, with room for more tokens, so that a new one does not copy all before it."""
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.keys, self.values = (states[:, :, :0] for states in (key_states, value_states))
+        self._keys, self._values = self.keys, self.values  # with the room
+        self.device, self.is_initialized = key_states.device, True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length, total = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        if total > self._keys.shape[-2]:
+            self._keys, self._values = (_with_room(states, total) for states in (self.keys, self.values))
+        self._keys[:, :, length:total], self._values[:, :, length:total] = key_states, value_states
+        self.keys, self.values = self._keys[:, :, :total], self._values[:, :, :total]
+        return self.keys, self.values
+
+
 class PrefixCache:
     """
     Keys and values of tokens that a model has read, as a tree: sequences share the places of their common prefix. It
@@ -128,13 +150,20 @@ class PrefixCache:
 
     def load(self, readings: list[Reading], width: int) -> DynamicCache:
         """Make the cache of a batch's first columns, which readings know as far as they reach there."""
+        cache = DynamicCache()
+        cache.layer_class_to_replicate = RoomyLayer
         if not width:
-            return DynamicCache()
+            return cache
         places = np.full((len(readings), width), ROOT)
         for row, reading in zip(places, readings, strict=True):
             known = reading.path[: max(width - reading.start, 0)]
             row[width - len(known) :] = known
-        return DynamicCache(_each(lambda part: _rows(part, torch.from_numpy(places)), self._layers))
+        for i, layer in enumerate(_each(lambda part: _rows(part, torch.from_numpy(places)), self._layers)):
+            if layer[0] is not None:
+                cache.update(*layer, i)
+            else:
+                cache.layers.append(RoomyLayer())
+        return cache
 
     def keep(self, readings: list[Reading], cache: DynamicCache) -> None:
         """Keep what a batch has read, as far as there is room, and extend the paths."""
@@ -232,6 +261,13 @@ def _each(change: Callable[[torch.Tensor], torch.Tensor], layers: list[Layer]) -
 def _rows(part: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Gather keys or values of rows, `(row, head, column, dimension)`."""
     return part[places.to(part.device)].transpose(1, 2)
+
+
+def _with_room(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Copy keys or values, `(row, head, column, dimension)`, into a tensor with at least `length` columns."""
+    roomy = states.new_empty(*states.shape[:2], length + max(length // 4, _ROOM), states.shape[3])
+    roomy[:, :, : states.shape[2]] = states
+    return roomy
 
 
 def _root(states: torch.Tensor) -> torch.Tensor:
