@@ -88,7 +88,6 @@ from .training.guards import (
     short_thoughts,
     too_many_hang,
 )
-from .training.manifest import check_manifest
 from .training.model import fit_to_context, load_model
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
@@ -423,7 +422,6 @@ class NLACTrainer(AtomicSavingTrainer):
                 raise RunRefused(f"`resume_from_checkpoint` is True, and {run} has no checkpoint.")
             resume_from_checkpoint = found[-1]
         checkpoint = Path(resume_from_checkpoint)
-        check_manifest(checkpoint)
         state = read_state(checkpoint)
         check_identity(checkpoint, state.get("identity", {}), self._identity)
         step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step

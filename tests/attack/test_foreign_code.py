@@ -28,7 +28,7 @@ from trl_nlac import NLACAgent
 from trl_nlac.cli.main import main
 from trl_nlac.cli.options import load_object
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.training.manifest import MANIFEST
+from trl_nlac.training.manifest import write_manifest
 
 
 CODE = """
@@ -195,7 +195,7 @@ def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
         shutil.copytree(tmp_path / "run" / "checkpoint-1", copy)
         assert (copy / name).exists(), name
         (copy / name).write_bytes(pickle.dumps(Bomb(marker)))
-        (copy / MANIFEST).unlink()  # otherwise its checksum is refused first
+        write_manifest(copy)  # otherwise its checksum is refused first
         try:
             make_trainer(tmp_path / name, {"max_steps": 2}).train(resume_from_checkpoint=str(copy))
         except Exception as error:

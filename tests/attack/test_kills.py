@@ -46,7 +46,7 @@ def test_records_of_a_resumed_run(tmp_path):
 
 
 def test_damaged_files_are_named(tmp_path):
-    """Of every kind; a checkpoint without its manifest is what earlier versions wrote, and resumes."""
+    """Of every kind, a lost manifest among them."""
     outcomes = damage_checkpoints(tmp_path, 3, random.Random(1), **SHORT)
     assert outcomes.keys() == set(DAMAGES)
     allowed = {"refused, the file and the checkpoint before are named", "resumed, the same bit for bit"}

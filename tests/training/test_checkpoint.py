@@ -30,6 +30,7 @@ from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.records.log import RENAMED
 from trl_nlac.replay.files import read_episodes
 from trl_nlac.training.checkpoint import load_state, save_state
+from trl_nlac.training.manifest import write_manifest
 from trl_nlac.types import Prompt, TrainingExample
 
 
@@ -135,7 +136,7 @@ class TestCheckpoint:
         path = checkpoint / "nlac" / "rank_00000" / "state.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "world_size": 2}))
         shutil.copytree(path.parent, checkpoint / "nlac" / "rank_00001")
-        (checkpoint / "nlac_manifest.json").unlink()
+        write_manifest(checkpoint)
         resumed = make_trainer(tmp_path / "resumed", config)
         saved = PrioritizedReplay(100)
         saved.load(path.parent)

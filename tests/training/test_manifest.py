@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_nlac.training.manifest import MANIFEST, check_manifest, write_manifest
+from trl_nlac.training.manifest import MANIFEST, check_manifest, check_unlisted, write_manifest
 from trl_nlac.types import RunRefused
 
 
@@ -82,8 +82,14 @@ def test_the_first_checkpoint(checkpoint):
         check_manifest(first)
 
 
-def test_checkpoints_of_earlier_versions_have_none(checkpoint, caplog):
+def test_a_lost_manifest(checkpoint):
     (checkpoint / MANIFEST).unlink()
+    assert not check_manifest(checkpoint)
+    with pytest.raises(RunRefused, match=rf"{MANIFEST} \(missing\).*resume from .*/checkpoint-4\. .*write_manifest"):
+        check_unlisted(checkpoint, is_of_earlier_version=False)
+
+
+def test_checkpoints_of_earlier_versions_have_none(checkpoint, caplog):
     with caplog.at_level(logging.WARNING):
-        check_manifest(checkpoint)
+        check_unlisted(checkpoint, is_of_earlier_version=True)
     assert [f"has no {MANIFEST}" in record.message for record in caplog.records] == [True]

@@ -32,6 +32,7 @@ from ..chat.encoder import ChatEncoder
 from ..method.target_weights import TargetWeights
 from ..replay.buffer import PrioritizedReplay
 from ..types import Prompt, RunRefused, TrainingExample
+from .manifest import check_manifest, check_unlisted
 
 
 logger = get_logger(__name__)
@@ -139,14 +140,20 @@ def load_state(
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """
-    Read the state of the first process that [`save_state`] wrote, before anything else is loaded.
+    Check the files of a checkpoint, then read the state of the first process that [`save_state`] wrote, before
+    anything else is loaded.
 
     Raises:
-        FileNotFoundError: If the checkpoint has none.
+        RunRefused: If files are missing or damaged.
+        FileNotFoundError: If the checkpoint has no such state.
     """
+    is_listed = check_manifest(checkpoint)
     folder = _folder(checkpoint, 0)
     _check_state(checkpoint, folder, 0)
-    return _state(folder)
+    state = _state(folder)
+    if not is_listed:
+        check_unlisted(checkpoint, is_of_earlier_version="identity" not in state)
+    return state
 
 
 def describe_run(

@@ -47,21 +47,19 @@ def write_manifest(checkpoint: Path) -> None:
     os.replace(written, checkpoint / MANIFEST)
 
 
-def check_manifest(checkpoint: Path) -> None:
+def check_manifest(checkpoint: Path) -> bool:
     """
-    Compare the files of a checkpoint with its manifest. Files that it does not name are left alone. A checkpoint
-    without one, as earlier versions wrote it, passes with a warning.
+    Compare the files of a checkpoint with its manifest. Files that it does not name are left alone.
+
+    Returns:
+        `bool`: whether there is a manifest. Earlier versions wrote none, see [`check_unlisted`].
 
     Raises:
         RunRefused: If files are missing or damaged; the message names them, and the checkpoint before this one.
     """
     path = checkpoint / MANIFEST
     if not path.exists():
-        logger.warning(
-            f"{checkpoint} has no {MANIFEST}: whether its files are complete and undamaged is not known. Checkpoints "
-            "of earlier versions have none."
-        )
-        return
+        return False
     try:
         files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in _entries(path).items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -71,6 +69,22 @@ def check_manifest(checkpoint: Path) -> None:
         damages = [f"{name} ({damage})" for name, damage in zip(files, results, strict=True) if damage]
     if damages:
         raise RunRefused(_refusal(checkpoint, damages))
+    return True
+
+
+def check_unlisted(checkpoint: Path, is_of_earlier_version: bool) -> None:
+    """
+    Refuse a checkpoint without a manifest, unless an earlier version wrote it: then it passes with a warning.
+
+    Raises:
+        RunRefused: If its manifest was lost.
+    """
+    if not is_of_earlier_version:
+        raise RunRefused(_refusal(checkpoint, [f"{MANIFEST} (missing)"]))
+    logger.warning(
+        f"{checkpoint} has no {MANIFEST}, because an earlier version wrote it: whether its files are complete and "
+        "undamaged is not known."
+    )
 
 
 def checksum(path: Path) -> str:
@@ -99,7 +113,8 @@ def _refusal(checkpoint: Path, damages: list[str]) -> str:
     named = ", ".join(damages[:5]) + (f" and {len(damages) - 5} more" if len(damages) > 5 else "")
     return (
         f"The checkpoint {checkpoint} is not as it was written: {named}. Copy it again, or resume from "
-        f"{_before(checkpoint)}. If you changed it on purpose, remove its {MANIFEST}."
+        f"{_before(checkpoint)}. If you changed it on purpose, write the manifest anew, with "
+        "`trl_nlac.training.manifest.write_manifest`."
     )
 
 
