@@ -163,7 +163,8 @@ class LearningCurve(TrainerCallback):
         points (`list[dict[str, float]]`):
             For each evaluation the environment steps, tokens and seconds of training so far, and all metrics. Tokens
             are those of answers (generated), of the prompts that the model read for them (prefilled), and those of
-            forward passes with gradients, padding included (trained).
+            forward passes with gradients, padding included (trained). On a CPU the seconds are those of the process,
+            so that whatever else runs there does not count.
         before (`dict[str, dict[str, float]]`):
             Metrics on the unseen domain before training, if the task has one.
     """
@@ -176,7 +177,8 @@ class LearningCurve(TrainerCallback):
         self.num_trained_tokens = 0
         self.points: list[dict[str, float]] = []
         self.before: dict[str, dict[str, float]] = {}
-        self._start = time.perf_counter()
+        self._clock = time.process_time if player.args.use_cpu else time.perf_counter
+        self._start = self._clock()
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -187,7 +189,7 @@ class LearningCurve(TrainerCallback):
         model.register_forward_pre_hook(self._count_trained, with_kwargs=True)
         task = self.player.task
         self.before = {name: self.player.evaluate(name, num_episodes=task.final_episodes) for name in task.unseen}
-        self._start = time.perf_counter()
+        self._start = self._clock()
         self._evaluate(state)
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
@@ -207,7 +209,7 @@ class LearningCurve(TrainerCallback):
             self.num_trained_tokens += inputs["input_ids"].numel()
 
     def _evaluate(self, state) -> None:
-        seconds = time.perf_counter() - self._start
+        seconds = self._clock() - self._start
         metrics = self.player.evaluate()
         point = {
             "environment_steps": self.num_environment_steps(),
@@ -224,7 +226,7 @@ class LearningCurve(TrainerCallback):
             f"success {point['episode/success_rate']:.3f}",
             flush=True,
         )
-        self._start = time.perf_counter() - seconds  # evaluation does not count
+        self._start = self._clock() - seconds  # evaluation does not count
 
 
 def trainer_arguments(acting: NLACConfig, learning_rate: float) -> dict[str, Any]:
