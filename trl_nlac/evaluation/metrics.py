@@ -136,7 +136,9 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
     played = [episode for episode in episodes if is_played(episode)]
     if played:
         metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
-        metrics["episode/length"] = sum(len(episode.turns) for episode in played) / len(played)
+        metrics["episode/length"] = sum(episode.num_turns for episode in played) / len(played)
+        if any(episode.segments for episode in played):
+            metrics["episode/num_segments"] = sum(1 + len(episode.segments) for episode in played) / len(played)
         metrics["episode/success_rate"] = sum(e.score >= success_threshold for e in played) / len(played)
     return metrics
 
