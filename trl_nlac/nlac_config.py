@@ -78,7 +78,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         environment_workers (`str`, *optional*, defaults to `"thread"`):
             Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
             processes; `"process"`, each in a process of its own, for environments that compute in Python and would
-            hold up one another and training.
+            hold up one another and training; `"ray"`, each in a process of a Ray cluster, on all its machines.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
             count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
@@ -257,8 +257,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         metadata={
             "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
             "other processes; 'process', each in a process of its own, for environments that compute in Python and "
-            "would hold up one another and training.",
-            "choices": ["thread", "process"],
+            "would hold up one another and training; 'ray', each in a process of a Ray cluster, on all its machines.",
+            "choices": ["thread", "process", "ray"],
         },
     )
     environment_timeout: float | None = field(
