@@ -144,6 +144,7 @@ KEEPS_TARGETS = {"target_max_age": None}  # MAX_AGE, in updates
 KEEPS_BEST = {"refine_best_actions": False}
 STORED_ACTIONS = {"replay_refinement_fraction": 1.0}
 TWO_UPDATES = {"num_updates_per_generation": 2, "episodes_per_iteration": 8}  # as many steps, on half the transitions
+FOUR_UPDATES = {"num_updates_per_generation": 4, "episodes_per_iteration": 16}
 FRUGAL = "nlac_frugal"
 SAVINGS = {
     "nlac_keeps_targets": KEEPS_TARGETS,
@@ -152,6 +153,9 @@ SAVINGS = {
     "nlac_two_updates": TWO_UPDATES,
     FRUGAL: merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS),
     "nlac_frugal_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS, TWO_UPDATES),
+    # Fresh actions, as in the paper.
+    "nlac_kept_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, TWO_UPDATES),
+    "nlac_kept_four_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, FOUR_UPDATES),
 }
 # Playing beside training: episodes of weights that are this number of optimizer steps old, with the frugal settings.
 # An iteration has four steps, so that a staleness of one needs iterations of one step.
