@@ -485,7 +485,7 @@ class NLACTrainer(AtomicSavingTrainer):
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
         refines_fresh_actions = not self.args.replay_refinement_fraction
-        self._wait_for_rollouts()
+        self._wait_for_rollouts(for_all=self._is_last_iteration)
         with self._generating():
             self._store(self._play(tasks))
             if self.rehearsal.is_due:
@@ -549,10 +549,12 @@ class NLACTrainer(AtomicSavingTrainer):
                 stack.enter_context(self.roles.generator.session(self.model_wrapped))
             yield
 
-    def _wait_for_rollouts(self) -> None:
-        """Wait for the episodes played beside training that would be too old for the next iteration."""
+    def _wait_for_rollouts(self, for_all: bool) -> None:
+        """Wait for the episodes played beside training that would be too old for the next iteration, or for all."""
         with self.records.timed("rollout"):
-            self.rollouts.wait(self.state.global_step, for_all=self._is_last_iteration)
+            if self.args.async_rollouts and any(gather_object([self.rollouts.are_held])):
+                self._play_on()  # for example after a callback has generated with other weights
+            self.rollouts.wait(self.state.global_step, for_all)
 
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
@@ -586,15 +588,15 @@ class NLACTrainer(AtomicSavingTrainer):
         self.records.metrics["rollout/staleness"] += self.rollouts.take_staleness()
 
     def _play_on(self) -> None:
-        """Give an engine the policy's weights again, with which episodes are played beside training."""
+        """Let episodes be played beside training with the policy's weights."""
         if self.args.async_rollouts:
             with self._generating():
-                pass
+                self.rollouts.play_on()
 
     def _finish_rollouts(self) -> None:
         """Wait for the episodes that are played beside training, and store them. Nothing is under way then."""
         if self.args.async_rollouts and any(gather_object([self.rollouts.are_under_way])):
-            self.rollouts.wait(self.state.global_step, for_all=True)
+            self._wait_for_rollouts(for_all=True)
             episodes = self.rollouts.take()
             self.failures.update(gather_object([episode.failure is not None for episode in episodes]))
             self._store(episodes)

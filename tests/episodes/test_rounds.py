@@ -24,7 +24,7 @@ import pytest
 from datasets import Dataset
 from helpers.engine_utils import TinyEngine, make_async_trainer
 from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, weights
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -143,6 +143,25 @@ def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path)
         played = [[episode.token_ids.tolist() for episode in one.replay.episodes] for one in (whole, resumed)]
         assert played[0] == played[1] and len(played[0]) == 3 * 4
         assert whole.num_environment_steps == resumed.num_environment_steps
+
+
+def test_a_callback_can_generate_while_episodes_are_under_way(monkeypatch, tmp_path):
+    """With other weights than those that play, which go on with the policy's newest ones."""
+
+    class Generates(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            with trainer.roles.generator.session(trainer.model):
+                trainer.roles.generator.generate([[5, 6]], Sampling(2), [0])
+
+    class Slow(Countdown):
+        def step(self, action):
+            time.sleep(0.2)
+            return super().step(action)
+
+    arguments = {"train_dataset": starts(8), "environment_factory": Slow, "callbacks": [Generates()]}
+    trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 3, "max_staleness": 1}, **arguments)
+    trainer.train()
+    assert len(trainer.replay.episodes) == 2 * 4
 
 
 def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):

@@ -18,11 +18,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 
 from helpers.testing_utils import make_trainer
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.kills import train
 from trl_nlac import NLACTrainer, nlac_trainer
 from trl_nlac.generation.base import Completion, Sampling
 from trl_nlac.generation.engine import SyncedGenerator
@@ -75,13 +77,22 @@ class TinyEngine:
         return 0, 0
 
 
+BESIDE = {"use_vllm": True, "vllm_mode": "server", "async_rollouts": True}
+
+
+def load_tiny_engine(model, options, accelerator, tokenizer, eos_token_ids, **others) -> SyncedGenerator:
+    """Load a generator with an engine in place of a vLLM server."""
+    scorer = TransformersGenerator(accelerator, tokenizer, eos_token_ids, batch_size=128)
+    return SyncedGenerator(TinyEngine(model, tokenizer), scorer, eos_token_ids)
+
+
 def make_async_trainer(monkeypatch, output_dir, config: dict | None = None, **kwargs) -> NLACTrainer:
     """Make a trainer that plays beside training, with an engine in place of a vLLM server."""
+    monkeypatch.setattr(nlac_trainer, "load_generator", load_tiny_engine)
+    return make_trainer(output_dir, {**BESIDE, "logging_steps": 1, **(config or {})}, **kwargs)
 
-    def load_generator(model, options, accelerator, tokenizer, eos_token_ids, **others) -> SyncedGenerator:
-        scorer = TransformersGenerator(accelerator, tokenizer, eos_token_ids, batch_size=128)
-        return SyncedGenerator(TinyEngine(model, tokenizer), scorer, eos_token_ids)
 
-    monkeypatch.setattr(nlac_trainer, "load_generator", load_generator)
-    options = {"use_vllm": True, "vllm_mode": "server", "async_rollouts": True, "logging_steps": 1}
-    return make_trainer(output_dir, {**options, **(config or {})}, **kwargs)
+def train_beside(output_dir: Path, kill: tuple[str, float] | None = None, **changes) -> None:
+    """Train as `benchmarks.kills` does, in a process of its own, and play beside training."""
+    nlac_trainer.load_generator = load_tiny_engine
+    train(output_dir, kill, **BESIDE, **changes)

@@ -65,6 +65,11 @@ class Rollouts:
         """Whether there are episodes that were not returned yet."""
         return False
 
+    @property
+    def are_held(self) -> bool:
+        """Whether there are episodes that go on only with other weights in the engine."""
+        return False
+
     def wait(self, step: int, for_all: bool = False) -> None:
         """
         Wait for the episodes that would be too old for the next iteration, or for all. Call it before weights change.
@@ -102,6 +107,9 @@ class Rollouts:
     def take_staleness(self) -> list[float]:
         """Return how many optimizer steps each round that was returned since the last call was old."""
         return []
+
+    def play_on(self) -> None:
+        """Within a session of the policy's weights: let what is under way go on with them."""
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -155,6 +163,10 @@ class AsyncRollouts(Rollouts):
     def are_under_way(self) -> bool:
         return bool(self._under_way or self._ended)
 
+    @property
+    def are_held(self) -> bool:
+        return bool(self._under_way) and not self.players.generator.is_open
+
     def wait(self, step: int, for_all: bool = False) -> None:
         while self._under_way:
             oldest = self._under_way[0]
@@ -166,7 +178,7 @@ class AsyncRollouts(Rollouts):
         self.roles.absorb(self.players)
 
     def play(self, tasks: list[dict[str, Any]], step: int, waits: bool, is_last: bool) -> list[Episode]:
-        self._share()
+        self.play_on()
         if waits or not is_last:
             self._begin(_Round(tasks, int(torch.randint(2**62, ())), step))
         if waits:
@@ -181,6 +193,9 @@ class AsyncRollouts(Rollouts):
         staleness, self._staleness = self._staleness, []
         return staleness
 
+    def play_on(self) -> None:
+        self.roles.generator.share()
+
     def stop(self) -> None:
         thread = self._thread
         if thread is not None:
@@ -189,10 +204,6 @@ class AsyncRollouts(Rollouts):
             thread.join(STOPPING_SECONDS)
         self._under_way.clear()
         self._ended.clear()
-
-    def _share(self) -> None:
-        """Let the players act with the policy's weights."""
-        self.roles.generator.share()
 
     def _is_due(self, one: _Round, step: int) -> bool:
         """Whether its episodes would be too old for the iteration after that of `step`."""

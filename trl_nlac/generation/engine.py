@@ -323,24 +323,29 @@ class BesideGenerator(EngineGenerator):
     """
     Sample in other threads through the engine of a [`SyncedGenerator`]. While the engine has other weights than those
     that were shared, calls wait.
+
+    Attributes:
+        is_open (`bool`):
+            Whether they do not.
     """
 
     def __init__(self, engine: SyncedEngine, eos_token_ids: list[int]):
         super().__init__(engine, eos_token_ids)
+        self.is_open = False
         self._gate = threading.Condition()
-        self._is_open = self._is_stopped = False
+        self._is_stopped = False
         self._running: Counter[Adapter | None] = Counter()  # number of calls
 
     def open(self, adapter: Adapter | None) -> None:
         """Let calls go on, with an adapter or the engine's own weights."""
         with self._gate:
-            self._adapter, self._is_open, self._is_stopped = adapter, True, False
+            self._adapter, self.is_open, self._is_stopped = adapter, True, False
             self._gate.notify_all()
 
     def close(self) -> None:
         """Hold new calls, and wait for the end of those that run."""
         with self._gate:
-            self._is_open = False
+            self.is_open = False
             self._gate.wait_for(lambda: not self._running.total())
 
     def wait_for(self, adapter: Adapter) -> None:
@@ -358,7 +363,7 @@ class BesideGenerator(EngineGenerator):
         self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
     ) -> list[Completion]:
         with self._gate:
-            self._gate.wait_for(lambda: self._is_open or self._is_stopped)
+            self._gate.wait_for(lambda: self.is_open or self._is_stopped)
             if self._is_stopped:
                 raise InterruptedError("Playing beside training was stopped.")
             adapter = self._adapter

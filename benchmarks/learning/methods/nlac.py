@@ -40,6 +40,8 @@ class BlindTrainer(NLACTrainer):
 class CopyGenerator(TransformersGenerator):
     """Generates with a copy of the model, in place of the engine of a server."""
 
+    is_open = True
+
     def stop(self) -> None:
         """Do nothing: all that began has ended."""
 
@@ -69,7 +71,7 @@ class StaleRollouts(AsyncRollouts):
         self._model, self._copy = trainer.model, deepcopy(trainer.model)
         self._session = ExitStack()
 
-    def _share(self) -> None:
+    def play_on(self) -> None:
         self._session.close()
         self._copy.load_state_dict(self._model.state_dict())
         self._session.enter_context(self.players.generator.session(self._copy))
