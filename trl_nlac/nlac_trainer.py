@@ -487,7 +487,8 @@ class NLACTrainer(AtomicSavingTrainer):
         refines_fresh_actions = not self.args.replay_refinement_fraction
         self._wait_for_rollouts(for_all=self._is_last_iteration)
         with self._generating():
-            self._store(self._play(tasks))
+            episodes = self._play(tasks)
+            self._store(episodes)
             if self.rehearsal.is_due:
                 self._write_rehearsal()
             samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
@@ -585,7 +586,8 @@ class NLACTrainer(AtomicSavingTrainer):
     def _store(self, episodes: list[Episode]) -> None:
         numbers = self.replay.add(episodes)
         self.records.add_episodes(episodes, numbers, self.state.global_step)
-        self.records.metrics["rollout/staleness"] += self.rollouts.take_staleness()
+        for age in self.rollouts.take_staleness():
+            self.records.add_metric("rollout/staleness", age)
 
     def _play_on(self) -> None:
         """Let episodes be played beside training with the policy's weights."""

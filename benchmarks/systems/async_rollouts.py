@@ -20,8 +20,8 @@ batch, against seconds of `play_episodes`, where every episode goes on as soon a
 for the batches of generators that are not concurrent, which wait for as long as the last generation took.
 
 `overlap_speedup`: seconds of an iteration of training that plays first, against one that plays beside training
-(`async_rollouts`); seconds for each environment step, if that ratio is smaller. The last iteration, which waits for all
-episodes, counts. `idle_share` is the share of them in which the trainer waits for episodes. Server and trainer share
+(`async_rollouts`); seconds for each environment step, if that ratio is smaller. The last iteration counts, which waits
+for all episodes. `idle_share` is the share of them in which the trainer waits for episodes. Server and trainer share
 the machine's cores, so that only the time of environments can be saved, and none of computing.
 
 python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json
