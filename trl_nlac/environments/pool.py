@@ -222,7 +222,8 @@ class EnvironmentPool:
         if hangs:
             if worker.blocks_its_loop:
                 self._give_own_loops(worker.name)
-            self._hanging.append(worker)
+            # A new list, as another thread may count at the moment.
+            self._hanging = [other for other in self._hanging if other.is_left_behind] + [worker]
             self._killers[:] = [*(thread for thread in self._killers if thread.is_alive()), worker.kill()]
 
     def call(self, job: Callable[[], Any], name: str) -> Any:
@@ -241,8 +242,7 @@ class EnvironmentPool:
     @property
     def num_left_behind(self) -> int:
         """Number of discarded instances that still hang in a thread or a task."""
-        self._hanging = [worker for worker in self._hanging if worker.is_left_behind]
-        return len(self._hanging)
+        return sum(worker.is_left_behind for worker in self._hanging)
 
     def close(self) -> None:
         """Close all instances. New ones are made when they are needed."""
