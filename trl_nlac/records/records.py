@@ -26,7 +26,13 @@ from accelerate.utils import gather_object
 
 from ..evaluation.evaluation import Evaluation
 from ..evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor
-from ..evaluation.metrics import episode_metrics, is_played, mean_over_processes
+from ..evaluation.metrics import (
+    episode_metrics,
+    is_played,
+    mean_over_processes,
+    reward_metrics,
+    without_zero_kinds,
+)
 from ..nlac_config import NLACConfig
 from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample
 from .audit import AuditTrail
@@ -112,7 +118,7 @@ class Records:
         if self.tables is not None:
             self._rows += self.tables.rows(episodes, numbers, step, self.num_environment_steps)
         metrics = episode_metrics(episodes, self.args.success_threshold) if episodes else {}
-        for name, value in mean_over_processes(metrics).items():
+        for name, value in {**mean_over_processes(metrics), **reward_metrics(episodes)}.items():
             self.metrics[name].append(value)
         outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]
         of_processes = gather_object([(outcomes, sum(len(episode.turns) for episode in episodes))])
@@ -228,6 +234,7 @@ class Records:
         if self.num_samples is not None and self.num_environment_steps:
             means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps
         counts = {f"tokens/{name}": number for name, number in {**_totals(self.tokens), **self.tokens}.items()}
+        means = without_zero_kinds(means)
         return {**means, "environment/steps": self.num_environment_steps, "num_tokens": self.num_tokens, **counts}
 
     def write(self, step: int) -> None:

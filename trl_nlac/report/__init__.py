@@ -14,4 +14,4 @@
 
 """The run report: one HTML page about a training run, which needs only a browser."""
 
-from .page import write_report
+from .page import RunReport, write_report

@@ -16,8 +16,9 @@
 
 import base64
 import hashlib
+import html
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ _HERE = Path(__file__).parent
 _STYLES = ("page.css", "episodes.css")
 _SCRIPTS = ("dom.js", "charts.js", "episodes.js")
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """
+    A written report. A notebook shows it inline, in a frame that can reach neither the notebook nor a network.
+
+    Args:
+        path (`Path`):
+            The page.
+    """
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.path.read_text(encoding="utf-8"))
+        style = "width: 100%; height: 800px; border: 1px solid #8888"
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}" title="Run report"></iframe>'
 
 
 def write_report(run: str | Path, output: str | Path | None = None) -> Path:
