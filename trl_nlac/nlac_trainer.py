@@ -62,6 +62,7 @@ from .prompts import NLACPrompts
 from .records.folder import TrainingLogCallback, check_unused, checkpoints, has_ended, set_aside
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.lock import locked
+from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
@@ -384,6 +385,9 @@ class NLACTrainer(AtomicSavingTrainer):
             checkpoint, self.had_ended = self._on_first_process(
                 lambda: self._open_folder(resume_from_checkpoint, total)
             )
+            if self.is_world_process_zero() and not self.had_ended:
+                write_settings(self.args, get_config_model_id(self.model.config))
+                stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start

@@ -17,15 +17,13 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from math import comb, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, stdev
 from typing import Any
 
 import datasets
 import evaluate
 import numpy as np
-import torch
 from accelerate.utils import gather_object
-from trl.trainer.utils import nanstd
 
 from ..types import FAILURE_KINDS, Episode
 
@@ -191,7 +189,7 @@ def _mean_and_std(values: Sequence[float], mean: str, std: str) -> dict[str, flo
     """Return the mean, and the standard deviation of more than one value."""
     metrics = {mean: sum(values) / len(values)}
     if len(values) > 1:
-        metrics[std] = nanstd(torch.tensor(values, dtype=torch.float64)).item()
+        metrics[std] = stdev(values)
     return metrics
 
 

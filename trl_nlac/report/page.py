@@ -14,29 +14,23 @@
 
 """The page of the report."""
 
-import base64
-import hashlib
 import html
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import jinja2
 
 from ..records.folder import AUDIT, COMPLETIONS, TRAINING_LOG
 from ..records.log import TrainingLog, read_log
-from ..secrets import hide_secrets
 from .calibration import first_and_last
 from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
+from .highlights import find_highlights
+from .notes import read_settings, read_warnings
+from .rendering import write_page
 from .run_files import Episodes, read_episodes
-from .summary import summarize
+from .summary import spent_tokens, summarize
 
 
-_HERE = Path(__file__).parent
 _STYLES = ("page.css", "episodes.css")
-_SCRIPTS = ("dom.js", "charts.js", "episodes.js")
-_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+_SCRIPTS = ("dom.js", "charts.js", "episodes.js", "highlights.js", "follow.js")
 
 
 @dataclass(frozen=True)
@@ -57,16 +51,18 @@ class RunReport:
         return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}" title="Run report"></iframe>'
 
 
-def write_report(run: str | Path, output: str | Path | None = None) -> Path:
+def write_report(run: str | Path, output: str | Path | None = None, refresh: int | None = None) -> Path:
     """
-    Write one HTML page about a training run: its curves, the critic's calibration, and its episodes turn by turn. The
-    page needs neither a network nor a server, and can be written during the run.
+    Write one HTML page about a training run: its settings, curves, highlights, the critic's calibration, its episodes
+    turn by turn, and its warnings. The page needs neither a network nor a server, and can be written during the run.
 
     Args:
         run (`str` or `Path`):
             Folder of the run, the `output_dir` of its configuration.
         output (`str` or `Path`, *optional*):
             File to write. If `None`, `report.html` in the folder of the run.
+        refresh (`int`, *optional*):
+            Seconds after which an open page loads itself again, for a run that goes on. If `None`, it does not.
 
     Returns:
         `Path`: The file.
@@ -84,12 +80,10 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
             f"`run` is {run}, which has no readable {TRAINING_LOG}, {COMPLETIONS}/*.parquet or {AUDIT}/*.parquet. "
             "Pass the `output_dir` of a training run that has logged at least once."
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(_page(run, log, episodes), encoding="utf-8", errors="replace")  # names can have lone surrogates
-    return output
+    return _write(run, log, episodes, output, refresh if log.seconds is None else None)
 
 
-def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
+def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refresh: int | None) -> Path:
     charts = {
         "learning": learning_charts(log),
         "training": training_charts(log),
@@ -98,41 +92,26 @@ def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
         "time": time_charts(log),
     }
     reliability = first_and_last(episodes.verdicts)
+    highlights = find_highlights(episodes.shown, episodes.first_success)
     data = {
         "charts": {key: [asdict(chart) for chart in group] for key, group in charts.items()},
         "reliability": [[asdict(evaluation) for evaluation in evaluations] for evaluations in reliability],
         "episodes": episodes.shown,
+        "highlights": [highlight._asdict() for highlight in highlights],
+        "refresh": refresh,
     }
-    style, script = (
-        "\n".join((_HERE / name).read_text(encoding="utf-8") for name in names) for names in (_STYLES, _SCRIPTS)
-    )
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.jinja").render(
+    return write_page(
+        *(output, "page.html.jinja", _STYLES, _SCRIPTS, data),
         summary=summarize(run, log),
+        settings=read_settings(run),
+        warnings=read_warnings(run),
+        num_failed=sum(failures.count for failures in episodes.failures.values()),
+        spent=spent_tokens(log.training[-1]) if log.training else None,
         log=log,
         charts=charts,
         max_points=MAX_POINTS,
         reliability=reliability,
+        highlights=highlights,
         episodes=episodes,
-        style=style,
-        script=script,
-        # Even if a text of the model or an environment were not escaped, only this script could run.
-        policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'",
-        data=_json(hide_secrets(data)),
+        refresh=refresh,
     )
-
-
-def _source(text: str) -> str:
-    """Return the name of an inline style or script in a content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _json(data: Any) -> str:
-    """Encode JSON in ASCII, without characters that have a meaning in HTML."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
