@@ -77,9 +77,10 @@ class Records:
         self.tokens: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()  # of this process's roles
         self.num_samples: int | None = 0
-        self.health = HealthMonitor(args.health_warning_ratio)
-        self.success = SuccessMonitor(args.health_warning_ratio)
-        self.formats = FormatMonitor(args.max_completion_length)
+        rehearsal = args.rehearsal_ratio
+        self.health = HealthMonitor(args.health_warning_ratio, rehearsal_ratio=rehearsal, beta=args.beta)
+        self.success = SuccessMonitor(args.health_warning_ratio, keeps_best=bool(args.load_best_model_at_end))
+        self.formats = FormatMonitor(args.max_completion_length, rehearsal_ratio=rehearsal)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self._recorded: int | None = 0  # step at which they were written down last, `None` if it is not known
