@@ -47,9 +47,11 @@ def write_settings(args: NLACConfig, model: str) -> None:
     for field in fields(args):
         if field.init and field.name in values and field.name not in _OF_THE_PLACE:
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            value = values[field.name]
-            is_default = value == default or (default is None and isinstance(value, dict))  # became a group of options
-            (others if is_default else chosen)[field.name] = value
+            value = vars(args)[field.name]
+            # Left out, and filled in by transformers: an empty value, or an object that stands for several options.
+            is_object = isinstance(values[field.name], dict) and not isinstance(value, dict)
+            is_filled_in = default in (None, "", "none") and (not value or is_object)
+            (others if value == default or is_filled_in else chosen)[field.name] = values[field.name]
     settings = {"model": hide_in_text(model), "chosen": chosen, "others": others}
     path = Path(args.output_dir, SETTINGS)
     path.parent.mkdir(parents=True, exist_ok=True)
