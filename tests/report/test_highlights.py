@@ -33,6 +33,7 @@ def test_the_first_success_of_all_is_on_the_page(tmp_path):
         rows[0].update(success=True, failure="step: it broke")  # proves nothing
         write_episodes(tmp_path, rows, step)
     episodes = read_episodes(tmp_path, limit=20)
+    write_episodes(tmp_path, [make_row(step=0)], 0, kind="eval")  # before training
     assert len(episodes.shown) == 20 and episodes.shown[episodes.first_success]["step"] == 37
     (highlight,) = find_highlights(episodes.shown, episodes.first_success)
     assert highlight.title == "The first success" and "in training, at step 37" in highlight.why

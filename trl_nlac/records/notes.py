@@ -28,6 +28,7 @@ from .folder import SETTINGS, WARNINGS
 
 
 MAX_WARNINGS = 1000
+_PREFIX = "[RANK 0] "  # of accelerate's loggers
 _OF_THE_PLACE = {"output_dir", "run_name", "logging_dir", "project", "trackio_space_id"}
 
 
@@ -90,7 +91,7 @@ class _Notes(logging.Handler):
             return
         self.num_left -= 1
         try:
-            line = {"step": self.step(), "message": hide_in_text(record.getMessage())}
+            line = {"step": self.step(), "message": hide_in_text(record.getMessage().removeprefix(_PREFIX))}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8", errors="replace") as file:
                 file.write(json.dumps(line) + "\n")

@@ -234,6 +234,7 @@ function listRow(episode, i, isOpen, open) {
       "span",
       { className: "words" },
       el("span", { className: "title", dir: "auto" }, titleOf(episode)),
+      el("span", { className: "last", dir: "auto" }, visible((episode.turns.at(-1)?.action ?? "").slice(0, 120))),
       el(
         "span",
         { className: "facts" },

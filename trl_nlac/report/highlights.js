@@ -32,44 +32,48 @@ function highlightCard({ title, why, episode: index, turn: number, sample: chose
   );
 }
 
-const MOST = { tasks: 30, times: 24 };
+const MOST_TIMES = 24;
 
 /** Create a table of the same tasks in all evaluations of a dataset: a row for each task, a column for each step. */
-function tasksOverTime(dataset, episodes, open) {
-  const steps = [...new Set(episodes.map(([episode]) => episode.step))].sort((a, b) => a - b);
-  const size = Math.ceil(steps.length / MOST.times);
+function tasksOverTime(dataset, tasks, open) {
+  const steps = [...new Set(Object.values(tasks).flatMap((times) => Object.keys(times).map(Number)))];
+  steps.sort((a, b) => a - b);
+  if (steps.length < 2) return null;
+  const size = Math.ceil(steps.length / MOST_TIMES);
   const columns = steps.filter((_, i) => (steps.length - 1 - i) % size === 0);
-  const tasks = new Map();
-  for (const [episode, i] of episodes) {
-    if (!tasks.has(episode.number)) tasks.set(episode.number, new Map());
-    const times = tasks.get(episode.number);
-    times.set(episode.step, [...(times.get(episode.step) ?? []), [episode, i]]);
-  }
-  const rows = [...tasks].filter(([, times]) => times.size > 1).sort(([a], [b]) => a - b);
-  if (!rows.length) return null;
-  const cell = (found, step, title) => {
-    if (!found) return el("td", {});
-    const won = found.filter(([episode]) => episode.outcome === "success").length;
-    const [sign] = OUTCOMES[found.length === 1 ? found[0][0].outcome : won ? "success" : "failure"];
-    const words = found.length === 1 ? OUTCOMES[found[0][0].outcome][1] : `${won} of ${found.length} succeeded`;
-    const kind = found.length === 1 ? found[0][0].outcome : won === found.length ? "success" : won ? "some" : "failure";
-    const label = `${title}, step ${format(step)}: ${words}`;
-    const text = found.length === 1 ? sign : `${won}/${found.length}`;
+  const shown = new Map(); // the last episode of the page by task and step
+  const titles = new Map();
+  data.episodes.forEach((episode, i) => {
+    if (episode.split !== "eval" || (episode.dataset ?? "") !== dataset) return;
+    shown.set(`${episode.number} ${episode.step}`, i);
+    titles.set(String(episode.number), titleOf(episode));
+  });
+  const cell = (number, step, counts) => {
+    if (!counts) return el("td", {});
+    const [won, played] = counts;
+    const kind = won === played ? "success" : won ? "some" : "failure";
+    const label = `Task ${number}, step ${format(step)}: ${won} of ${played} succeeded`;
+    const text = played === 1 ? OUTCOMES[kind][0] : `${won}/${played}`;
+    const index = shown.get(`${number} ${step}`);
     const node = el("button", { type: "button", className: `outcome ${kind}`, title: label, "aria-label": label }, text);
-    node.addEventListener("click", () => open(found.at(-1)[1]));
+    node.disabled = index === undefined;
+    node.addEventListener("click", () => open(index));
     return el("td", {}, node);
   };
-  const line = ([number, times]) => {
-    const title = titleOf([...times.values()][0][0][0]);
-    return el(
+  const rows = Object.entries(tasks).map(([number, times]) =>
+    el(
       "tr",
       {},
-      el("th", { scope: "row" }, el("span", { className: "number" }, `${number} `), el("bdi", {}, title)),
-      ...columns.map((step) => cell(times.get(step), step, `Task ${number}`)),
-    );
-  };
+      el(
+        "th",
+        { scope: "row" },
+        el("span", { className: "number" }, `${number} `),
+        el("bdi", {}, titles.get(number) ?? ""),
+      ),
+      ...columns.map((step) => cell(number, step, times[step])),
+    ),
+  );
   const head = el("tr", {}, el("th", {}, "task"), ...columns.map((step) => el("th", { scope: "col" }, short(step))));
-  const left = rows.length - MOST.tasks;
   return el(
     "div",
     {},
@@ -77,24 +81,16 @@ function tasksOverTime(dataset, episodes, open) {
     el(
       "div",
       { className: "wide-table", tabIndex: 0, role: "region", "aria-label": "Tasks over time" },
-      el("table", { className: "grid-of-tasks" }, el("thead", {}, head), ...rows.slice(0, MOST.tasks).map(line)),
+      el("table", { className: "grid-of-tasks" }, el("thead", {}, head), ...rows),
     ),
-    left > 0 ? el("p", { className: "note" }, `${format(left)} more tasks are not shown.`) : null,
   );
 }
 
-const highlights = document.getElementById("highlights");
-if (highlights) highlights.append(...data.highlights.map((highlight) => highlightCard(highlight, openEpisode)));
+const cards = document.getElementById("cards");
+if (cards) cards.append(...data.highlights.map((highlight) => highlightCard(highlight, openEpisode)));
 
 const times = document.getElementById("times");
 if (times) {
-  const evaluations = new Map();
-  data.episodes.forEach((episode, i) => {
-    if (episode.split !== "eval") return;
-    const dataset = episode.dataset ?? "";
-    evaluations.set(dataset, [...(evaluations.get(dataset) ?? []), [episode, i]]);
-  });
-  const tables = [...evaluations].map(([name, episodes]) => tasksOverTime(name, episodes, openEpisode)).filter(Boolean);
-  if (tables.length) times.append(...tables);
-  else times.closest("section").remove();
+  const tables = Object.entries(data.tasks).map(([dataset, tasks]) => tasksOverTime(dataset, tasks, openEpisode));
+  times.append(...tables.filter(Boolean));
 }

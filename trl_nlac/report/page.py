@@ -29,6 +29,7 @@ from .run_files import Episodes, read_episodes
 from .summary import spent_tokens, summarize
 
 
+MAX_TASKS = 40  # of a dataset, in the table of tasks over time
 _STYLES = ("page.css", "episodes.css")
 _SCRIPTS = ("dom.js", "charts.js", "episodes.js", "highlights.js", "follow.js")
 
@@ -97,9 +98,11 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
         "charts": {key: [asdict(chart) for chart in group] for key, group in charts.items()},
         "reliability": [[asdict(evaluation) for evaluation in evaluations] for evaluations in reliability],
         "episodes": episodes.shown,
+        "tasks": {dataset: dict(sorted(tasks.items())[:MAX_TASKS]) for dataset, tasks in episodes.tasks.items()},
         "highlights": [highlight._asdict() for highlight in highlights],
         "refresh": refresh,
     }
+    has_times = any(len({step for task in tasks.values() for step in task}) > 1 for tasks in episodes.tasks.values())
     return write_page(
         *(output, "page.html.jinja", _STYLES, _SCRIPTS, data),
         summary=summarize(run, log),
@@ -114,4 +117,6 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
         highlights=highlights,
         episodes=episodes,
         refresh=refresh,
+        has_times=has_times,
+        max_tasks=MAX_TASKS,
     )

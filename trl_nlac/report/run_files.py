@@ -16,7 +16,7 @@
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,8 +55,10 @@ class Episodes:
             Number of all evaluation episodes.
         verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
             Verdict scores of actions and whether their episodes succeeded, by dataset and step of the evaluation.
+        tasks (`dict[str, dict[int, dict[int, list[int]]]]`):
+            Numbers of successes and of episodes in evaluation, by dataset, number of the task, and step.
         first_success (`int`, *optional*):
-            Index, among those of the page, of the first episode that succeeded.
+            Index, among those of the page, of the first episode of training that succeeded, or else of evaluation.
         failures (`dict[str, Failures]`):
             Failures of environments by their reason, the most frequent first.
         unreadable (`list[str]`):
@@ -68,6 +70,7 @@ class Episodes:
     num_train: int
     num_eval: int
     verdicts: dict[tuple[str, int], list[tuple[float, bool]]]
+    tasks: dict[str, dict[int, dict[int, list[int]]]]
     first_success: int | None
     failures: dict[str, "Failures"]
     unreadable: list[str]
@@ -132,7 +135,7 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
     room = limit - len(chosen)
     chosen += _spread(sorted(audited, key=lambda place: place.step), max(room // 2, room - len(others)))
     chosen += _spread(others, limit - len(chosen))
-    first = min((p for p in [*played, *evaluations] if p.succeeded), key=lambda place: place.step, default=None)
+    first = next((place for place in [*played, *evaluations] if place.succeeded), None)
     if first is not None and first not in chosen:
         chosen[len(chosen) // 2] = first
     shown, first_success = [], None
@@ -142,7 +145,8 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
         shown.append(episode)
     num_train, num_eval = len(audited) + len(others), len(evaluations)
     failures = dict(sorted(files.failures.items(), key=lambda item: -item[1].count))
-    return Episodes(shown, num_train, num_eval, verdicts, first_success, failures, list(files.unreadable))
+    unreadable = list(files.unreadable)
+    return Episodes(shown, num_train, num_eval, verdicts, _tasks(evaluations), first_success, failures, unreadable)
 
 
 class _Files:
@@ -234,18 +238,40 @@ def _look_at_audits(files: _Files, audits: list[_File]) -> dict[Key, int]:
     return steps
 
 
+def _tasks(evaluations: list[_Place]) -> dict[str, dict[int, dict[int, list[int]]]]:
+    """Count successes and episodes of evaluations by dataset, task and step."""
+    found: dict[str, dict[int, dict[int, list[int]]]] = {}
+    for place in evaluations:
+        counts = found.setdefault(place.file.dataset, {}).setdefault(place.task, {}).setdefault(place.step, [0, 0])
+        counts[0] += place.succeeded
+        counts[1] += 1
+    return found
+
+
 def _over_time(places: list[_Place], number: int) -> list[_Place]:
-    """Return at most `number` places of evaluations: the newest of each dataset, then all times of the same tasks."""
+    """
+    Return at most `number` places of evaluations: of the newest evaluation of each dataset, and of the same tasks at
+    all other times, first one episode of each, then a second one, and so on.
+    """
     if len(places) <= number:
-        return places
+        return list(places)
     newest = {place.file.dataset: place.step for place in places}
     is_newest = [place.step == newest[place.file.dataset] for place in places]
     now = [place for place, is_so in zip(places, is_newest, strict=True) if is_so]
     before = [place for place, is_so in zip(places, is_newest, strict=True) if not is_so]
-    before.sort(key=lambda place: (place.task, place.step))
-    now.sort(key=lambda place: place.task)
-    now = now[:number]
-    return now + before[: number - len(now)]
+    now = _in_turns(now)[: number // 2 if before else number]
+    return now + _in_turns(before)[: number - len(now)]
+
+
+def _in_turns(places: list[_Place]) -> list[_Place]:
+    """Order places so that each task at each time comes once before any comes again."""
+    seen: Counter[tuple[str, int, int]] = Counter()
+    keyed = []
+    for place in places:
+        evaluation = (place.file.dataset, place.task, place.step)
+        keyed.append(((seen[evaluation], place.task, place.step), place))
+        seen[evaluation] += 1
+    return [place for _, place in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def _spread(places: list[_Place], number: int) -> list[_Place]:
