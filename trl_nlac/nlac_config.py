@@ -448,6 +448,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         is_path = self.output_dir is None or isinstance(self.output_dir, (str, os.PathLike))
         check(self, "output_dir", is_path, "a path, or None")
         check_types(self)  # before transformers reads them
+        for ending in ("", "_kwargs"):  # renamed in transformers; TRL sets the old one by default, which would warn
+            old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
+            if new in vars(self) and vars(self)[new] is None:
+                vars(self)[new] = vars(self)[old]
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
         self.check()
