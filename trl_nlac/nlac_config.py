@@ -86,7 +86,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         environment_workers (`str`, *optional*, defaults to `"thread"`):
             Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
             processes; `"process"`, each in a process of its own, for environments that compute in Python and would
-            hold up one another and training.
+            hold up one another and training; `"ray"`, each in a process of a Ray cluster, on all its machines.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
             count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
@@ -276,8 +276,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         metadata={
             "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
             "other processes; 'process', each in a process of its own, for environments that compute in Python and "
-            "would hold up one another and training.",
-            "choices": ["thread", "process"],
+            "would hold up one another and training; 'ray', each in a process of a Ray cluster, on all its machines.",
+            "choices": ["thread", "process", "ray"],
         },
     )
     environment_timeout: float | None = field(
@@ -448,6 +448,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         is_path = self.output_dir is None or isinstance(self.output_dir, (str, os.PathLike))
         check(self, "output_dir", is_path, "a path, or None")
         check_types(self)  # before transformers reads them
+        for ending in ("", "_kwargs"):  # renamed in transformers; TRL sets the old one by default, which would warn
+            old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
+            if new in vars(self) and vars(self)[new] is None:
+                vars(self)[new] = vars(self)[old]
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
         self.check()

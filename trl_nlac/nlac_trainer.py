@@ -33,6 +33,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
+from transformers.utils import is_in_notebook
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
@@ -62,6 +63,7 @@ from .prompts import NLACPrompts
 from .records.folder import TrainingLogCallback, check_unused, checkpoints, has_ended, set_aside
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.lock import locked
+from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
@@ -105,6 +107,8 @@ from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, S
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
+
+    from .report import RunReport
 
 logger = get_logger(__name__)
 
@@ -317,6 +321,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
         self.add_callback(TrainingLogCallback())
+        if is_in_notebook():
+            self._shorten_table()
         self.add_callback(TrainBeginCallback(self._restore_losses))
         self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
@@ -387,6 +393,9 @@ class NLACTrainer(AtomicSavingTrainer):
             checkpoint, self.had_ended = self._on_first_process(
                 lambda: self._open_folder(resume_from_checkpoint, total)
             )
+            if self.is_world_process_zero() and not self.had_ended:
+                write_settings(self.args, get_config_model_id(self.model.config))
+                stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start
@@ -757,6 +766,34 @@ class NLACTrainer(AtomicSavingTrainer):
             f"{self.state.max_steps}; {self._next_checkpoint} is saved. `train(resume_from_checkpoint=True)` goes on."
         )
         stop_at_once(number)
+
+    def _shorten_table(self) -> None:
+        """Put a table of six columns in place of the one that a notebook shows of each run."""
+        from transformers.utils.notebook import NotebookProgressCallback
+
+        from .records.notebook import NotebookTableCallback
+
+        if self.pop_callback(NotebookProgressCallback) is not None:
+            self.add_callback(NotebookTableCallback())
+
+    def report(self, output: str | Path | None = None) -> "RunReport":
+        """
+        Write the report of the run so far, one HTML page, see [`~report.write_report`]. A notebook shows it where it
+        is the value of a cell.
+
+        Args:
+            output (`str` or `Path`, *optional*):
+                File to write. If `None`, `report.html` in `output_dir`.
+
+        Returns:
+            [`~report.RunReport`]: the page.
+
+        Raises:
+            ValueError: If the run has not logged anything.
+        """
+        from .report import RunReport, write_report
+
+        return RunReport(write_report(self.args.output_dir, output))
 
     # Evaluation
 

@@ -21,7 +21,11 @@ from trl.scripts.env import print_env
 from .options import Parser
 
 
+def make_parser() -> Parser:
+    return Parser(prog="trl-nlac env", description="Print versions, for bug reports.")
+
+
 def run(words: list[str]) -> None:
-    Parser(prog="trl-nlac env", description="Print versions, for bug reports.").parse_args(words)
+    make_parser().parse_args(words)
     print(f"- trl-nlac version: {version('trl-nlac')}", end="")
     print_env()
