@@ -104,7 +104,10 @@ class _InProcess(Exception):
 
 def _serve(connection: Connection, pickled_make: bytes) -> None:
     """Make an environment and answer calls of its methods, until the last one or the end of the caller."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which plays episodes to their end
+    # Signals are for the trainer, which plays episodes to their end. SIGTERM gets a handler, which, unlike that it is
+    # ignored, programs do not inherit that the environment starts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     random.seed()
     np.random.seed()  # otherwise all processes would draw the same numbers
     if torch := sys.modules.get("torch"):
