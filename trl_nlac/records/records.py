@@ -15,6 +15,7 @@
 """Collect the metrics of a run, and write down its episodes and audited samples."""
 
 import math
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -66,6 +67,7 @@ class Records:
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args
         self.metrics: dict[str, list[float]] = defaultdict(list)
+        self._adding = threading.Lock()  # of reward functions, which can run beside training
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
         self.num_environment_steps = 0
         self.tokens: Counter[str] = Counter()
@@ -90,12 +92,13 @@ class Records:
 
     def add_metric(self, name: str, value: float) -> None:
         """
-        Add a value that a user's function logs.
+        Add a value that a user's function logs, in any thread.
 
         Raises:
             TypeError, ValueError: If it is no number.
         """
-        self.metrics[str(name)].append(float(value))
+        with self._adding:
+            self.metrics[str(name)].append(float(value))
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
@@ -219,11 +222,12 @@ class Records:
     def take(self, step: int) -> dict[str, float]:
         """Return the means of the metrics since the last call, and write down episodes and audited samples."""
         means = {}
-        for name, values in self.metrics.items():
-            valid = [value for value in values if not math.isnan(value)]
-            if valid:
-                means[name] = sum(valid) / len(valid)
-        self.metrics.clear()
+        with self._adding:
+            for name, values in self.metrics.items():
+                valid = [value for value in values if not math.isnan(value)]
+                if valid:
+                    means[name] = sum(valid) / len(valid)
+            self.metrics.clear()
         self.write(step)
         if self.num_samples is not None and self.num_environment_steps:
             means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps
