@@ -92,6 +92,7 @@ from .training.model import fit_to_context, load_model
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
+from .training.rendezvous import Rendezvous
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
@@ -317,6 +318,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.idle = IdleMonitor(args.max_idle_iterations)
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
+        self.rendezvous = Rendezvous(args.ddp_timeout)
         if warning := short_thoughts(chat.template, args.max_completion_length):
             logger.warning(warning)
         self._batches: deque[list[TrainingExample]] = deque()
@@ -548,6 +550,7 @@ class NLACTrainer(AtomicSavingTrainer):
             while self.environments:
                 played = play_episodes(self.environments, tasks, self.roles, rewards=self.rewards)
                 episodes += played
+                self.rendezvous.wait()
                 self.failures.update(gather_object([episode.failure is not None for episode in played]))
                 if self.failures.is_exceeded:
                     raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
@@ -734,6 +737,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 torch.manual_seed(args.seed + rank)
                 with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
+                    self.rendezvous.wait()
         finally:
             if not self.is_in_train:
                 self.environments.close()
