@@ -175,7 +175,8 @@ def test_training_is_that_of_the_cpu(tmp_path, flexes, name):
     assert trainer._collate.shares_prefixes == expected._collate.shares_prefixes == (name != "separate")
     assert len(losses(trainer)) == trainer.args.max_steps
     for loss in ("critic", "policy"):
-        assert all(entry[f"{loss}/num_examples"] for entry in trainer.state.log_history if "loss" in entry)
+        numbers = [entry.get(f"{loss}/num_examples") for entry in trainer.state.log_history]
+        assert any(numbers) and 0 not in numbers
     for one, other in zip(losses(trainer), losses(expected), strict=True):
         assert one == pytest.approx(other, rel=1e-6, abs=1e-6)
     on_host = {name: values.cpu() for name, values in weights(trainer.model).items()}
@@ -193,6 +194,7 @@ def test_traffic_of_a_training_step(tmp_path, flexes):
     counts = []
     for batch_size, steps in ((4, 1), (4, 2), (8, 2)):
         options = {"per_device_train_batch_size": batch_size, "max_steps": steps, "samples_per_iteration": 16}
+        options |= {"max_turns": 1, "episodes_per_iteration": 4}
         trainer = train(tmp_path / f"{batch_size}-{steps}", "sampled", DEVICE, **options, logging_steps=100)
         counts.append(in_training(trainer.counted))
         del trainer
@@ -240,9 +242,9 @@ def test_evaluation(tmp_path):
 
 def test_agent():
     """Acts, refines, judges candidates; on whichever device it is put."""
-    options = {"action_format": "text", "max_completion_length": 32, "prompts": COMPACT_PROMPTS}
+    options = {"action_format": "text", "max_completion_length": 20, "prompts": COMPACT_PROMPTS}
     said = []
-    for device in ("cpu", DEVICE, OTHER):
+    for device in ("cpu", OTHER):
         agent = NLACAgent.from_pretrained(TINY_MODEL, device=device, **options)
         assert devices_of(agent.model) == {torch.device(device)}
         torch.manual_seed(0)
@@ -251,7 +253,7 @@ def test_agent():
             agent.act(messages, **kwargs) for kwargs in ({}, {"refine": 1}, {"num_candidates": 3, "judge": True})
         ]
         said.append([(answer.token_ids, answer.message, len(answer.candidates)) for answer in answers])
-    assert said[0] == said[1] == said[2]
+    assert said[0] == said[1]
     assert NLACAgent.from_pretrained(TINY_MODEL, **options).model.device.type == standin.NAME  # by default
 
 

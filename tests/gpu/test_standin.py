@@ -32,6 +32,6 @@ def test_the_package_on_devices_that_are_not_the_cpu():
         env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert finished.returncode == 0, finished.stdout[-20000:] + finished.stderr[-5000:]
