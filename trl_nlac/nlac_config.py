@@ -600,6 +600,16 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         return copied
 
     @property
+    def n_gpu(self) -> int:
+        """Number of GPUs of this process: at most one. Every further one has a process of its own."""
+        return min(super().n_gpu, 1)
+
+    @property
+    def num_idle_gpus(self) -> int:
+        """Number of GPUs that this process sees and leaves alone."""
+        return super().n_gpu - self.n_gpu
+
+    @property
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size

@@ -102,6 +102,7 @@ from .training.model import fit_to_context, load_model
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
+from .training.rendezvous import Rendezvous
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
@@ -339,6 +340,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.idle = IdleMonitor(args.max_idle_iterations)
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
+        self.rendezvous = Rendezvous(args.ddp_timeout)
         if warning := short_thoughts(chat.template, args.max_completion_length):
             logger.warning(warning)
         self._batches: deque[list[TrainingExample]] = deque()
@@ -585,6 +587,7 @@ class NLACTrainer(AtomicSavingTrainer):
             if self.args.async_rollouts and any(gather_object([self.rollouts.are_held])):
                 self._play_on()  # for example after a callback has generated with other weights
             self.rollouts.wait(self.state.global_step, for_all)
+            self.rendezvous.wait()
 
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
@@ -595,6 +598,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 waits = num_transitions < max(1, self.args.learning_starts)
                 played = self.rollouts.play(tasks, self.state.global_step, waits, self._is_last_iteration)
                 episodes += played
+                self.rendezvous.wait()
                 self._check_failures(played)
                 num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
@@ -862,6 +866,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 torch.manual_seed(args.seed + rank)
                 with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
+                    self.rendezvous.wait()
         finally:
             if not self.is_in_train:
                 self.environments.close()

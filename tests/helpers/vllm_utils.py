@@ -14,6 +14,7 @@
 
 """Helpers for tests of the vLLM backends. Scripts import them too, because each engine needs its own process."""
 
+import logging
 import os
 import signal
 import socket
@@ -21,7 +22,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -119,6 +122,20 @@ def assert_continuous(trainer: NLACTrainer) -> None:
             episodes = play_episodes(trainer.environments, tasks, trainer.roles)
             played.append([episode.token_ids.tolist() for episode in episodes])
         assert played[0] == played[1] and len(set(map(tuple, played[0]))) > 2
+
+
+@contextmanager
+def assert_logged(text: str) -> Iterator[None]:
+    """Check that something is logged within this context."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("trl_nlac").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("trl_nlac").removeHandler(handler)
+    assert any(text in record for record in records), records
 
 
 def logged(trainer: NLACTrainer, name: str) -> list[float]:

@@ -16,6 +16,7 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -340,7 +341,7 @@ def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeigh
 
 
 def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None:
-    """Fill the current shards from the saved ones: each reads what it needs of all files."""
+    """Fill the current shards from the saved ones: of each file only its description is read, and what is needed."""
     state = {name: torch.empty_like(average) for name, average in target_weights.state_dict().items()}
     missing = {name: place.size for name, place in target_weights.places.items()}
     for path in [*directory.glob(_TARGET_WEIGHTS), *directory.glob(f"nlac/*/{_TARGET_WEIGHTS}")]:
@@ -349,11 +350,11 @@ def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None
                 place = target_weights.places.get(name)
                 if place is None or list(place.shape) != shape:
                     raise ValueError(f"The target weights in {path} do not fit the model, for example `{name}`.")
-                values = file.get_tensor(name).flatten()
-                first, last = max(start, place.start), min(start + len(values), place.start + place.size)
+                saved = math.prod(file.get_slice(name).get_shape())
+                first, last = max(start, place.start), min(start + saved, place.start + place.size)
                 if first < last:
                     own = state[name].view(-1)[first - place.start : last - place.start]
-                    own.copy_(values[first - start : last - start])
+                    own.copy_(_read_range(file, name, first - start, last - start))
                     missing[name] -= len(own)
     incomplete = [name for name, number in missing.items() if number != 0]
     if incomplete:
@@ -362,6 +363,18 @@ def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None
             "the files of all processes copied?"
         )
     target_weights.load_state_dict(state)
+
+
+def _read_range(file: safe_open, name: str, first: int, last: int) -> torch.Tensor:
+    """Read a range of a flattened tensor: of a file, the rows that it lies in."""
+    part = file.get_slice(name)
+    shape = part.get_shape()
+    if not shape:
+        return file.get_tensor(name).flatten()
+    row_size = math.prod(shape[1:])
+    start = first // row_size
+    rows = part[start : -(-last // row_size)]
+    return rows.flatten()[first - start * row_size : last - start * row_size]
 
 
 def _folder(directory: Path, rank: int) -> Path:
