@@ -46,7 +46,7 @@ from trl.trainer.utils import get_config_model_id, identity
 from .chat.actions import choose_format
 from .chat.encoder import ChatEncoder
 from .chat.tokenizer import ending_token_ids, load_tokenizer
-from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
+from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool, Prompts
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
 from .episodes.rewards import RewardFunc, load_rewards
@@ -74,7 +74,7 @@ from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
-from .training.arguments import check_arguments, check_tasks, named
+from .training.arguments import check_arguments, check_tasks, named, plays_prompts, refuse_rollout_func
 from .training.checkpoint import (
     check_identity,
     describe_run,
@@ -109,7 +109,18 @@ from .training.stopping import StopSignals, stop_at_once
 from .training.targets import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
-from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, Sample, TrainingExample, Transition
+from .types import (
+    LOSSES,
+    Answer,
+    Episode,
+    Judgement,
+    Refinement,
+    RunRefused,
+    Sample,
+    TrainingExample,
+    Transition,
+    all_conversations,
+)
 
 
 if TYPE_CHECKING:
@@ -184,9 +195,11 @@ class NLACTrainer(AtomicSavingTrainer):
             each task.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
             Tokenizer with a chat template. If `None`, that of the model.
-        reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Functions that score an episode at its end, in TRL's form, see [`~episodes.rewards.EpisodeRewards`]. Their
-            rewards are added to the environment's.
+        reward_funcs (`Callable`, `str`, [`~transformers.PreTrainedModel`] or a list of them, *optional*):
+            What scores an episode at its end: functions in TRL's form, see [`~episodes.rewards.EpisodeRewards`], and
+            reward models, see [`~episodes.rewards.RewardModel`]. The rewards are added to the environment's. With a
+            column `prompt` in the dataset and no environment, the answer to a prompt is the whole episode, as in
+            [`~trl.GRPOTrainer`]; `max_turns` is 1 then, and `single_step` true.
         tools (`list[Callable]`, *optional*):
             Standalone tools, in addition to those of a TRL environment or without an environment.
         prompts ([`NLACPrompts`], *optional*):
@@ -206,6 +219,11 @@ class NLACTrainer(AtomicSavingTrainer):
             Adapter to train in place of the whole model.
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             How to quantize a model that is loaded by name.
+        reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list of them, *optional*):
+            Tokenizers of the reward models in `reward_funcs`, one for each entry; `None` for functions, and where the
+            model's own is meant.
+        rollout_func (`Callable`, *optional*):
+            Refused: what it does in [`~trl.GRPOTrainer`], an environment does here.
 
     Raises:
         ValueError, TypeError: If an argument or option is wrong, before training starts; the message names it.
@@ -237,10 +255,14 @@ class NLACTrainer(AtomicSavingTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         peft_config: "PeftConfig | None" = None,
         quantization_config: "BitsAndBytesConfig | None" = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
+        rollout_func: Callable | None = None,
     ):
+        refuse_rollout_func(rollout_func)
         check_arguments(
-            **dict(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset),
+            **dict(train_dataset=train_dataset, model=model, args=args, eval_dataset=eval_dataset),
             **dict(processing_class=processing_class, reward_funcs=reward_funcs, tools=tools, prompts=prompts),
+            **dict(reward_processing_classes=reward_processing_classes),
             **dict(replay_dataset=replay_dataset, rehearsal_dataset=rehearsal_dataset, callbacks=callbacks),
             **dict(optimizers=optimizers, peft_config=peft_config, quantization_config=quantization_config),
         )
@@ -249,6 +271,8 @@ class NLACTrainer(AtomicSavingTrainer):
             with named("The default of `args`"):
                 args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
         args.check()
+        if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
+            environment_factory = Prompts
         self.environments = EnvironmentPool(
             *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
             workers=args.environment_workers,
@@ -261,9 +285,12 @@ class NLACTrainer(AtomicSavingTrainer):
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
+        if self.environments.is_single_step:
+            args.max_turns, args.single_step = 1, args.num_futures == 1
+            logger.info("Tasks are prompts, whose answers are scored: `single_step` is %s.", args.single_step)
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
-            args.environment_workers,
+            *(args.environment_workers, reward_processing_classes, args.device),
         )
         if self.environments:
             check_tasks(train_dataset, eval_dataset, self.environments.check_task)
@@ -273,7 +300,10 @@ class NLACTrainer(AtomicSavingTrainer):
         revision = (args.model_init_kwargs or {}).get("revision")
         tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
-        args.action_format = choose_format(args.action_format, chat, self.environments.tool_schemas)
+        args.action_format = choose_format(
+            *(args.action_format, chat, self.environments.tool_schemas),
+            *(self.environments.brings_tools, self.environments.is_single_step),
+        )
         self.rehearsal = Rehearsal(
             rehearsal_dataset, args.rehearsal_source, args.rehearsal_ratio, chat, args.seed + args.process_index
         )
@@ -600,7 +630,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 episodes += played
                 self.rendezvous.wait()
                 self._check_failures(played)
-                num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
+                num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                     break
                 if not any(gather_object([any(episode.turns for episode in played)])):
@@ -617,7 +647,7 @@ class NLACTrainer(AtomicSavingTrainer):
             raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
 
     def _store(self, episodes: list[Episode]) -> None:
-        numbers = self.replay.add(episodes)
+        numbers = self.replay.add(all_conversations(episodes))
         self.records.add_episodes(episodes, numbers, self.state.global_step)
         for age in self.rollouts.take_staleness():
             self.records.add_metric("rollout/staleness", age)
