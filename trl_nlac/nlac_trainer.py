@@ -29,10 +29,17 @@ from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    ProgressCallback,
+    TrainerCallback,
+)
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_in_notebook
 from trl.trainer.utils import get_config_model_id, identity
 
@@ -95,6 +102,7 @@ from .training.model import fit_to_context, load_model
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
+from .training.rendezvous import Rendezvous
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
@@ -350,22 +358,26 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
-        self.add_callback(TrainingLogCallback())
+        self._training_log = TrainingLogCallback()
+        self.add_callback(self._training_log)
         if is_in_notebook():
             self._shorten_table()
-        self.add_callback(TrainBeginCallback(self._restore_losses))
+        self._has_opened_folder = False
+        self.add_callback(TrainBeginCallback(self._begin))
         self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate)
         self.idle = IdleMonitor(args.max_idle_iterations)
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
+        self.rendezvous = Rendezvous(args.ddp_timeout)
         if warning := short_thoughts(chat.template, args.max_completion_length):
             logger.warning(warning)
         self._batches: deque[list[TrainingExample]] = deque()
         self._identity = describe_run(
-            *(model.config, chat, vars(self.roles.prompts), args.action_format),
+            *(model, chat, vars(self.roles.prompts), args.action_format),
             {"name": self.environments.name, "tools": self.environments.tool_schemas},
+            optimizer=OptimizerNames(args.optim).value if optimizers[0] is None else type(optimizers[0]).__name__,
         )
         self._saved_losses: list[float] | None = None  # of the checkpoint
         self._loss_start = 0  # step since which they are summed
@@ -407,8 +419,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 As in [`~transformers.Trainer.train`].
 
         Raises:
-            RunRefused: If another run writes into the folder, if it has a run already that is not resumed, or if the
-                checkpoint is damaged or of another run.
+            RunRefused: If another run writes into the folder, if it has a run or a model already that is neither
+                resumed nor overwritten (`overwrite_output_dir`), or if the checkpoint is damaged or of another run.
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM, with the code 143.
             TrainingStopped: If training cannot continue; a checkpoint is saved.
@@ -417,12 +429,14 @@ class NLACTrainer(AtomicSavingTrainer):
         with ExitStack() as stack:
             stack.enter_context(self.stop_signals.noted())
             stack.callback(self.environments.close)
+            stack.callback(self._close_progress_bars)
             stack.callback(setattr, self, "is_in_train", False)
             stack.callback(self.rollouts.stop)
             self._on_first_process(lambda: stack.enter_context(locked(self.args.output_dir)))
             checkpoint, self.had_ended = self._on_first_process(
                 lambda: self._open_folder(resume_from_checkpoint, total)
             )
+            self._has_opened_folder = True
             if self.is_world_process_zero() and not self.had_ended:
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
@@ -433,6 +447,13 @@ class NLACTrainer(AtomicSavingTrainer):
             if self.completions_upload is not None:
                 futures.wait([self.completions_upload.trigger()])
             return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _close_progress_bars(self) -> None:
+        """End the lines of bars that an error left open, so that what it says begins on a line of its own."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback):
+                for bar in filter(None, (callback.prediction_bar, callback.training_bar)):
+                    bar.close()
 
     def _on_first_process(self, action: Callable[[], Any]) -> Any:
         """Call on the first process; the result, or the error, is that of all."""
@@ -459,9 +480,10 @@ class NLACTrainer(AtomicSavingTrainer):
         run = Path(self.args.output_dir)
         recover(run)
         if not resume_from_checkpoint:
-            check_unused(run)
+            if not self.args.overwrite_output_dir:
+                check_unused(run)
             first = 0 if self.state.log_history else -1  # what this trainer has evaluated is no remnant
-            set_aside(run, first, first)
+            set_aside(run, first, first, with_model=self.args.overwrite_output_dir)
             return None, False
         if resume_from_checkpoint is True:
             found = list(checkpoints(run).values())
@@ -595,6 +617,7 @@ class NLACTrainer(AtomicSavingTrainer):
             if self.args.async_rollouts and any(gather_object([self.rollouts.are_held])):
                 self._play_on()  # for example after a callback has generated with other weights
             self.rollouts.wait(self.state.global_step, for_all)
+            self.rendezvous.wait()
 
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
@@ -605,6 +628,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 waits = num_transitions < max(1, self.args.learning_starts)
                 played = self.rollouts.play(tasks, self.state.global_step, waits, self._is_last_iteration)
                 episodes += played
+                self.rendezvous.wait()
                 self._check_failures(played)
                 num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
@@ -827,6 +851,29 @@ class NLACTrainer(AtomicSavingTrainer):
 
     # Evaluation
 
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """
+        Evaluate, as [`~transformers.Trainer.evaluate`] does. In a folder with a run that this trainer has neither
+        trained nor resumed, nothing is written down.
+        """
+        self._training_log.is_on = self._on_first_process(self._may_record)
+        if not self._training_log.is_on:
+            logger.warning(
+                f"`output_dir` {self.args.output_dir!r} has a run that this trainer has not trained: this evaluation "
+                "is not written down. Choose another folder for that."
+            )
+        return super().evaluate(*args, **kwargs)
+
+    def _may_record(self) -> bool:
+        """Whether the folder of the run is this trainer's, or has none."""
+        if self._has_opened_folder:
+            return True
+        try:
+            check_unused(self.args.output_dir)
+        except RunRefused:
+            return False
+        return True
+
     def evaluation_loop(
         self,
         dataloader: DataLoader,
@@ -849,11 +896,13 @@ class NLACTrainer(AtomicSavingTrainer):
                 torch.manual_seed(args.seed + rank)
                 with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
+                    self.rendezvous.wait()
         finally:
             if not self.is_in_train:
                 self.environments.close()
         self.roles.take_metrics()
-        self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
+        if self._training_log.is_on:
+            self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
         metrics = {**joint_metrics(evaluation), "environment/steps": self.num_environment_steps}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         num_samples = sum(gather_object([len(evaluation.episodes)]))
@@ -939,6 +988,11 @@ class NLACTrainer(AtomicSavingTrainer):
         return push_episodes(to_dataset(self.replay.episodes, self.roles.actions), repo_id, private, token)
 
     # Checkpoints
+
+    def _begin(self) -> None:
+        """Go on, before the first step, with what the trainer's own checkpoint has not restored."""
+        self._find_best()
+        self._restore_losses()
 
     def _restore_losses(self) -> None:
         """Go on with the sums of the losses that a checkpoint had, in place of new ones."""
