@@ -39,12 +39,12 @@ TABLE = {
     "training": "method replay chat prompts nlac_config secrets shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
-    "agent": "evaluation episodes method environments chat generation options prompts secrets terminal",
+    "agent": "evaluation episodes method environments gateway chat generation options prompts secrets terminal",
     "report": "records evaluation terminal secrets",
     "nlac_trainer": "report records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
-    "planning nlac_config generation replay chat prompts options secrets terminal",
+    "gateway planning nlac_config generation replay chat prompts options secrets terminal",
 }
 ALLOWED = {place: others.split() for places, others in TABLE.items() for place in places.split()}
 # Where only one module of a folder may be imported: for every importer, or for those that are named.

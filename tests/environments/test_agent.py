@@ -394,7 +394,7 @@ class TestFaults:
             ask(base_url, api_key, [user("win")])
             keys.append((base_url, api_key))
             for wrong in ("sk-nlac-wrong", api_key[:-1]):
-                with pytest.raises(AuthenticationError, match="it is wrong, or its episode has ended"):
+                with pytest.raises(AuthenticationError, match="The key is wrong, or its episode has ended"):
                     ask(base_url, wrong, [user("win")])
             return 1.0
 

@@ -79,6 +79,26 @@ class TestToolEnvironment:
         assert environment.step("I am done.") == StepResult("", terminated=True)
         assert environment.final_reward() == 1
 
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_class_can_say_that_it_is_done(self, is_async):
+        class Until(Counter):
+            """Is done at 10."""
+
+            def _is_done(self):
+                return self.count >= 10
+
+        class UntilLater(Until):
+            async def _is_done(self):
+                return self.count >= 10
+
+        add = '{"name": "add", "arguments": {"number": 3}}'
+        pool = EnvironmentPool(UntilLater if is_async else Until)
+        (episode,) = play_episodes(pool, [{"start": 4, "prompt": PROMPT}], make_roles(add, max_turns=9))
+        pool.close()
+        assert [turn.next_observation for turn in episode.turns] == ["7", "10"]
+        assert episode.terminated and episode.score == 1 and episode.failure is None
+        assert list(ToolEnvironment(Until()).tools) == ["add", "double"]
+
     def test_content_blocks_are_joined(self):
         class Blocks(Counter):
             def reset(self, **row):

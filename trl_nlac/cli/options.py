@@ -273,8 +273,8 @@ def read_json(text: str) -> dict[str, Any]:
     return value
 
 
-def add_agent_arguments(parser: Parser) -> None:
-    """Add the arguments for agent and environment, for commands that play a saved agent."""
+def add_model_arguments(parser: Parser) -> None:
+    """Add the arguments for a saved agent."""
     parser.add_argument("model", help="folder of a run or a model, or a repository on the Hub")
     parser.add_argument(
         "--backend",
@@ -287,10 +287,20 @@ def add_agent_arguments(parser: Parser) -> None:
         action="store_true",
         help="run code that comes with the model, and what the run's folder names as environment, tools and rewards",
     )
+
+
+def add_improvement_arguments(parser: Parser) -> None:
+    """Add the arguments for improving actions without training."""
     parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
     parser.add_argument(
         "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
     )
+
+
+def add_agent_arguments(parser: Parser) -> None:
+    """Add the arguments for agent and environment, for commands that play a saved agent."""
+    add_model_arguments(parser)
+    add_improvement_arguments(parser)
     add_environment_arguments(parser)
 
 

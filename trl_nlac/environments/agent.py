@@ -233,6 +233,10 @@ class _Run:
         """Take a reward."""
         self.paid.append(reward)
 
+    def judge(self, request: "Request") -> None:
+        """Refuse to judge an action: in training nothing does."""
+        raise RequestRefused("`/guard` is offered by `trl-nlac serve`, not while an agent is trained.", status=404)
+
     # What the trainer asks, in the thread of the environment
 
     @property

@@ -28,7 +28,8 @@ from .base import EnvironmentFailure, Message, StepResult, TextEnvironment, desc
 class ToolEnvironment(TextEnvironment):
     """
     Plays an environment written for [`~trl.GRPOTrainer`]: `reset(**row)`, public methods as tools, and optionally
-    `get_reward()`. All but `reset` can be asynchronous. `_close()`, if defined, is called at the end.
+    `get_reward()`. All but `reset` can be asynchronous. `_close()`, if defined, is called at the end, and `_is_done()`
+    after the calls of each turn: where it is true, the episode ends there, without a final answer.
 
     An action that is a tool call, `{"name": ..., "arguments": {...}}`, or a list of tool calls, calls the tools in
     turn. As in TRL, an exception in one becomes an observation, except for [`EnvironmentFailure`], and any other
@@ -75,7 +76,9 @@ class ToolEnvironment(TextEnvironment):
         calls = parse_tool_calls(action)
         if not calls:
             return StepResult("", terminated=True)
-        return StepResult(format_results([self._call(name, arguments) for name, arguments in calls]))
+        results = format_results([self._call(name, arguments) for name, arguments in calls])
+        is_done = "_is_done" in dir(self.environment) and bool(finish(self.environment._is_done()))
+        return StepResult(results, terminated=is_done)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return a tool's answer, or its error as TRL phrases it."""

@@ -79,6 +79,25 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """
+    An action that a client proposes, to be judged.
+
+    Args:
+        messages (`list[dict[str, Any]]`):
+            The conversation up to the action, as in [`Question`].
+        action (`dict[str, Any]`):
+            The action, as the assistant's message.
+        tools (`list[dict[str, Any]]`):
+            JSON schemas of the tools that it can call.
+    """
+
+    messages: list[Message]
+    action: Message
+    tools: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Reply:
     """
     An answer to a [`Question`].
@@ -175,6 +194,25 @@ def read_response(body: Any) -> Question:
         is_streamed=bool(body.get("stream")),
         body=body,
     )
+
+
+def read_proposal(body: Any) -> Proposal:
+    """
+    Read the body of a request to judge an action: `messages`, `action` and possibly `tools`.
+
+    Raises:
+        RequestRefused: If it cannot be read.
+    """
+    body = _object(body)
+    action = body.get("action")
+    action = {"role": "assistant", "content": action} if isinstance(action, str) else _object(action, "action")
+    read = _message({"role": "assistant", **action}, "action")
+    if read["role"] != "assistant" or not (read["content"].strip() or read.get("tool_calls")):
+        raise RequestRefused(
+            "`action` must be text, or a message of the assistant that says or calls something.", "action"
+        )
+    tools = _tools(body.get("tools"), lambda tool: tool.get("function"))
+    return Proposal(_checked_messages(body.get("messages"), "messages"), read, tools)
 
 
 def _add_item(messages: list[Message], item: dict[str, Any]) -> None:

@@ -22,14 +22,14 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiohttp import web
 
 from ..event_loop import Coroutines
 from ..terminal import printable_traceback
 from .answers import chat_completion, chat_events, models, response, response_events
-from .requests import Question, Reply, RequestRefused, read_chat, read_response
+from .requests import Proposal, Question, Reply, RequestRefused, read_chat, read_proposal, read_response
 
 
 logger = logging.getLogger(__name__)
@@ -38,30 +38,38 @@ HOST = "127.0.0.1"
 MAX_BODY = 64 * 2**20  # bytes of a request
 
 
-class Request:
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
+
+
+class Request(Generic[Asked, Answered]):
     """
     A question that waits for its reply.
 
     Args:
-        question ([`~gateway.requests.Question`]):
+        question ([`~gateway.requests.Question`] or [`~gateway.requests.Proposal`]):
             The question.
     """
 
-    def __init__(self, question: Question):
+    def __init__(self, question: Asked):
         self.question = question
-        self.future: Future[Reply] = Future()
+        self.future: Future[Answered] = Future()
 
     @property
     def is_abandoned(self) -> bool:
         """Whether the client is gone."""
         return self.future.cancelled()
 
-    def reply(self, reply: Reply) -> bool:
+    def reply(self, reply: Answered) -> bool:
         """Answer. Return whether the client was still there."""
         return self._finish(lambda: self.future.set_result(reply))
 
     def refuse(self, error: RequestRefused) -> bool:
         """Answer with an error. Return whether the client was still there."""
+        return self._finish(lambda: self.future.set_exception(error))
+
+    def fail(self, error: Exception) -> bool:
+        """Answer with an error of the server. Return whether the client was still there."""
         return self._finish(lambda: self.future.set_exception(error))
 
     def _finish(self, set_: Callable[[], None]) -> bool:
@@ -75,8 +83,11 @@ class Request:
 class Client(Protocol):
     """What is told of the requests with a key, in the thread of the server: it must not block."""
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: Request[Question, Reply]) -> None:
         """Take a question; it is answered later."""
+
+    def judge(self, request: Request[Proposal, dict[str, Any]]) -> None:
+        """Take an action that is to be judged; it is answered later."""
 
     def pay(self, reward: float) -> None:
         """Take a reward."""
@@ -84,22 +95,29 @@ class Client(Protocol):
 
 class Server:
     """
-    Serves clients under `/v1`: `/chat/completions`, `/responses`, `/models` and `/reward`. It listens on the loopback
-    interface only, at a free port, in an event loop of its own, until the process ends.
+    Serves clients under `/v1`: `/chat/completions`, `/responses`, `/models`, `/reward` and `/guard`. It listens on the
+    loopback interface only, in an event loop of its own, until the process ends.
+
+    Args:
+        port (`int`, *optional*, defaults to `0`):
+            The port. If `0`, a free one.
+
+    Raises:
+        OSError: If the port is in use.
 
     Attributes:
         base_url (`str`):
             URL of the server, with `/v1`.
     """
 
-    def __init__(self):
+    def __init__(self, port: int = 0):
         self._clients: dict[str, Client] = {}
         self._loop = Coroutines()
-        self.base_url = f"http://{HOST}:{self._loop.run(self._start())}/v1"
+        self.base_url = f"http://{HOST}:{self._loop.run(self._start(port))}/v1"
 
-    def open(self, client: Client) -> str:
-        """Let a client in. Return its key."""
-        key = f"sk-nlac-{secrets.token_urlsafe(24)}"
+    def open(self, client: Client, key: str | None = None) -> str:
+        """Let a client in, with a key of its own if none is given. Return the key."""
+        key = f"sk-nlac-{secrets.token_urlsafe(24)}" if key is None else key
         self._clients[key] = client
         return key
 
@@ -107,7 +125,7 @@ class Server:
         """Refuse the requests with a key from now on."""
         self._clients.pop(key, None)
 
-    async def _start(self) -> int:
+    async def _start(self, port: int) -> int:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_with_errors])
         app.add_routes(
             [
@@ -115,11 +133,12 @@ class Server:
                 web.post("/v1/chat/completions", self._complete),
                 web.post("/v1/responses", self._respond),
                 web.post("/v1/reward", self._reward),
+                web.post("/v1/guard", self._guard),
             ]
         )
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
-        site = web.TCPSite(runner, HOST, 0)
+        site = web.TCPSite(runner, HOST, port)
         await site.start()
         self._runner = runner
         ((_, port),) = [address[:2] for address in runner.addresses]
@@ -150,6 +169,12 @@ class Server:
         client.pay(float(reward))
         return web.json_response({"object": "reward", "reward": reward})
 
+    async def _guard(self, request: web.Request) -> web.Response:
+        client = self._client_of(request)
+        asked = Request(read_proposal(await _json(request)))
+        client.judge(asked)
+        return web.json_response(await asyncio.wrap_future(asked.future))
+
     async def _ask(self, request: web.Request, read: Callable[[Any], Question]) -> tuple[Question, Reply]:
         client = self._client_of(request)
         asked = Request(read(await _json(request)))
@@ -161,8 +186,7 @@ class Server:
         client = self._clients.get(key.strip()) if kind.lower() == "bearer" else None
         if client is None:
             raise RequestRefused(
-                "The key is of no episode under way: it is wrong, or its episode has ended. Use the `api_key` that "
-                "the agent was given, while it runs.",
+                "The key is wrong, or its episode has ended. Use the one that was given for this server.",
                 status=401,
             )
         return client

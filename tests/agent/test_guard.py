@@ -1,0 +1,134 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import random
+import shutil
+
+import pytest
+from helpers.testing_utils import DESK
+
+from trl_nlac.agent.guard import GUARD_FILE, Guard, outcomes
+from trl_nlac.cli.main import main
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.types import Judgement
+
+
+def draw(number: int, seed: int) -> tuple[list[float], list[bool]]:
+    """Draw scores that overlap: those of failures are around -1, of successes around 1."""
+    rng = random.Random(seed)
+    failures = [rng.random() < 0.4 for _ in range(number)]
+    return [rng.gauss(-1 if failed else 1, 1) for failed in failures], failures
+
+
+def decide(guard: Guard, scores: list[float]) -> list[str]:
+    return [guard.decide(Judgement("", score > 0, score)) for score in scores]
+
+
+class TestCalibration:
+    def test_shares_are_kept_on_other_actions_of_the_kind(self):
+        guard = Guard.calibrated(*draw(4000, 0), max_false_blocks=0.05, max_false_passes=0.1)
+        scores, failures = draw(4000, 1)
+        decisions = decide(guard, scores)
+        measured = outcomes(decisions, failures)
+        assert measured["false_blocks"] == pytest.approx(0.05, abs=0.015)
+        passed = [decision for decision, failed in zip(decisions, failures, strict=True) if failed]
+        assert passed.count("pass") / len(passed) == pytest.approx(0.1, abs=0.02)
+        assert 0.1 < measured["abstained"] < 0.5
+
+    def test_abstention_helps(self):
+        """Where the guard decides, it is right more often than one that always does at the same share of blocks."""
+        guard = Guard.calibrated(*draw(4000, 0))
+        scores, failures = draw(4000, 1)
+        abstains = outcomes(decide(guard, scores), failures)
+        always = outcomes(decide(Guard(guard.block_below, guard.block_below), scores), failures)
+        assert abstains["recall_of_decided"] > always["recall"] + 0.05
+
+    def test_no_abstention_where_scores_are_apart(self):
+        guard = Guard.calibrated([-2.0, -1.5, 3.0, 4.0], [True, True, False, False])
+        assert guard.block_below == guard.pass_above == 0.75
+        assert decide(guard, [-2.0, 0.74, 0.76, 4.0]) == ["block", "block", "pass", "pass"]
+
+    def test_what_cannot_be_judged(self):
+        assert Guard().decide(None) == "abstain"
+
+    @pytest.mark.parametrize("failures", [[], [True, True], [False]])
+    def test_outcomes_of_one_kind(self, failures):
+        with pytest.raises(ValueError, match=f"{failures.count(False)} actions of successes"):
+            Guard.calibrated([0.0] * len(failures), failures)
+
+
+class TestFiles:
+    def test_round_trip(self, tmp_path):
+        assert Guard.from_pretrained(str(tmp_path)) == Guard()
+        guard = Guard(-0.5, 1.25, 40)
+        guard.save_pretrained(tmp_path)
+        assert Guard.from_pretrained(str(tmp_path)) == guard
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"block_below": "low"}', "[" * 10_000])
+    def test_damage(self, tmp_path, text):
+        (tmp_path / GUARD_FILE).write_text(text)
+        with pytest.raises(ValueError, match="has no thresholds of a guard"):
+            Guard.from_pretrained(str(tmp_path))
+
+
+def test_measures():
+    decisions = ["block", "abstain", "pass", "block", "pass", "abstain"]
+    failures = [True, True, True, False, False, False]
+    assert outcomes(decisions, failures) == {
+        "recall": pytest.approx(1 / 3),
+        "false_blocks": pytest.approx(1 / 3),
+        "abstained": pytest.approx(1 / 3),
+        "recall_of_decided": 0.5,
+        "false_blocks_of_decided": 0.5,
+    }
+    assert json.dumps(outcomes([], [])) == json.dumps(dict.fromkeys(outcomes([], []), 0.0))
+
+
+class TestCommand:
+    @pytest.fixture
+    def files(self, tmp_path):
+        """A folder with a model, and a file of logs: each request of the desk with its right call, and a wrong one."""
+        shutil.copytree(TINY_MODEL, tmp_path / "model")
+        rows = []
+        for request in DESK.requests:
+            for call in (DESK.rules[request], ("legal", "ruby", "badge", "night")):
+                action = {"role": "assistant", "content": " ".join(("route", *call))}
+                reward = float(call == DESK.rules[request])
+                rows.append({"messages": [{"role": "user", "content": f"{request} 2"}, action], "reward": reward})
+        (tmp_path / "logs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return tmp_path
+
+    def test_thresholds_are_stored_with_the_model(self, files, capsys):
+        words = ["calibrate", str(files / "model"), str(files / "logs.jsonl"), "--option", "action_format=text"]
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        guard = Guard.from_pretrained(str(files / "model"))
+        assert guard.num_actions > 0 and guard.block_below <= guard.pass_above
+        assert f"blocks below {guard.block_below:.3f}" in printed and "false_blocks_of_decided" in printed
+
+    @pytest.mark.parametrize(
+        "words, message",
+        [
+            (["--max_false_blocks", "1"], "--max_false_blocks must be a share"),
+            (["--max_false_passes", "-0.1"], "--max_false_passes must be a share"),
+        ],
+    )
+    def test_wrong_arguments(self, files, capsys, words, message):
+        assert main(["calibrate", str(files / "model"), str(files / "logs.jsonl"), *words]) == 2
+        assert message in capsys.readouterr().err
+
+    def test_a_model_of_the_hub_has_no_folder(self, files, capsys):
+        assert main(["calibrate", "org/model", str(files / "logs.jsonl")]) == 2
+        assert "is no folder" in capsys.readouterr().err

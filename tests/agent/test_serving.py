@@ -1,0 +1,137 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers.testing_utils import DESK
+from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
+
+from trl_nlac import NLACAgent
+from trl_nlac.agent.guard import Guard
+from trl_nlac.agent.serving import ServedAgent
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.embedded.service_desk import TOOL
+from trl_nlac.gateway.server import Server
+
+
+GREEDY = {role: {"temperature": 0.0} for role in ("policy", "evaluation", "critique", "refine")}
+STATE = [{"role": "user", "content": f"{DESK.requests[0]} 2"}]
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="tool_call", role_sampling=GREEDY)
+
+
+@pytest.fixture(scope="module")
+def client(agent):
+    server = Server()
+    key = server.open(ServedAgent(agent, Guard(-1.0, 1.0)), "sk-mine")
+    with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+        yield client
+    server.close(key)
+
+
+def ask(client, **kwargs):
+    return client.chat.completions.create(model="policy", messages=STATE, tools=[TOOL], **kwargs)
+
+
+class TestAnswers:
+    def test_it_acts_as_the_agent_does(self, agent, client):
+        (call,) = ask(client).choices[0].message.tool_calls
+        acted = json.loads(agent.act(STATE, [TOOL]).action)
+        assert {"name": call.function.name, "arguments": json.loads(call.function.arguments)} == acted
+        text = client.responses.create(model="policy", input=STATE[0]["content"])
+        assert text.output_text == agent.act(STATE).action
+
+    def test_refinement_on_request(self, agent, client):
+        answers = {
+            refine: ask(client, extra_body={"refine": refine}).choices[0].message.tool_calls[0].function.arguments
+            for refine in (0, 1, 2)
+        }
+        for refine, arguments in answers.items():
+            assert json.loads(arguments) == json.loads(agent.act(STATE, [TOOL], refine=refine).action)["arguments"]
+
+    def test_many_at_once(self, client):
+        expected = ask(client).choices[0].message.tool_calls[0].function
+        with ThreadPoolExecutor(16) as threads:
+            answers = list(threads.map(lambda _: ask(client), range(16)))
+        assert all(answer.choices[0].message.tool_calls[0].function == expected for answer in answers)
+
+    def test_what_is_refused(self, client):
+        for wrong in ({"refine": -1}, {"refine": "1"}, {"num_candidates": 0}, {"refine": 10**9}):
+            with pytest.raises(BadRequestError, match=f"`{next(iter(wrong))}` must be a whole number"):
+                ask(client, extra_body=wrong)
+        with pytest.raises(AuthenticationError):
+            ask(client.with_options(api_key="sk-other"))
+        with pytest.raises(NotFoundError, match="agents in training"):
+            client.post("/reward", body={"reward": 1.0}, cast_to=httpx.Response)
+
+
+class TestGuard:
+    @staticmethod
+    def judge(client, action, **kwargs) -> dict:
+        body = {"messages": STATE, "action": action, "tools": [TOOL], **kwargs}
+        headers = {"Authorization": f"Bearer {client.api_key}"}
+        return httpx.post(f"{client.base_url}guard", json=body, headers=headers, timeout=60).raise_for_status().json()
+
+    def test_decisions_are_those_of_the_critic(self, agent, client):
+        seen = set()
+        for team in ("billing", "legal", "claims"):
+            arguments = {"team": team, "form": "amber", "proof": "photo", "time": "noon"}
+            function = {"name": "route", "arguments": json.dumps(arguments)}
+            action = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+            said = {**action, "content": ""}
+            judged, judgement = self.judge(client, action), agent.critique(STATE, said, [TOOL])
+            assert judged["score"] == pytest.approx(judgement.verdict_score, abs=1e-3)
+            assert judged["critique"] == judgement.critique
+            assert judged["decision"] == Guard(-1.0, 1.0).decide(judgement)
+            seen.add(round(judged["score"], 3))
+        assert len(seen) > 1
+
+    @pytest.mark.parametrize(
+        "body",
+        [{"action": None}, {"action": " "}, {"action": {"role": "user", "content": "x"}}, {"messages": []}],
+        ids=str,
+    )
+    def test_what_is_no_action(self, client, body):
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            self.judge(client, **{"action": "take red", **body})
+        assert refused.value.response.status_code == 400
+        assert f"`{next(iter(body))}`" in refused.value.response.json()["error"]["message"]
+
+
+def test_the_command():
+    """It prints where it serves, answers, and ends with a signal."""
+    command = [sys.executable, "-m", "trl_nlac", "serve", TINY_MODEL, "--port", "0", "--option", "action_format=text"]
+    variables = {**os.environ, "NLAC_API_KEY": "sk-mine-and-secret-0123", "HF_HUB_OFFLINE": "1"}
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables, cwd=root) as process:
+        try:
+            lines = [process.stdout.readline() for _ in range(3)]
+            assert lines[1] == "Key: the value of NLAC_API_KEY\n" and "not calibrated" in lines[2]
+            url = lines[0].split(" at ")[1].strip()
+            with OpenAI(base_url=url, api_key="sk-mine-and-secret-0123") as client:
+                assert ask(client).choices[0].message.content
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143

@@ -1,0 +1,142 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import make_roles, make_trainer, play
+from mcp import StdioServerParameters
+
+from trl_nlac.environments import EnvironmentFailure
+from trl_nlac.environments.mcp import MCPEnvironment
+from trl_nlac.episodes.rewards import EpisodeRewards
+
+
+SERVER = '''
+import os, sys
+from mcp.server.fastmcp import FastMCP
+
+server = FastMCP("shop", port=int(sys.argv[1]))
+seen = []
+
+
+@server.tool()
+def look_up(order: str) -> str:
+    """Look up an order."""
+    if order == "none":
+        raise ValueError("there is no such order")
+    seen.append(order)
+    return f"order {order}, number {len(seen)}"
+
+
+@server.tool()
+def stop() -> str:
+    """Stop the server."""
+    os._exit(1)
+
+
+server.run(transport=sys.argv[2])
+'''
+PROMPT = {"prompt": [{"role": "user", "content": "where is A1?"}], "answer": "A1"}
+
+
+def call(name: str, **arguments) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+@pytest.fixture
+def script(tmp_path) -> str:
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    return str(path)
+
+
+@pytest.fixture(params=["stdio", "streamable-http"])
+def server(request, script):
+    """A server that each instance starts, and one on a port of this machine."""
+    if request.param == "stdio":
+        yield StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with subprocess.Popen([sys.executable, script, str(port), request.param], stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionError:
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
+def score(task, answer):
+    return float(task["answer"] in answer)
+
+
+def test_tools_of_a_server(server):
+    answers = [call("look_up", order="A1"), call("look_up", order="none"), call("fly"), "It is A1."]
+    environment = lambda: MCPEnvironment(server, instructions="Be brief.", score=score)  # noqa: E731
+    (episode,) = play([PROMPT], environment, make_roles(answers))
+    assert episode.failure is None and episode.score == 1 and episode.terminated
+    found, refused, unknown, _ = [turn.next_observation for turn in episode.turns]
+    assert found == "order A1, number 1" and "there is no such order" in refused and "error" in refused
+    assert unknown == "{'error': 'Tool fly not found.'}"
+    assert episode.opening[0] == {"role": "system", "content": "Be brief."}
+    names = [tool["function"]["name"] for tool in episode.tools]
+    assert names == ["look_up", "stop"] and "order" in episode.tools[0]["function"]["parameters"]["properties"]
+
+
+def test_several_calls_and_reward_functions(script):
+    server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
+    two = json.dumps([json.loads(call("look_up", order=order)) for order in ("A1", "A2")])
+    rewards = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
+    (episode,) = play([PROMPT], lambda: MCPEnvironment(server), make_roles([two, "done"]), rewards=rewards)
+    assert json.loads(episode.turns[0].next_observation) == ["order A1, number 1", "order A2, number 2"]
+    assert episode.score == 0.5 and not MCPEnvironment(server).pays
+
+
+def test_a_server_that_dies_is_a_failure(script):
+    server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
+    answers = [call("look_up", order="A1"), call("stop")]
+    (episode,) = play([PROMPT], lambda: MCPEnvironment(server, score=score), make_roles(answers), timeout=20.0)
+    assert episode.failure.startswith("step: EnvironmentFailure: the MCP server does not answer") and episode.truncated
+    assert len(episode.turns) == 1 and episode.score == 0
+
+
+def test_no_server():
+    with pytest.raises(EnvironmentFailure, match="cannot be used: FileNotFoundError"):
+        MCPEnvironment(StdioServerParameters(command="no-such-command"))
+    with pytest.raises(EnvironmentFailure, match="cannot be used: ConnectError"):
+        MCPEnvironment("http://127.0.0.1:9/mcp")
+
+
+def test_training(tmp_path, script):
+    server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"], env=dict(os.environ))
+    rows = Dataset.from_dict({"prompt": ["where is A1?", "where is A2?"], "answer": ["A1", "A2"]})
+    trainer = make_trainer(
+        tmp_path / "run",
+        {"action_format": None, "max_concurrent_environments": 2},
+        train_dataset=rows,
+        environment_factory=lambda: MCPEnvironment(server, score=score),
+    )
+    trainer.train()
+    assert trainer.args.action_format == "tool_call" and not any(e.failure for e in trainer.replay.episodes)

@@ -1,0 +1,118 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""An agent behind a server with OpenAI's interfaces."""
+
+import asyncio
+from typing import Any
+
+from ..chat.tool_calls import parse_tool_calls
+from ..gateway.requests import Proposal, Question, Reply, RequestRefused, reply_message
+from ..gateway.server import Request
+from ..types import Judgement
+from .agent import NLACAgent
+from .answers import AgentAction
+from .async_agent import AsyncNLACAgent
+from .guard import Guard
+
+
+class ServedAgent:
+    """
+    Answers the requests of a [`~gateway.server.Server`] with an agent. Those that wait are answered together.
+
+    Args:
+        agent ([`NLACAgent`]):
+            The agent.
+        guard ([`~agent.guard.Guard`], *optional*):
+            Decides on proposed actions. If `None`, with the default thresholds.
+        refine (`int`, *optional*, defaults to `0`):
+            Rounds of critique and refinement, where a request does not say.
+        num_candidates (`int`, *optional*, defaults to `1`):
+            Number of actions among which the critic chooses, where a request does not say.
+    """
+
+    def __init__(self, agent: NLACAgent, guard: Guard | None = None, refine: int = 0, num_candidates: int = 1):
+        self.agent = AsyncNLACAgent(agent)
+        self.guard = guard or Guard()
+        self.refine = refine
+        self.num_candidates = num_candidates
+        self._tasks: set[asyncio.Task] = set()
+
+    def ask(self, request: Request[Question, Reply]) -> None:
+        """Take a question. `refine` and `num_candidates` in its body, `extra_body` of OpenAI's client, count first."""
+        self._start(request, self._answer(request.question))
+
+    def judge(self, request: Request[Proposal, dict[str, Any]]) -> None:
+        """Take an action that is to be judged."""
+        self._start(request, self._decide(request.question))
+
+    def pay(self, reward: float) -> None:
+        """Refuse a reward."""
+        raise RequestRefused("`/reward` is of agents in training.", status=404)
+
+    def _start(self, request: Request, work) -> None:
+        task = asyncio.ensure_future(self._finish(request, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, request: Request, work) -> None:
+        try:
+            request.reply(await work)
+        except RequestRefused as error:
+            request.refuse(error)
+        except ValueError as error:  # messages that are no conversation, or too long
+            request.refuse(RequestRefused(str(error), "messages"))
+        except Exception as error:
+            request.fail(error)
+
+    async def _answer(self, question: Question) -> Reply:
+        refine = _number(question.body, "refine", self.refine, least=0)
+        num_candidates = _number(question.body, "num_candidates", self.num_candidates, least=1)
+        turn = await self.agent.act(question.messages, question.tools, refine, num_candidates)
+        calls = parse_tool_calls(turn.action) if question.tools and turn.action is not None else []
+        message = reply_message(_content(turn, bool(calls)), calls, question.stop)
+        prompt = self.agent.agent.encode(question.messages, question.tools)
+        return Reply(message, prompt.num_tokens, len(turn.token_ids))
+
+    async def _decide(self, proposal: Proposal) -> dict[str, Any]:
+        judgement = await self.agent.critique(proposal.messages, proposal.action, proposal.tools)
+        return decision(self.guard, judgement)
+
+
+def decision(guard: Guard, judgement: Judgement | None) -> dict[str, Any]:
+    """Write what a guard decides on a judgement."""
+    return {
+        "object": "guard",
+        "decision": guard.decide(judgement),
+        "score": None if judgement is None else judgement.verdict_score,
+        "critique": None if judgement is None else judgement.critique,
+        "block_below": guard.block_below,
+        "pass_above": guard.pass_above,
+    }
+
+
+def _content(turn: AgentAction, has_calls: bool) -> str:
+    """The text of an answer: beside calls in the chat template's own format, otherwise the action or all of it."""
+    if turn.message.get("tool_calls"):
+        return turn.message["content"]
+    if has_calls:
+        return ""
+    return turn.text if turn.action is None else turn.action
+
+
+def _number(body: dict[str, Any], name: str, default: int, least: int) -> int:
+    number = body.get(name, default)
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= 64:
+        raise RequestRefused(f"`{name}` must be a whole number from {least} to 64, got {number!r:.50}.", name)
+    return number

@@ -1,0 +1,100 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac calibrate`: choose the thresholds of an agent's guard by logged outcomes."""
+
+import random
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..agent.agent import NLACAgent
+from ..agent.guard import Guard, outcomes
+from ..episodes.logs import episodes_from_logs
+from ..method.critic import judge_actions
+from ..types import Transition
+from .options import CommandError, Parser, add_model_arguments, load_conversations, one_line_errors, read_options
+
+
+def run(words: list[str]) -> None:
+    parser = Parser(
+        prog="trl-nlac calibrate",
+        description="Choose by logged conversations below which verdict score `trl-nlac serve` blocks an action, and "
+        "above which it passes, and store both with the model. Half of the conversations choose, the others measure.",
+    )
+    add_model_arguments(parser)
+    parser.add_argument("logs", help="logged conversations with rewards, as for replay_dataset: a file, or a dataset")
+    parser.add_argument(
+        *("--max_false_blocks",),
+        type=float,
+        default=0.05,
+        help="largest share of the actions of successes that may be blocked (default: 0.05)",
+    )
+    parser.add_argument(
+        *("--max_false_passes",),
+        type=float,
+        default=0.05,
+        help="largest share of the actions of failures that may pass (default: 0.05)",
+    )
+    parser.add_argument(
+        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
+    )
+    args = parser.parse_args(words)
+    for name in ("max_false_blocks", "max_false_passes"):
+        if not 0 <= vars(args)[name] < 1:
+            raise CommandError(f"--{name} must be a share from 0 to below 1, got {vars(args)[name]}.")
+    if not Path(args.model).is_dir():
+        raise CommandError(f"{args.model} is no folder, in which the thresholds are stored.")
+    logs = load_conversations(args.logs)
+    with one_line_errors(f"{args.model}: "):
+        agent = NLACAgent.from_pretrained(
+            *(args.model, args.backend, args.prompts),
+            trust_remote_code=args.trust_remote_code,
+            **read_options(args.option),
+        )
+    roles = agent.roles
+    with one_line_errors(f"{args.logs}: "):
+        episodes = episodes_from_logs(
+            logs, roles.actions, roles.prompts, max_prompt_length=agent.options.max_prompt_length
+        )
+    transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    with agent.generating():
+        judgements = judge_actions(roles, [transition.state_action for transition in transitions])
+    halves = ([], [])  # of conversations that choose, and of those that measure
+    half_of = _split([episode.score < agent.options.success_threshold for episode in episodes])
+    numbers = [i for i, episode in enumerate(episodes) for _ in episode.turns]
+    for i, judgement in zip(numbers, judgements, strict=True):
+        halves[half_of[i]].append((judgement, episodes[i].score < agent.options.success_threshold))
+    chosen = [(judgement.verdict_score, failed) for judgement, failed in halves[0] if judgement is not None]
+    with one_line_errors(f"{args.logs}: "):
+        scores, failures = [score for score, _ in chosen], [failed for _, failed in chosen]
+        guard = Guard.calibrated(scores, failures, args.max_false_blocks, args.max_false_passes)
+    guard.save_pretrained(args.model)
+    measured = outcomes([guard.decide(judgement) for judgement, _ in halves[1]], [failed for _, failed in halves[1]])
+    print(f"{args.model}: blocks below {guard.block_below:.3f}, passes above {guard.pass_above:.3f}")
+    print(f"Chosen by {guard.num_actions} actions, measured on {len(halves[1])} of other conversations:")
+    table = Table("metric", "value")
+    for name, value in measured.items():
+        table.add_row(name, f"{value:.3f}")
+    Console().print(table)
+
+
+def _split(failures: list[bool]) -> list[int]:
+    """Split conversations into halves, 0 and 1, with as many failures in each."""
+    order = list(range(len(failures)))
+    random.Random(0).shuffle(order)
+    order.sort(key=lambda i: failures[i])
+    places = {number: place for place, number in enumerate(order)}
+    return [places[i] % 2 for i in range(len(failures))]

@@ -1,0 +1,72 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac serve`: offer an agent through OpenAI's interfaces, and as a guard of others."""
+
+import os
+import threading
+
+from ..agent.agent import NLACAgent
+from ..agent.guard import Guard
+from .options import (
+    CommandError,
+    Parser,
+    add_improvement_arguments,
+    add_model_arguments,
+    one_line_errors,
+    read_options,
+)
+
+
+KEY_VARIABLE = "NLAC_API_KEY"
+
+
+def run(words: list[str]) -> None:
+    parser = Parser(
+        prog="trl-nlac serve",
+        description="Offer an agent through OpenAI's interfaces on this machine, until Ctrl-C. The key is the value "
+        f"of {KEY_VARIABLE}, or a new one, which is printed.",
+    )
+    add_model_arguments(parser)
+    add_improvement_arguments(parser)
+    parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0 for a free one (default: 8000)")
+    parser.add_argument(
+        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
+    )
+    args = parser.parse_args(words)
+    try:
+        from ..agent.serving import ServedAgent
+        from ..gateway.server import Server
+    except ImportError as error:
+        raise CommandError(f"serving needs aiohttp: `pip install trl-nlac[gateway]` ({error}).") from error
+    with one_line_errors(f"{args.model}: "):
+        agent = NLACAgent.from_pretrained(
+            *(args.model, args.backend, args.prompts),
+            trust_remote_code=args.trust_remote_code,
+            **read_options(args.option),
+        )
+        guard = Guard.from_pretrained(args.model)
+    try:
+        server = Server(args.port)
+    except (OSError, OverflowError) as error:
+        raise CommandError(f"--port {args.port}: {error}") from error
+    given = os.environ.get(KEY_VARIABLE)
+    key = server.open(ServedAgent(agent, guard, args.refine, args.num_candidates), given or None)
+    print(f"{args.model} at {server.base_url}", flush=True)
+    print(f"Key: {f'the value of {KEY_VARIABLE}' if given else key}", flush=True)
+    calibrated = f"calibrated by {guard.num_actions} actions" if guard.num_actions else "not calibrated"
+    print(
+        f"Guard ({calibrated}): blocks below {guard.block_below:.2f}, passes above {guard.pass_above:.2f}", flush=True
+    )
+    threading.Event().wait()

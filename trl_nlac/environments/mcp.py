@@ -1,0 +1,156 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Servers of the Model Context Protocol, whose tools actions call."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Union
+
+from ..chat.tool_calls import format_results, parse_tool_calls
+from ..types import Message
+from .base import EnvironmentFailure, StepResult, TextEnvironment, describe_error
+
+
+if TYPE_CHECKING:
+    from mcp import ClientSession, StdioServerParameters
+
+
+class MCPEnvironment(TextEnvironment):
+    """
+    Plays tasks with the tools of a server of the [Model Context Protocol](https://modelcontextprotocol.io): `pip
+    install mcp`.
+
+    An action that is a call, or several, calls the server's tools in turn; any other action is the agent's final
+    answer and ends the episode. An error that a tool reports is an observation. One of the connection is a failure of
+    the environment. The reward is that of `reward_funcs`, unless `score` gives one.
+
+    Each instance has a session of its own, and with a command a server of its own.
+
+    Args:
+        server (`str` or `mcp.StdioServerParameters`):
+            URL of a server (streamable HTTP), or the command that starts one.
+        instructions (`str`, *optional*, defaults to `""`):
+            System message. Empty for none.
+        score (`Callable[[dict[str, Any], str], float]`, *optional*):
+            Scores an episode by its task and the final answer, which is empty where there is none.
+
+    Raises:
+        ImportError: If mcp is not installed.
+        EnvironmentFailure: If the server cannot be reached.
+
+    Example:
+
+    ```python
+    from mcp import StdioServerParameters
+
+    server = StdioServerParameters(command="python", args=["my_server.py"])
+    environment_factory = lambda: MCPEnvironment(server, score=lambda task, answer: float(task["answer"] in answer))
+    ```
+    """
+
+    def __init__(
+        self,
+        server: Union[str, "StdioServerParameters"],
+        instructions: str = "",
+        score: Callable[[dict[str, Any], str], float] | None = None,
+    ):
+        try:
+            from anyio.from_thread import start_blocking_portal
+        except ImportError as error:
+            raise ImportError("MCPEnvironment needs mcp: `pip install mcp`.") from error
+        self.instructions = instructions
+        self.score = score
+        self.pays = score is not None
+        self._task: dict[str, Any] = {}
+        self._answer = ""
+        self._closing = ExitStack()
+        try:
+            # The session lives in one task of an event loop of its own.
+            self._portal = self._closing.enter_context(start_blocking_portal())
+            self._session = self._closing.enter_context(self._portal.wrap_async_context_manager(_connected(server)))
+            listed = self._portal.call(self._session.list_tools)
+        except BaseException as error:
+            self._closing.close()
+            raise EnvironmentFailure(f"the MCP server {server!r:.200} cannot be used: {_reason(error)}") from error
+        tools = [tool.model_dump(by_alias=True) for tool in listed.tools]
+        self.tool_schemas = [_schema(tool) for tool in tools]
+
+    def reset(self, prompt: str | list[Message], **task) -> list[Message]:
+        """
+        Start a task.
+
+        Args:
+            prompt (`str` or `list[dict[str, Any]]`):
+                What the agent is asked.
+            **task:
+                Other columns of the dataset, for `score`.
+        """
+        self._task, self._answer = {"prompt": prompt, **task}, ""
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        return [{"role": "system", "content": self.instructions}, *messages] if self.instructions else messages
+
+    def step(self, action: str) -> StepResult:
+        """Call tools, or end with the final answer."""
+        calls = parse_tool_calls(action)
+        if not calls:
+            self._answer = action
+            return StepResult("", terminated=True)
+        return StepResult(format_results([self._call(name, arguments) for name, arguments in calls]))
+
+    def final_reward(self) -> float:
+        """Return the score of the episode."""
+        return 0.0 if self.score is None else self.score(self._task, self._answer)
+
+    def close(self) -> None:
+        """End the session, and a server that was started."""
+        self._closing.close()
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        if name not in [schema["function"]["name"] for schema in self.tool_schemas]:
+            return str({"error": f"Tool {name} not found."})
+        try:
+            result = self._portal.call(self._session.call_tool, name, arguments)
+        except Exception as error:
+            raise EnvironmentFailure(f"the MCP server does not answer a call of {name}: {_reason(error)}") from error
+        result = result.model_dump(by_alias=True)
+        parts = [part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in result["content"]]
+        text = "\n".join(parts)
+        return str({"error": text}) if result["isError"] else text
+
+
+@asynccontextmanager
+async def _connected(server: Union[str, "StdioServerParameters"]) -> AsyncIterator["ClientSession"]:
+    """Connect to a server, or start one."""
+    from mcp import ClientSession
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
+    connection = streamable_http_client(server) if isinstance(server, str) else stdio_client(server)
+    async with connection as (read, write, *_), ClientSession(read, write) as session:
+        await session.initialize()
+        yield session
+
+
+def _schema(tool: dict[str, Any]) -> dict[str, Any]:
+    """Write a tool in the form of chat templates."""
+    described = {"name": tool["name"], "description": tool["description"] or "", "parameters": tool["inputSchema"]}
+    return {"type": "function", "function": described}
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, of the errors of several tasks the first."""
+    while len(error.args) == 2 and isinstance(error.args[1], list | tuple):  # Python 3.10 has no name for a group
+        error = error.args[1][0]
+    return f"{type(error).__name__}: {describe_error(error)}"
