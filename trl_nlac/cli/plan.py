@@ -323,11 +323,12 @@ def _time_table(plan: Plan) -> Table:
     table = Table()
     for name in ("phase", "tokens generated", "tokens read", "tokens trained", "seconds"):
         table.add_column(name, justify="left" if name == "phase" else "right")
-    longest = max(plan.iteration, key=lambda phase: phase.seconds)
-    for phase in plan.iteration:
+    phases = plan.iteration
+    longest = max(phases, key=lambda phase: phase.seconds)
+    for phase in phases:
         numbers = [f"{number:,.0f}" if number else "" for number in phase[1:4]]
         mark = " (longest)" if phase is longest else ""
         table.add_row(phase.name + mark, *numbers, f"{phase.seconds:,.0f}")
     table.add_section()
-    table.add_row("iteration", "", "", "", f"{sum(phase.seconds for phase in plan.iteration):,.0f}")
+    table.add_row("iteration", "", "", "", f"{sum(phase.seconds for phase in phases):,.0f}")
     return table

@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from torch import nn
@@ -204,6 +205,38 @@ def score_by_token(
 def forced(token_id: int) -> dict[str, Any]:
     """Parameters with which vLLM samples this token. Its log-likelihood is still the model's."""
     return {"max_tokens": 1, "temperature": 0.0, "allowed_token_ids": [token_id]}
+
+
+def cache_shortage(sequences: list[list[int]], room: int, utilization: float, sleeps: bool) -> str | None:
+    """
+    Explain, for a warning, that an engine's key/value cache cannot keep the prompts and answers of a batch.
+
+    Args:
+        sequences (`list[list[int]]`):
+            Prompts with their answers. What they begin with in common is kept once.
+        room (`int`):
+            Tokens that the cache holds.
+        utilization (`float`), sleeps (`bool`):
+            The options `vllm_gpu_memory_utilization` and `vllm_enable_sleep_mode`.
+
+    Returns:
+        `str` or `None`: the explanation, if there is not enough room.
+    """
+    if sum(map(len, sequences)) <= room:
+        return None
+    needed, before = 0, np.empty(0, dtype=np.int64)
+    for tokens in sorted(sequences):
+        sequence = np.array(tokens)
+        length = min(len(before), len(sequence))
+        needed += len(sequence) - int(np.append(before[:length] != sequence[:length], True).argmax())
+        before = sequence
+    if needed <= room:
+        return None
+    asleep = "" if sleeps else ", with `vllm_enable_sleep_mode=True`, so that training has that memory in its turn"
+    return (
+        f"vLLM's cache has room for {room:,} tokens, and the prompts and answers of a batch are {needed:,}: the next "
+        f"role reads prompts again. Raise `vllm_gpu_memory_utilization` ({utilization}){asleep}."
+    )
 
 
 class FixedGenerator(EngineGenerator):

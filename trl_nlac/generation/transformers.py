@@ -16,7 +16,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -40,14 +40,16 @@ from transformers import (
     TypicalLogitsWarper,
 )
 from transformers.generation import GenerationMode
-from trl.models.utils import unwrap_model_for_generation
 
+from ..shards import kept_gathered
 from .base import Completion, Sampling
 from .prefix_cache import PrefixCache, Reading, can_be_continued
 from .reading import Reader
 
 
 logger = logging.getLogger(__name__)
+
+_WHOLE = 2**40  # of a probability of 1
 
 _WARPERS = {  # in the order of transformers
     "temperature": TemperatureLogitsWarper,
@@ -120,8 +122,10 @@ class TransformersGenerator:
         if self.accelerator is None:
             unwrapping = nullcontext(model)
         else:
+            from trl.models.utils import unwrap_model_for_generation  # which an agent does without
+
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
-        with unwrapping as unwrapped:
+        with unwrapping as unwrapped, self._gathering(unwrapped):
             self._model = unwrapped.eval()
             self._reader = Reader(unwrapped, self.tokenizer, self._prefix_cache(), reads_ahead=self.gathers)
             try:
@@ -143,6 +147,12 @@ class TransformersGenerator:
         if self._kept is None or self._kept[0] != mark:
             self._kept = mark, self._new_prefix_cache()
         return self._kept[1]
+
+    def _gathering(self, model: nn.Module) -> AbstractContextManager:
+        """Return a context that gathers what FSDP2 shards. TRL's gathers what ZeRO-3 shards."""
+        if self.accelerator is None or not self.accelerator.is_fsdp2 or not self.gathers:
+            return nullcontext()
+        return kept_gathered(model, bool(self.accelerator.state.fsdp_plugin.reshard_after_forward))
 
     def _new_prefix_cache(self) -> PrefixCache | None:
         if not self.prefix_cache_memory:
@@ -180,7 +190,8 @@ class TransformersGenerator:
     @torch.no_grad()
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
         finite = _FiniteScores()
-        processors = LogitsProcessorList([finite, *(_sampler(sampling, seeds) if sampling.temperature > 0 else [])])
+        sampler = _sampler(sampling, seeds, self._model.device) if sampling.temperature > 0 else []
+        processors = LogitsProcessorList([finite, *sampler])
         generation_config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,  # the processors leave one token to choose
@@ -298,28 +309,34 @@ class _FiniteScores(LogitsProcessor):
 class _SeededChoice(LogitsProcessor):
     """
     Choose a token for each row by the row's own random numbers, so that it depends on nothing else in the batch: the
-    first token at which the cumulative probability exceeds the number.
+    first token at which the cumulative probability exceeds the number. Probabilities are summed as whole numbers,
+    because sums of floats depend on their order on a GPU, where `full_determinism` refuses them.
 
     Args:
         seeds (`list[int]`):
             One seed for each row.
         max_tokens (`int`):
             Number of choices for a row.
+        device (`torch.device`):
+            Where the scores are.
     """
 
-    def __init__(self, seeds: list[int], max_tokens: int):
+    def __init__(self, seeds: list[int], max_tokens: int, device: torch.device):
         rows = [torch.rand(max_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        self.numbers = iter(torch.stack(rows, dim=1).clamp(max=1 - 1e-6).unbind())  # of each step, (B,)
+        numbers = torch.stack(rows, dim=1).clamp(max=1 - 1e-6)  # (step, B)
+        self.numbers = numbers.to(device)  # in one copy for all tokens
+        self.step = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        cumulative = scores.float().softmax(-1).cumsum(-1)  # (B, V)
-        numbers = next(self.numbers).to(scores.device)[:, None] * cumulative[:, -1:]
+        cumulative = (scores.float().softmax(-1) * _WHOLE).long().cumsum(-1)  # (B, V)
+        numbers = (self.numbers[self.step][:, None] * cumulative[:, -1:]).long()
+        self.step += 1
         # The last one where the scores are not finite: that is noticed once all tokens are there.
         choice = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)  # (B, 1)
         return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
 
 
-def _sampler(sampling: Sampling, seeds: list[int]) -> list[LogitsProcessor]:
+def _sampler(sampling: Sampling, seeds: list[int], device: torch.device) -> list[LogitsProcessor]:
     """List the processors that turn logits into a sampled token."""
     options = {
         "temperature": sampling.temperature,
@@ -329,4 +346,4 @@ def _sampler(sampling: Sampling, seeds: list[int]) -> list[LogitsProcessor]:
         **sampling.generation_kwargs,
     }
     warpers = [warper(options[name]) for name, warper in _WARPERS.items() if options.get(name) is not None]
-    return [*warpers, _SeededChoice(seeds, sampling.max_tokens)]
+    return [*warpers, _SeededChoice(seeds, sampling.max_tokens, device)]

@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from accelerate.utils import gather_object
+import torch.distributed as dist
 from trl.trainer.utils import print_prompt_completions_sample
 
 from ..nlac_config import NLACConfig
@@ -132,8 +132,8 @@ class EpisodeTables:
 
     def write(self, rows: list[dict[str, Any]], step: int, kind: str = "") -> None:
         """Write down the rows of all processes at `step`; `kind` is the prefix of an evaluation's metrics."""
-        rows = gather_object(rows)
-        if not rows or self.args.process_index != 0:
+        rows = _on_first_process(rows, self.args)
+        if not rows:
             return
         extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
         table = pa.Table.from_pylist(rows, schema=EPISODE)
@@ -164,6 +164,15 @@ class EpisodeTables:
             _log_to_wandb([rows[i] for i in chosen], [completions[i] for i in chosen], step)
         if "trackio" in self.args.report_to:
             _log_to_trackio([rows[i] for i in chosen], [completions[i] for i in chosen], step)
+
+
+def _on_first_process(rows: list[dict[str, Any]], args: NLACConfig) -> list[dict[str, Any]]:
+    """Gather the rows of all processes on the first; the others get none, since nobody reads them there."""
+    if args.world_size == 1:
+        return rows
+    gathered = [None] * args.world_size if args.process_index == 0 else None
+    dist.gather_object(rows, gathered)
+    return [row for of_process in gathered or [] for row in of_process]
 
 
 def _messages(turns: list[dict[str, Any]]) -> list[dict[str, str]]:
