@@ -36,6 +36,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def kill_later(output_dir: Path, when: str, seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(*args, **changes) -> int:
+def run(train: Callable[..., None], *args, **changes) -> int:
     """Return the exit code of `train` in a separate process, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.kills"])
@@ -169,10 +170,17 @@ def differences(found: dict[str, str], expected: dict[str, str]) -> list[str]:
     return [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
 
 
-def kill_runs(folder: Path, number: int, rng: random.Random, longest: float, **changes) -> dict[str, Any]:
+def kill_runs(
+    folder: Path,
+    number: int,
+    rng: random.Random,
+    longest: float,
+    train: Callable[..., None] = train,
+    **changes,
+) -> dict[str, Any]:
     """Kill runs `number` times in all, and compare those that ended with one that was not killed."""
     changes = {"save_total_limit": 2, **changes}
-    assert run(folder / "whole", **changes) == 0
+    assert run(train, folder / "whole", **changes) == 0
     expected = contents(folder / "whole")
     num_kills, ended, kills = 0, [], Counter()
     while True:
@@ -181,7 +189,7 @@ def kill_runs(folder: Path, number: int, rng: random.Random, longest: float, **c
         kill = None if last else (rng.choice(["saves", "after"]), 0.0)
         if kill is not None:
             kill = (kill[0], rng.uniform(0, 0.15 if kill[0] == "saves" else longest))
-        code = run(output_dir, kill, **changes)
+        code = run(train, output_dir, kill, **changes)
         if code == 0:
             ended.append(differences(contents(output_dir), expected))
             if last:

@@ -40,7 +40,7 @@ TABLE = {
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments chat generation options prompts terminal",
     "report": "records evaluation terminal secrets",
-    "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
+    "nlac_trainer": "report records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
     "planning nlac_config generation replay chat prompts options secrets terminal",

@@ -33,6 +33,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
+from transformers.utils import is_in_notebook
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
@@ -42,7 +43,8 @@ from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
 from .episodes.rewards import RewardFunc, load_rewards
-from .episodes.rollout import check_prompt_length, play_episodes
+from .episodes.rollout import check_prompt_length
+from .episodes.rounds import AsyncRollouts, Rollouts
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import health_metrics
 from .evaluation.metrics import mean_over_processes
@@ -61,6 +63,7 @@ from .prompts import NLACPrompts
 from .records.folder import TrainingLogCallback, check_unused, checkpoints, has_ended, set_aside
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.lock import locked
+from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
@@ -105,6 +108,8 @@ from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, S
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
+
+    from .report import RunReport
 
 logger = get_logger(__name__)
 
@@ -241,6 +246,10 @@ class NLACTrainer(AtomicSavingTrainer):
             *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
             workers=args.environment_workers,
         )
+        if args.async_rollouts and not self.environments:
+            raise ValueError(
+                "`async_rollouts=True` plays, and there is no `environment_factory`. Give one, or leave it out."
+            )
         if not self.environments:
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
@@ -280,11 +289,13 @@ class NLACTrainer(AtomicSavingTrainer):
             trust_remote_code=args.trust_remote_code,
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
         )
-        self.roles = Roles(
-            *(generator, chat, prompts or NLACPrompts(), args),
-            action_regex=args.vllm_structured_outputs_regex,
-            shows_progress=not args.disable_tqdm and self.is_world_process_zero(),
-        )
+        asking = (chat, prompts or NLACPrompts(), args, args.vllm_structured_outputs_regex)
+        shows_progress = not args.disable_tqdm and self.is_world_process_zero()
+        self.roles = Roles(generator, *asking, shows_progress=shows_progress)
+        self.rollouts = Rollouts(self.environments, self.roles, self.rewards)
+        if args.async_rollouts:
+            players, limits = Roles(generator.beside(), *asking), (args.max_staleness, args.updates_per_iteration)
+            self.rollouts = AsyncRollouts(self.environments, self.roles, self.rewards, players, *limits)
         self.replay = PrioritizedReplay(
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
@@ -311,6 +322,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
         self.add_callback(TrainingLogCallback())
+        if is_in_notebook():
+            self._shorten_table()
         self.add_callback(TrainBeginCallback(self._restore_losses))
         self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
@@ -377,10 +390,14 @@ class NLACTrainer(AtomicSavingTrainer):
             stack.enter_context(self.stop_signals.noted())
             stack.callback(self.environments.close)
             stack.callback(setattr, self, "is_in_train", False)
+            stack.callback(self.rollouts.stop)
             self._on_first_process(lambda: stack.enter_context(locked(self.args.output_dir)))
             checkpoint, self.had_ended = self._on_first_process(
                 lambda: self._open_folder(resume_from_checkpoint, total)
             )
+            if self.is_world_process_zero() and not self.had_ended:
+                write_settings(self.args, get_config_model_id(self.model.config))
+                stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start
@@ -479,10 +496,10 @@ class NLACTrainer(AtomicSavingTrainer):
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
         refines_fresh_actions = not self.args.replay_refinement_fraction
+        self._wait_for_rollouts(for_all=self._is_last_iteration)
         with self._generating():
             episodes = self._play(tasks)
-            numbers = self.replay.add(episodes)
-            self.records.add_episodes(episodes, numbers, self.state.global_step)
+            self._store(episodes)
             if self.rehearsal.is_due:
                 self._write_rehearsal()
             samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
@@ -495,6 +512,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if not refines_fresh_actions:  # the targets are the first critiques
             with self._generating():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
+        self._play_on()
         batches = self._make_batches(samples, targets, refinements)
         metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
         self.records.add_tokens(self.roles.tokens)
@@ -543,26 +561,64 @@ class NLACTrainer(AtomicSavingTrainer):
                 stack.enter_context(self.roles.generator.session(self.model_wrapped))
             yield
 
+    def _wait_for_rollouts(self, for_all: bool) -> None:
+        """Wait for the episodes played beside training that would be too old for the next iteration, or for all."""
+        with self.records.timed("rollout"):
+            if self.args.async_rollouts and any(gather_object([self.rollouts.are_held])):
+                self._play_on()  # for example after a callback has generated with other weights
+            self.rollouts.wait(self.state.global_step, for_all)
+            self.rendezvous.wait()
+
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
         episodes: list[Episode] = []
+        num_transitions = len(self.replay)
         with self.records.timed("rollout"):
             while self.environments:
-                played = play_episodes(self.environments, tasks, self.roles, rewards=self.rewards)
+                waits = num_transitions < max(1, self.args.learning_starts)
+                played = self.rollouts.play(tasks, self.state.global_step, waits, self._is_last_iteration)
                 episodes += played
                 self.rendezvous.wait()
-                self.failures.update(gather_object([episode.failure is not None for episode in played]))
-                if self.failures.is_exceeded:
-                    raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
-                num_hanging = max(gather_object([self.environments.num_left_behind]))
-                if num_hanging > MAX_LEFT_BEHIND:
-                    raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
+                self._check_failures(played)
                 num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                     break
                 if not any(gather_object([any(episode.turns for episode in played)])):
                     raise RuntimeError(nothing_played(played))
         return episodes
+
+    def _check_failures(self, episodes: list[Episode]) -> None:
+        """Stop where too many environments fail or hang."""
+        self.failures.update(gather_object([episode.failure is not None for episode in episodes]))
+        if self.failures.is_exceeded:
+            raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
+        num_hanging = max(gather_object([self.environments.num_left_behind]))
+        if num_hanging > MAX_LEFT_BEHIND:
+            raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
+
+    def _store(self, episodes: list[Episode]) -> None:
+        numbers = self.replay.add(episodes)
+        self.records.add_episodes(episodes, numbers, self.state.global_step)
+        for age in self.rollouts.take_staleness():
+            self.records.add_metric("rollout/staleness", age)
+
+    def _play_on(self) -> None:
+        """Let episodes be played beside training with the policy's weights."""
+        if self.args.async_rollouts:
+            with self._generating():
+                self.rollouts.play_on()
+
+    def _finish_rollouts(self) -> None:
+        """Wait for the episodes that are played beside training, and store them. Nothing is under way then."""
+        if self.args.async_rollouts and any(gather_object([self.rollouts.are_under_way])):
+            self._wait_for_rollouts(for_all=True)
+            episodes = self.rollouts.take()
+            self.failures.update(gather_object([episode.failure is not None for episode in episodes]))
+            self._store(episodes)
+
+    @property
+    def _is_last_iteration(self) -> bool:
+        return self.state.global_step + self.args.updates_per_iteration >= self.state.max_steps
 
     def _write_rehearsal(self) -> None:
         """Let the initial model answer in every role about its first transitions, to rehearse the answers later."""
@@ -694,6 +750,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if "train_loss" in logs:  # of the end
             if self.had_ended:
                 return
+            self._finish_rollouts()
             self.records.end_iteration()
             self.records.write(self.state.global_step)
             # Of all steps, also of those before the run was resumed.
@@ -714,6 +771,34 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         stop_at_once(number)
 
+    def _shorten_table(self) -> None:
+        """Put a table of six columns in place of the one that a notebook shows of each run."""
+        from transformers.utils.notebook import NotebookProgressCallback
+
+        from .records.notebook import NotebookTableCallback
+
+        if self.pop_callback(NotebookProgressCallback) is not None:
+            self.add_callback(NotebookTableCallback())
+
+    def report(self, output: str | Path | None = None) -> "RunReport":
+        """
+        Write the report of the run so far, one HTML page, see [`~report.write_report`]. A notebook shows it where it
+        is the value of a cell.
+
+        Args:
+            output (`str` or `Path`, *optional*):
+                File to write. If `None`, `report.html` in `output_dir`.
+
+        Returns:
+            [`~report.RunReport`]: the page.
+
+        Raises:
+            ValueError: If the run has not logged anything.
+        """
+        from .report import RunReport, write_report
+
+        return RunReport(write_report(self.args.output_dir, output))
+
     # Evaluation
 
     def evaluation_loop(
@@ -729,6 +814,7 @@ class NLACTrainer(AtomicSavingTrainer):
             raise ValueError(
                 "Evaluation plays, and there is no `environment_factory`. Give one, or evaluate elsewhere."
             )
+        self._finish_rollouts()
         args, device, rank, dataset = self.args, self.accelerator.device, self.args.process_index, dataloader.dataset
         tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
         numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_oracle_probes, args.seed)
@@ -847,10 +933,17 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.args.save_pretrained(directory)
 
     def _save_checkpoint(self, model, trial) -> None:
+        lost = None
+        try:
+            self._finish_rollouts()
+        except Exception as error:  # of a server, for example; what there is is saved first
+            lost = error
         start = time.perf_counter()
         super()._save_checkpoint(model, trial)
         self.records.metrics["time/save"].append(time.perf_counter() - start)
         self.records.metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
+        if lost is not None:
+            raise lost
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

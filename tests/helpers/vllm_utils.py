@@ -57,7 +57,9 @@ def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) ->
     return make_trainer(output_dir, {**options, **(config or {})}, **kwargs)
 
 
-def make_client(server: "Server", tmp_path: Path, timeout: float = 240.0, **kwargs) -> NLACTrainer:
+def make_client(
+    server: "Server", tmp_path: Path, config: dict | None = None, timeout: float = 240.0, **kwargs
+) -> NLACTrainer:
     """Make a trainer whose roles generate with the server."""
     options = dict(
         vllm_mode="server",
@@ -65,7 +67,7 @@ def make_client(server: "Server", tmp_path: Path, timeout: float = 240.0, **kwar
         vllm_server_weights_dir=str(tmp_path),
         vllm_server_timeout=timeout,
     )
-    return make_vllm_trainer(tmp_path / "run", options, **kwargs)
+    return make_vllm_trainer(tmp_path / "run", {**options, **(config or {})}, **kwargs)
 
 
 def greedy(trainer: NLACTrainer, generator) -> list[list[int]]:

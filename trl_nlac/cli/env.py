@@ -27,8 +27,12 @@ from .options import Parser
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_", "NCCL_", "VLLM_")
 
 
+def make_parser() -> Parser:
+    return Parser(prog="trl-nlac env", description="Print versions, for bug reports.")
+
+
 def run(words: list[str]) -> None:
-    Parser(prog="trl-nlac env", description="Print versions, for bug reports.").parse_args(words)
+    make_parser().parse_args(words)
     print(f"- trl-nlac version: {version('trl-nlac')}", end="")
     print_env()
     print("\n".join(f"- {name}: {value}" for name, value in details().items()))

@@ -47,7 +47,7 @@ WIDTH = 110  # columns of what is printed
 
 
 def run(words: list[str]) -> None:
-    args, others = _parser().parse_known_args(words)
+    args, others = make_parser().parse_known_args(words)
     plan, names = make_plan(args, others)
     lines = launch_lines(plan, names, others)
     if args.json:
@@ -56,7 +56,7 @@ def run(words: list[str]) -> None:
         show(plan, lines)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
     parser = Parser(
         prog="trl-nlac plan",
         usage="trl-nlac plan --config run.yaml --gpus 8x80GB [--name value ...]",

@@ -37,7 +37,7 @@ from .options import CommandError, Parser, add_agent_arguments, load_player, loa
 from .origin import fill_from_run
 
 
-def run(words: list[str]) -> None:
+def make_parser() -> Parser:
     parser = Parser(
         prog="trl-nlac play",
         description="Watch an agent act, criticise and refine. Enter continues, q and Enter ends.",
@@ -46,7 +46,11 @@ def run(words: list[str]) -> None:
     parser.add_argument("--task", metavar="JSON", help="keyword arguments of reset, in place of a dataset's row")
     parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
     parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
-    args = parser.parse_args(words)
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args = make_parser().parse_args(words)
     fill_from_run(args)
     task = read_json(args.task) if args.task else _row(args)
     agent, pool, rewards = load_player(args)

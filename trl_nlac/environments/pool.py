@@ -24,6 +24,7 @@ from collections.abc import Callable
 from concurrent import futures
 from copy import deepcopy
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -64,8 +65,8 @@ class EnvironmentPool:
         timeout (`float`, *optional*):
             Seconds after which a call of an instance, its factory included, counts as hanging. If `None`, never.
         workers (`str`, *optional*, defaults to `"thread"`):
-            Where instances are played: `"thread"`, each in a thread of this process, or `"process"`, each in a process
-            of its own. The example is made in this process.
+            Where instances are played: `"thread"`, each in a thread of this process, `"process"`, each in a process of
+            its own, or `"ray"`, each in a process of a Ray cluster. The example is made in this process.
 
     Attributes:
         example ([`TextEnvironment`], *optional*):
@@ -85,7 +86,7 @@ class EnvironmentPool:
         TimeoutError: If a factory takes longer than `timeout`.
         TypeError: If a factory is not callable, or does not make an environment.
         ValueError: If a factory fails, if there are tools for an environment that defines `step`, or if tools cannot
-            be described.
+            be described, or if `workers` is `"ray"` and Ray is missing.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class EnvironmentPool:
         self.timeout = timeout
         self.last_failure = ""
         self._tools = tools
-        self._in_processes = workers == "process"
+        self._move: Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None = _mover(workers)
         self._routed = isinstance(environment_factory, dict)
         if environment_factory is None:
             self._factories = {}
@@ -204,7 +205,7 @@ class EnvironmentPool:
             other = idle.pop()  # of another environment, to make room
             self.discard(other)
             other.wait(CLOSING_SECONDS)
-        return self._hire(name, self._in_processes)
+        return self._hire(name, self._move)
 
     def release(self, worker: EnvironmentWorker) -> None:
         """Return an instance to the pool for the next episode."""
@@ -221,7 +222,8 @@ class EnvironmentPool:
         if hangs:
             if worker.blocks_its_loop:
                 self._give_own_loops(worker.name)
-            self._hanging.append(worker)
+            # A new list, as another thread may count at the moment.
+            self._hanging = [other for other in self._hanging if other.is_left_behind] + [worker]
             self._killers[:] = [*(thread for thread in self._killers if thread.is_alive()), worker.kill()]
 
     def call(self, job: Callable[[], Any], name: str) -> Any:
@@ -240,18 +242,19 @@ class EnvironmentPool:
     @property
     def num_left_behind(self) -> int:
         """Number of discarded instances that still hang in a thread or a task."""
-        self._hanging = [worker for worker in self._hanging if worker.is_left_behind]
-        return len(self._hanging)
+        return sum(worker.is_left_behind for worker in self._hanging)
 
     def close(self) -> None:
         """Close all instances. New ones are made when they are needed."""
         self._idle.clear()
         _close(self._workers, self._killers)
 
-    def _hire(self, name: str, in_process: bool = False) -> EnvironmentWorker:
+    def _hire(
+        self, name: str, move: Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None = None
+    ) -> EnvironmentWorker:
         make = partial(_make, self._factories[name], self._tools)
-        if in_process:
-            make = partial(ProcessEnvironment, make)
+        if move is not None:
+            make = partial(move, make)
         worker = EnvironmentWorker(name, make, has_own_loop=name in self._blocking)
         self._workers.add(worker)
         return worker
@@ -273,7 +276,7 @@ class EnvironmentPool:
             environment = self._finish(worker, lambda environment: environment, factory)
         except EnvironmentFailure as error:
             raise ValueError(f"{factory} cannot be called without arguments, or fails: {error}") from error
-        if self._in_processes:
+        if self._move is not None:
             self._examples.add(worker)
         else:
             self.release(worker)
@@ -286,6 +289,20 @@ class EnvironmentPool:
             self.discard(worker, hangs=True)
             raise TimeoutError(f"{name} took longer than `environment_timeout={self.timeout}` seconds")
         return future.result()
+
+
+def _mover(workers: str) -> Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None:
+    """Return what plays an environment elsewhere than in this process; `None` if nothing does."""
+    if workers == "ray":
+        if find_spec("ray") is None:
+            raise ValueError(
+                "`environment_workers='ray'` needs Ray, which is not installed: `pip install trl-nlac[ray]`."
+            )
+        from .ray_process import RayEnvironment, connect
+
+        connect()
+        return RayEnvironment
+    return ProcessEnvironment if workers == "process" else None
 
 
 def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvironment:

@@ -72,12 +72,12 @@ def load_rewards(
             "`reward_funcs`. Give one of them."
         )
     reward_funcs = [reward_funcs] if callable(reward_funcs) else reward_funcs
-    for reward_func in reward_funcs if environment_workers == "process" else []:
+    for reward_func in reward_funcs if environment_workers != "thread" else []:
         if "environments" in signature(reward_func).parameters:
             raise ValueError(
                 f"The reward function `{name_of(reward_func)}` reads `environments`, which "
-                "`environment_workers='process'` keeps in other processes. Use 'thread', or give the reward in the "
-                "environment."
+                f"`environment_workers='{environment_workers}'` keeps in other processes. Use 'thread', or give the "
+                "reward in the environment."
             )
     return EpisodeRewards(reward_funcs, weights, context)
 

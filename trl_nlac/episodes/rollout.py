@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +45,7 @@ from .rewards import EpisodeRewards
 
 logger = logging.getLogger(__name__)
 
+STOPPING_INTERVAL = 0.5  # s, after which a rollout that others can stop looks whether they did
 Act = Callable[[list[Prompt], list[int]], list[Answer]]
 
 
@@ -54,6 +55,8 @@ def play_episodes(
     roles: Roles,
     act: Act | None = None,
     rewards: EpisodeRewards | None = None,
+    seed: int | None = None,
+    stopping: threading.Event | None = None,
 ) -> list[Episode]:
     """
     Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread.
@@ -74,11 +77,21 @@ def play_episodes(
         rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
             Reward functions that score finished episodes. They see the environments, so an instance is kept for its
             episode until then, and no more episodes than instances are played before.
+        seed (`int`, *optional*):
+            Seed of the samples, in place of torch's random state, which is then left to other threads.
+        stopping (`threading.Event`, *optional*):
+            Another thread sets it to give the episodes up.
 
     Returns:
         `list[Episode]`: in the order of the tasks. An episode whose environment failed ends with its last clean turn.
+
+    Raises:
+        InterruptedError: If the episodes were given up.
     """
-    seed = int(torch.randint(2**62, ()))
+    seeding = nullcontext()
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        seeding = _random_numbers_of(seed)
     games = []
     for i, task in enumerate(tasks):
         name, keywords, tool_schemas = pool.route(task)
@@ -89,13 +102,13 @@ def play_episodes(
         games.append(_Game(i, name, keywords, recorder, rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
     waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
-    with _random_numbers_of(seed), roles.progress("rollout", len(games), "episode") as bar:
+    with seeding, roles.progress("rollout", len(games), "episode") as bar:
         while roles.generator.any_process(bool(waves)):
             wave = waves.pop(0) if waves else []
-            _Rollout(pool, roles, act or roles.act, keeps_instances=rewards is not None, bar=bar).play(wave)
+            _Rollout(pool, roles, act or roles.act, rewards is not None, bar, stopping).play(wave)
             if rewards is not None:
                 _score(pool, wave, rewards)
-    roles.metrics["environment/num_shortened"] += [float(game.recorder.num_shortened) for game in games]
+    roles.note("environment/num_shortened", [float(game.recorder.num_shortened) for game in games])
     return [game.recorder.episode() for game in games]
 
 
@@ -154,12 +167,14 @@ class _Rollout:
         act: Act,
         keeps_instances: bool,
         bar: tqdm,
+        stopping: threading.Event | None,
     ):
         self.pool = pool
         self.roles = roles
         self.act = act
         self.keeps_instances = keeps_instances
         self.bar = bar
+        self.stopping = stopping
         self.patience = 1.0  # s
         self.pending: deque[_Game] = deque()
         self.busy: set[_Game] = set()
@@ -187,8 +202,13 @@ class _Rollout:
             if self.waiting:
                 patience_ends = min(patience_ends, now + self.patience)
             until = min(patience_ends, *(game.deadline for game in self.busy))
+            longest = threading.TIMEOUT_MAX
+            if self.stopping is not None:
+                longest = STOPPING_INTERVAL
+                if self.stopping.is_set():
+                    raise InterruptedError("Playing was given up.")
             try:
-                game = self.finished.get(timeout=min(max(0.0, until - now), threading.TIMEOUT_MAX))
+                game = self.finished.get(timeout=min(max(0.0, until - now), longest))
             except queue.Empty:
                 if time.monotonic() >= patience_ends:
                     return

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import (
@@ -83,6 +84,9 @@ class TransformersGenerator:
             forward pass gathers them, and processes must generate together, see [`~generation.joint.JointGenerator`].
         prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
             Largest size of what is kept, in GiB. With 0 every prompt is read whole.
+        keeps_prefixes (`bool`, *optional*, defaults to `False`):
+            Whether what was read is also kept from one session to the next, until the weights are other ones. For a
+            model that is not trained.
     """
 
     is_concurrent = False
@@ -96,6 +100,7 @@ class TransformersGenerator:
         gradient_checkpointing_kwargs: dict[str, Any] | None = None,
         gathers: bool = True,
         prefix_cache_memory: float = 4.0,
+        keeps_prefixes: bool = False,
     ):
         self.accelerator = accelerator
         self.tokenizer = tokenizer
@@ -104,8 +109,10 @@ class TransformersGenerator:
         self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
         self.gathers = gathers
         self.prefix_cache_memory = prefix_cache_memory
+        self.keeps_prefixes = keeps_prefixes
         self._model: nn.Module | None = None
         self._reader: Reader | None = None  # with the session's weights
+        self._kept: tuple[list[Any], PrefixCache | None] | None = None  # with the mark of the weights that read
         self._num_tokens = self._num_read = 0  # since metrics were last taken
         self._has_warned = False
 
@@ -120,9 +127,12 @@ class TransformersGenerator:
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
         with unwrapping as unwrapped, self._gathering(unwrapped):
             self._model = unwrapped.eval()
-            self._reader = Reader(unwrapped, self.tokenizer, self._new_prefix_cache(), reads_ahead=self.gathers)
+            self._reader = Reader(unwrapped, self.tokenizer, self._prefix_cache(), reads_ahead=self.gathers)
             try:
                 yield
+            except BaseException:
+                self._kept = None  # it may have ended in the middle of a change
+                raise
             finally:
                 self._model = self._reader = None
                 unwrapped.train(training)
@@ -134,6 +144,15 @@ class TransformersGenerator:
         if self.accelerator is None or not self.accelerator.is_fsdp2 or not self.gathers:
             return nullcontext()
         return kept_gathered(model, bool(self.accelerator.state.fsdp_plugin.reshard_after_forward))
+
+    def _prefix_cache(self) -> PrefixCache | None:
+        """Return the cache of earlier sessions, if it is kept and of these weights, or else a new one."""
+        if not self.keeps_prefixes:
+            return self._new_prefix_cache()
+        mark = weights_mark(self._model)
+        if self._kept is None or self._kept[0] != mark:
+            self._kept = mark, self._new_prefix_cache()
+        return self._kept[1]
 
     def _new_prefix_cache(self) -> PrefixCache | None:
         if not self.prefix_cache_memory:
@@ -204,10 +223,13 @@ class TransformersGenerator:
         return completions
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the share of prompt tokens that were not read again."""
+        """
+        Return the share of prompt tokens that were not read again: 0 where a cache was too small for its batch, and
+        some were read twice.
+        """
         tokens, read = self._num_tokens, self._num_read
         self._num_tokens = self._num_read = 0
-        return {"generation/prefix_hit_rate": 1 - read / tokens} if tokens else {}
+        return {"generation/prefix_hit_rate": max(0.0, 1 - read / tokens)} if tokens else {}
 
     @torch.no_grad()
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
@@ -239,6 +261,19 @@ class TransformersGenerator:
             if token_id in self.eos_token_ids:
                 return token_ids[: i + 1], True
         return token_ids, False
+
+
+@torch.no_grad()
+def weights_mark(model: nn.Module) -> list[Any]:
+    """
+    Return what is other after weights or adapters were changed: the number of changes of each parameter that torch
+    counts, and the sum of its first values, which shows other changes.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.device.type != "meta"]
+    sums = [parameter.data.flatten()[:256].double().sum().to(model.device) for parameter in parameters]
+    adapters = list(model.active_adapters) if is_peft_model(model) else []
+    places = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+    return [adapters, places, torch.stack(sums).tolist()]
 
 
 def _takes_cache(config: GenerationConfig, defaults: GenerationConfig) -> bool:

@@ -36,6 +36,8 @@ TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
 # Not uploaded with the output folder, because of the underscore.
 AUDIT = "_audit"
+SETTINGS = "_settings.json"
+WARNINGS = "_warnings.jsonl"
 SUPERSEDED = "_superseded"
 # Files of episodes and of audited samples; those of an evaluation begin with its kind.
 RECORD_FILE = re.compile(r"(?:(?P<kind>.+)_)?(?:completions|audit)_(?P<step>\d+)(?:_process\d+)?\.parquet")
@@ -99,7 +101,7 @@ def check_unused(run: str | Path) -> None:
 
 def has_ended(run: str | Path, step: int | None = None) -> bool:
     """Whether the log of a run says that training ended, at this step if one is given."""
-    logs = map(_parse, _lines(Path(run)))
+    logs = map(_parse, _lines(Path(run, TRAINING_LOG)))
     return any(_END in logged and step in (None, logged["step"]) for logged in logs)
 
 
@@ -116,22 +118,21 @@ def set_aside(run: str | Path, step: int, recorded: int) -> None:
             Last step at which training wrote its records before that. The checkpoint has those of the steps since.
     """
     run = Path(run)
-    later = {True: [], False: []}
-    for line in _lines(run):
-        later[_is_later(line, step)].append(line)
+    logs = {name: _split(run / name, step) for name in (TRAINING_LOG, WARNINGS)}
     files = [path for found, path in checkpoints(run).items() if found > step]
     files += _later_files(run, step, recorded)
-    if not later[True] and not files:
+    if not any(later for _, later in logs.values()) and not files:
         return
     aside = _new_folder(run / SUPERSEDED)
     for path in files:
         (aside / path.parent.relative_to(run)).mkdir(exist_ok=True)
         path.rename(aside / path.relative_to(run))
-    if later[True]:
-        (aside / TRAINING_LOG).write_bytes(b"".join(later[True]))
-        written = run / f"{TRAINING_LOG}.new"
-        written.write_bytes(b"".join(later[False]))
-        os.replace(written, run / TRAINING_LOG)  # a process that is killed meanwhile leaves one or the other
+    for name, (before, later) in logs.items():
+        if later:
+            (aside / name).write_bytes(b"".join(later))
+            written = run / f"{name}.new"
+            written.write_bytes(b"".join(before))
+            os.replace(written, run / name)  # a process that is killed meanwhile leaves one or the other
     logger.warning(f"Training starts at step {max(0, step)}: what {run} had of other steps is now in {aside}.")
 
 
@@ -152,9 +153,16 @@ def _later_files(run: Path, step: int, recorded: int) -> Iterator[Path]:
                 yield path
 
 
-def _lines(run: Path) -> list[bytes]:
-    log = run / TRAINING_LOG
+def _lines(log: Path) -> list[bytes]:
     return log.read_bytes().splitlines(keepends=True) if log.exists() else []
+
+
+def _split(log: Path, step: int) -> tuple[list[bytes], list[bytes]]:
+    """Split the lines of a log into those until `step` and those of later ones."""
+    before, later = [], []
+    for line in _lines(log):
+        (later if _is_later(line, step) else before).append(line)
+    return before, later
 
 
 def _is_later(line: bytes, step: int) -> bool:

@@ -176,7 +176,9 @@ class ServerEngine(VLLMGeneration):
                 ) from error
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        self._adapters.remove(adapter)
+        self.accelerator.wait_for_everyone()  # until no process generates with it
+        with self._recovery:  # which loads them again
+            self._adapters.remove(adapter)
         if self.accelerator.is_main_process:
             try:
                 self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": adapter.name})
