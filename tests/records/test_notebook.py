@@ -26,13 +26,19 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 InteractiveShell.instance(config=Config({"IPKernelApp": {}}))  # as in a notebook's kernel
 from helpers.testing_utils import TASKS, make_trainer
+from transformers import TrainerCallback
 from trl_nlac.records.notebook import NotebookTableCallback
 
+
+class ShowTable(TrainerCallback):
+    def on_train_end(self, args, state, control, **kwargs):
+        (callback,) = [c for c in trainer.callback_handler.callbacks if isinstance(c, NotebookTableCallback)]
+        print("TABLE", json.dumps(callback.training_tracker.inner_table))
+
+
 config = {"max_steps": 2, "logging_steps": 1, "eval_steps": 1, "disable_tqdm": False, **%r}
-trainer = make_trainer(%r, config, eval_dataset=eval(%r))
+trainer = make_trainer(%r, config, eval_dataset=eval(%r), callbacks=[ShowTable()])
 trainer.train()
-(callback,) = [c for c in trainer.callback_handler.callbacks if isinstance(c, NotebookTableCallback)]
-print("TABLE", json.dumps(callback.training_tracker.inner_table))
 print("PAGE", trainer.report()._repr_html_()[:50])
 """
 

@@ -99,7 +99,7 @@ trainer = make_trainer({str(tmp_path / "run")!r}, config)
 trainer.train_dataset = TASKS.select([0, 0, 1, 1])
 trainer.train()
 """
-        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": "tests"}
+        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": f"tests{os.pathsep}."}
         done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:

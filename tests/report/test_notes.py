@@ -32,7 +32,7 @@ from trl_nlac.report.run_files import MAX_REASONS, read_episodes
 class TestSettings:
     def test_a_run_writes_its_options(self, tmp_path):
         secret = "hf_" + 20 * "x"
-        trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 1, "learning_rate": 0.125, "hub_token": secret})
+        trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 2, "learning_rate": 0.125, "hub_token": secret})
         trainer.train()
         settings = read_settings(tmp_path)
         assert settings.chosen["learning_rate"] == "0.125" and settings.chosen["max_turns"] == "2"

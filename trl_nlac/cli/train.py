@@ -53,7 +53,7 @@ def run(words: list[str]) -> None:
     parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)
     checkpoint = find_checkpoint(args)
-    if checkpoint is None:
+    if checkpoint is None and not args.overwrite_output_dir:
         with one_line_errors():
             check_unused(args.output_dir)  # again once it is locked, but a model can take minutes to load
     trainer = make_trainer(script_args, model_args, args, parser.unsupported)

@@ -42,11 +42,11 @@ CLOSING_SECONDS = 10.0  # how long to wait for environments to close
 EnvironmentFactory = Callable[[], Any]
 
 
-class _NoEnvironment:
-    """Placeholder if there are only standalone tools."""
+class Prompts:
+    """The environment of tasks that are prompts: the first answer that calls no standalone tool ends the episode."""
 
     def reset(self, **task) -> None:
-        pass
+        """Start a task, to whose prompt nothing is added."""
 
 
 class EnvironmentPool:
@@ -77,6 +77,10 @@ class EnvironmentPool:
             JSON schemas of the tools of all environments.
         seeded (`set[str]`):
             Names of the environments whose `reset` takes a `seed`.
+        takes_answers (`set[str]`):
+            Names of the environments whose `step` takes a [`~environments.base.PolicyAnswer`].
+        brings_tools (`bool`):
+            Whether the tools of an environment are known only when an episode begins.
         pays (`bool`):
             Whether every environment gives rewards.
         last_failure (`str`):
@@ -98,7 +102,7 @@ class EnvironmentPool:
         workers: str = "thread",
     ):
         if environment_factory is None and tools:
-            environment_factory = _NoEnvironment
+            environment_factory = Prompts
         self.max_instances = max_instances
         self.timeout = timeout
         self.last_failure = ""
@@ -128,14 +132,21 @@ class EnvironmentPool:
         self.example = next(iter(examples.values()), None)
         self.oracle: Oracle | None = None if self._routed or not examples else self.example.oracle
         self.seeded = {name for name, example in examples.items() if example.takes_seed}
+        self.takes_answers = {name for name, example in examples.items() if example.takes_answers}
+        self.brings_tools = any(example.brings_tools for example in examples.values())
         self._schemas = {name: _schemas(example) for name, example in examples.items()}
         self._example_of = examples
         self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
-        self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
+        self.pays = all(example.pays for example in examples.values())
 
     def __bool__(self) -> bool:
         """Whether there is an environment."""
         return bool(self._factories)
+
+    @property
+    def is_single_step(self) -> bool:
+        """Whether a task is a prompt, and its answer the end of the episode."""
+        return not self._routed and bool(self) and isinstance(self.example.unwrapped, Prompts) and not self._tools
 
     @property
     def name(self) -> str:

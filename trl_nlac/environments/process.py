@@ -176,7 +176,10 @@ class Host:
 
 def _serve(connection: Connection, pickled_make: bytes) -> None:
     """Let a host answer, until the last call or the end of the caller."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which plays episodes to their end
+    # Signals are for the trainer, which plays episodes to their end. SIGTERM gets a handler, which, unlike that it is
+    # ignored, programs do not inherit that the environment starts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     host = Host(pickled_make)
     while True:
         try:

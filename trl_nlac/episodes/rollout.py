@@ -32,14 +32,15 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
+from ..chat.actions import ActionFormat
+from ..environments.base import EnvironmentFailure, Opening, PolicyAnswer, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..event_loop import DaemonThreads, finish
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
-from ..types import Answer, Episode, Message, Prompt
-from .recorder import MalformedResult, Recorder, checked_opening, checked_reward, checked_step
+from ..types import Answer, Episode, Prompt
+from .recorder import EpisodeRecorder, MalformedResult, Recorder, checked_opening, checked_reward, checked_step
 from .rewards import EpisodeRewards
 
 
@@ -84,6 +85,7 @@ def play_episodes(
 
     Returns:
         `list[Episode]`: in the order of the tasks. An episode whose environment failed ends with its last clean turn.
+        One that consisted of several conversations has the others as its `segments`, see [`~types.all_conversations`].
 
     Raises:
         InterruptedError: If the episodes were given up.
@@ -98,7 +100,7 @@ def play_episodes(
         rng = random.Random(f"{seed} {i}")
         if name in pool.seeded:
             keywords = {"seed": rng.getrandbits(31), **keywords}
-        recorder = Recorder(roles.actions, roles.prompts, task, tool_schemas, roles.options.max_prompt_length)
+        recorder = EpisodeRecorder(roles.actions, roles.prompts, task, tool_schemas, roles.options.max_prompt_length)
         games.append(_Game(i, name, keywords, recorder, rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
     waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
@@ -139,7 +141,7 @@ class _Game:
     index: int
     name: str
     keywords: dict[str, Any]
-    recorder: Recorder
+    recorder: EpisodeRecorder
     rng: random.Random
     worker: EnvironmentWorker | None = None
     job: str = ""  # of the environment: "reset", "step" or "reward"; "act" of the policy
@@ -256,7 +258,10 @@ class _Rollout:
         if answer.parsed is None:
             self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
         else:
-            self._submit(game, "step", partial(step, action=answer.parsed))
+            action = answer.parsed
+            if game.name in self.pool.takes_answers:
+                action = policy_answer(self.roles.actions, answer)
+            self._submit(game, "step", partial(step, action=action))
 
     def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
         timeout = self.pool.timeout
@@ -294,7 +299,11 @@ class _Rollout:
     def _record(self, game: _Game, result: StepResult) -> None:
         """Record a turn, then continue or end the game."""
         recorder, answer = game.recorder, game.answer
-        recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
+        try:
+            recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
+        except (MalformedResult, ValueError) as error:  # of a conversation that it opens
+            self._fail(game, error.kind if isinstance(error, MalformedResult) else "step", error)
+            return
         if not recorder.done:
             recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
         if recorder.done:
@@ -333,7 +342,8 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
     kind = "reward"
     try:
         scores = pool.call(
-            lambda: rewards.score([game.recorder for game in scored], environments), "the scoring by reward functions"
+            lambda: rewards.score([game.recorder.conversations[0] for game in scored], environments),
+            "the scoring by reward functions",
         )
     except (EnvironmentFailure, TimeoutError) as error:
         kind = "reward" if isinstance(error, EnvironmentFailure) else "timeout"
@@ -341,8 +351,12 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             game.recorder.fail(kind, error)
     else:
         for game, score in zip(scored, scores, strict=True):
-            game.recorder.add_reward(score.reward)
             game.recorder.extra = score.notes
+            if score.failure is None:
+                game.recorder.add_reward(score.reward)
+            else:
+                game.recorder.fail("reward", score.failure)
+                pool.last_failure = printable_traceback(score.failure)
     for game in scored:
         if kind == "timeout":  # the functions still have the instances
             pool.discard(game.worker)
@@ -350,18 +364,25 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             pool.release(game.worker)
 
 
-def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> list[Message]:
+def policy_answer(actions: ActionFormat, answer: Answer) -> PolicyAnswer:
+    """Make what an environment is told of a readable answer that wants more than the action."""
+    message = actions.message(answer.parsed, answer.text, list(answer.token_ids))
+    content = message["content"] if message.get("tool_calls") else answer.parsed
+    return PolicyAnswer(answer.parsed, content, answer.prompt.num_tokens, len(answer.token_ids))
+
+
+def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> Opening:
     """
     Call `reset` with copies of its keywords, check what it returns, and copy that. As [`step`] and [`final_reward`],
     it runs in the thread of the environment, so that nothing that the environment returns can harm another one.
 
     Raises:
-        MalformedResult: If it is neither text nor messages.
+        MalformedResult: If it is neither text nor messages nor an [`~environments.Opening`].
     """
     return checked_opening(finish(environment.reset(**deepcopy(keywords))))
 
 
-def step(environment: TextEnvironment, action: str) -> StepResult:
+def step(environment: TextEnvironment, action: str | PolicyAnswer) -> StepResult:
     """
     Call `step` and check what it returns.
 

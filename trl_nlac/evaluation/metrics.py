@@ -140,7 +140,9 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
     if played:
         metrics["episode/success_rate"] = sum(e.score >= success_threshold for e in played) / len(played)
         metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
-        metrics["episode/length"] = sum(len(episode.turns) for episode in played) / len(played)
+        metrics["episode/length"] = sum(episode.num_turns for episode in played) / len(played)
+        if any(episode.segments for episode in played):
+            metrics["episode/num_segments"] = sum(1 + len(episode.segments) for episode in played) / len(played)
     kinds = [episode.failure.partition(":")[0] for episode in episodes if episode.failure is not None]
     metrics["environment/failure_rate"] = len(kinds) / len(episodes)
     metrics.update({name: kinds.count(kind) / len(episodes) for name, kind in _KIND_RATES.items()})
@@ -161,7 +163,7 @@ def reward_metrics(episodes: list[Episode]) -> dict[str, float]:
     own = [
         (
             episode.score,
-            sum(turn.action_length for turn in episode.turns),
+            sum(turn.action_length for one in (episode, *episode.segments) for turn in one.turns),
             {name: value for name, value in episode.extra.items() if _is_reward(name, value)},
         )
         for episode in episodes

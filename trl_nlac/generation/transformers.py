@@ -139,12 +139,6 @@ class TransformersGenerator:
         if unwrapped.is_gradient_checkpointing:  # older versions of TRL enable it without these
             unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
 
-    def _gathering(self, model: nn.Module) -> AbstractContextManager:
-        """Return a context that gathers what FSDP2 shards. TRL's gathers what ZeRO-3 shards."""
-        if self.accelerator is None or not self.accelerator.is_fsdp2 or not self.gathers:
-            return nullcontext()
-        return kept_gathered(model, bool(self.accelerator.state.fsdp_plugin.reshard_after_forward))
-
     def _prefix_cache(self) -> PrefixCache | None:
         """Return the cache of earlier sessions, if it is kept and of these weights, or else a new one."""
         if not self.keeps_prefixes:
@@ -153,6 +147,12 @@ class TransformersGenerator:
         if self._kept is None or self._kept[0] != mark:
             self._kept = mark, self._new_prefix_cache()
         return self._kept[1]
+
+    def _gathering(self, model: nn.Module) -> AbstractContextManager:
+        """Return a context that gathers what FSDP2 shards. TRL's gathers what ZeRO-3 shards."""
+        if self.accelerator is None or not self.accelerator.is_fsdp2 or not self.gathers:
+            return nullcontext()
+        return kept_gathered(model, bool(self.accelerator.state.fsdp_plugin.reshard_after_forward))
 
     def _new_prefix_cache(self) -> PrefixCache | None:
         if not self.prefix_cache_memory:

@@ -41,6 +41,13 @@ WARNINGS = "_warnings.jsonl"
 SUPERSEDED = "_superseded"
 # Files of episodes and of audited samples; those of an evaluation begin with its kind.
 RECORD_FILE = re.compile(r"(?:(?P<kind>.+)_)?(?:completions|audit)_(?P<step>\d+)(?:_process\d+)?\.parquet")
+# Files of a model that is saved into a folder, with what this package saves beside it.
+_WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
+_SAVED = (
+    *_WEIGHTS,
+    *("*.index.json", "*config.json", "*token*.json", "vocab.*", "merges.txt", "*.jinja", "training_args.bin"),
+    *("nlac_*.json", "_nlac_*", "README.md", "report.html", SETTINGS),
+)
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _SLASH = "%2F"
 _END = "train_runtime"  # in the last log of a run
@@ -73,10 +80,18 @@ def checkpoints(run: str | Path) -> dict[int, Path]:
 
 
 class TrainingLogCallback(TrainerCallback):
-    """Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`."""
+    """
+    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`.
+
+    Attributes:
+        is_on (`bool`):
+            Whether it does. Can be changed.
+    """
+
+    is_on = True
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and self.is_on:
             path = Path(args.output_dir, TRAINING_LOG)
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "a") as file:
@@ -87,15 +102,16 @@ class TrainingLogCallback(TrainerCallback):
 def check_unused(run: str | Path) -> None:
     """
     Raises:
-        RunRefused: If the folder has a checkpoint, or a run that has ended. What is left of one that was killed before
-            its first checkpoint is no obstacle: nobody can resume it.
+        RunRefused: If the folder has a checkpoint, a run that has ended, or a model. What is left of a run that was
+            killed before its first checkpoint is no obstacle: nobody can resume it.
     """
-    found = list(checkpoints(run).values())
-    if found or has_ended(run):
+    found, weights = list(checkpoints(run).values()), _matching(Path(run), _WEIGHTS)
+    if found or weights or has_ended(run):
         resume = f"resume it (`resume_from_checkpoint={str(found[-1])!r}`), " if found else ""
+        seen = found[-1].name if found else TRAINING_LOG if has_ended(run) else weights[0].name
         raise RunRefused(
-            f"`output_dir` {str(run)!r} has a run already, see {found[-1].name if found else TRAINING_LOG}: {resume}"
-            "choose another folder, or move or remove this one."
+            f"`output_dir` {str(run)!r} has a {'run' if found or has_ended(run) else 'model'} already, see {seen}: "
+            f"{resume}choose another folder, or set `overwrite_output_dir=True`, which moves this one's files aside."
         )
 
 
@@ -105,7 +121,7 @@ def has_ended(run: str | Path, step: int | None = None) -> bool:
     return any(_END in logged and step in (None, logged["step"]) for logged in logs)
 
 
-def set_aside(run: str | Path, step: int, recorded: int) -> None:
+def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = False) -> None:
     """
     Move what belongs to later steps of a run into a new folder in its folder `_superseded`.
 
@@ -116,11 +132,14 @@ def set_aside(run: str | Path, step: int, recorded: int) -> None:
             Step of the checkpoint that it resumes from. Later checkpoints, logs and evaluations are set aside.
         recorded (`int`):
             Last step at which training wrote its records before that. The checkpoint has those of the steps since.
+        with_model (`bool`, *optional*, defaults to `False`):
+            Whether a model that is saved in the folder is moved, too.
     """
     run = Path(run)
     logs = {name: _split(run / name, step) for name in (TRAINING_LOG, WARNINGS)}
     files = [path for found, path in checkpoints(run).items() if found > step]
     files += _later_files(run, step, recorded)
+    files += _matching(run, _SAVED) if with_model else []
     if not any(later for _, later in logs.values()) and not files:
         return
     aside = _new_folder(run / SUPERSEDED)
@@ -151,6 +170,11 @@ def _later_files(run: Path, step: int, recorded: int) -> Iterator[Path]:
             match = RECORD_FILE.fullmatch(path.name)
             if match and int(match["step"]) > (step if match["kind"] else recorded):
                 yield path
+
+
+def _matching(run: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """Find the files directly in a folder whose names match one of the patterns."""
+    return sorted({path for pattern in patterns for path in run.glob(pattern) if path.is_file()})
 
 
 def _lines(log: Path) -> list[bytes]:

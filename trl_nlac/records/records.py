@@ -35,7 +35,7 @@ from ..evaluation.metrics import (
     without_zero_kinds,
 )
 from ..nlac_config import NLACConfig
-from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample
+from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, all_conversations
 from .audit import AuditTrail
 from .log import RENAMED
 from .tables import EpisodeTables
@@ -115,17 +115,17 @@ class Records:
             episodes (`list[Episode]`):
                 The episodes of this process.
             numbers (`list[int]`):
-                Their ids in the replay buffer.
+                Ids in the replay buffer of [`~types.all_conversations`] of them.
             step (`int`):
                 Number of optimizer steps before.
         """
         if self.tables is not None:
-            self._rows += self.tables.rows(episodes, numbers, step, self.num_environment_steps)
+            self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
         metrics = episode_metrics(episodes, self.args.success_threshold) if episodes else {}
         for name, value in {**mean_over_processes(metrics), **reward_metrics(episodes)}.items():
             self.metrics[name].append(value)
         outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]
-        of_processes = gather_object([(outcomes, sum(len(episode.turns) for episode in episodes))])
+        of_processes = gather_object([(outcomes, sum(episode.num_turns for episode in episodes))])
         self.success.update([outcome for outcomes, _ in of_processes for outcome in outcomes])
         self.num_environment_steps += sum(num_steps for _, num_steps in of_processes)
 
