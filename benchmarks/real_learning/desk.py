@@ -21,23 +21,27 @@ model: it answers messages in every role, but only about the requests of the kno
 
 import random
 import re
+from dataclasses import dataclass
+from typing import Any
 
 from datasets import Dataset
 
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult
-from trl_nlac.environments.embedded.names import CUSTOMERS
+from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.service_desk import (
     ARGUMENTS,
     POSITIONS,
     VALUES,
     Call,
     DeskState,
+    ServiceDeskOracle,
     format_call,
+    has_ended,
     parse_call,
 )
 from trl_nlac.environments.embedded.service_desk_dialogues import KNOWN_REQUESTS, follow
-from trl_nlac.types import Message
+from trl_nlac.types import Message, Transition
 
 
 NAMES = list(ARGUMENTS)
@@ -75,8 +79,48 @@ def asked_values(text: str) -> list[str]:
     return [value for value in re.findall(r"must be (\w+)", text) if value in POSITIONS]
 
 
+def written(action: str) -> str:
+    """Return an action without the marks that models put around it."""
+    return action.strip(" .`\"'")
+
+
+@dataclass(frozen=True)
+class SpokenDeskOracle(ServiceDeskOracle):
+    """The ground truth of a desk that is spoken. A future is right if all of its refusals and its end are."""
+
+    def quality(self, transition: Transition, action: str) -> float:
+        return super().quality(transition, written(action))
+
+    def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
+        state, rest = self._state(transition), future
+        call = written(action)
+        while True:
+            ((answer, _),) = self.world.answers(state, call).items()
+            if not rest.startswith(spoken(answer)):
+                return False
+            rest = rest.removeprefix(spoken(answer)).strip()
+            if has_ended(answer):
+                return not rest
+            state = self.world.after(state, call, answer)
+            found = re.match(r"I call (.*?)\. ", rest)
+            if found is None or parse_call(found[1]) is None:
+                return False
+            call, rest = found[1], rest[found.end() :]
+
+    def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
+        probes = super().probes(number, seed)
+        return [({**task, "customer": HELD_OUT_CUSTOMERS[0]}, actions) for task, actions in probes]
+
+    def _state(self, transition: Transition) -> DeskState:
+        return DeskState(transition.episode.task["request"], self.world.attempts - transition.index)
+
+
 class SpokenDesk(ServiceDeskEnvironment):
     """Plays a told desk in plain English."""
+
+    def __init__(self, world: ServiceDesk):
+        super().__init__(world)
+        self.oracle = SpokenDeskOracle(world)
 
     def reset(self, request: str, customer: str = "", **task) -> list[Message]:
         super().reset(request, customer, **task)
@@ -84,7 +128,7 @@ class SpokenDesk(ServiceDeskEnvironment):
         return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": opening}]
 
     def step(self, action: str) -> StepResult:
-        result = super().step(action.strip(" .`\"'"))
+        result = super().step(written(action))
         return StepResult(spoken(result.observation), reward=result.reward, terminated=result.terminated)
 
 

@@ -19,22 +19,22 @@ NLAC with a real model on service desks that it has never seen, with the default
 
 First the roles are warmed up on another desk: `trl-nlac rehearse` lets a teacher write samples of every role, and LoRA
 is trained on them for a few minutes. Then NLAC trains the adapter on each desk. Every part keeps what it has done in
-the folder; a run that was stopped goes on where it was.
+the folder; a run that was stopped (SIGTERM saves a checkpoint first) goes on where it was.
 """
 
 import argparse
 import json
 import threading
-import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
@@ -59,23 +59,27 @@ from trl_nlac.options.roles import RoleOptions
 ROLES = dict(
     action_format="text",
     max_turns=2,
-    max_completion_length=96,
+    max_completion_length=64,
     min_p=0.05,
-    role_sampling={"policy": {"max_tokens": 24}, "refine": {"max_tokens": 24}},
+    role_sampling={"policy": {"max_tokens": 12}, "refine": {"max_tokens": 12, "temperature": 0.0}},
 )
-WARM_UP = dict(num_train_epochs=1, learning_rate=1e-3, per_device_train_batch_size=8)
+WARM_UP = dict(num_train_epochs=1, learning_rate=1e-3, per_device_train_batch_size=4)
 NLAC = dict(
-    learning_rate=3e-4,
+    learning_rate=5e-4,
     lr_scheduler_type="constant",
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=4,
+    per_device_train_batch_size=16,
     episodes_per_iteration=4,
+    samples_per_iteration=16,
+    replay_buffer_size=64,
     target_update_rate=0.05,
+    target_max_age=40,
     bootstrap="implicit",
     replay_refinement_fraction=1.0,
+    refine_best_actions=False,
     rehearsal_ratio=0.25,
     num_eval_episodes=1,
     num_eval_critiques=0,
+    num_oracle_probes=16,
 )
 LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 # A CPU without instructions for bfloat16 emulates it, about eight times slower than float32.
@@ -140,35 +144,62 @@ def write_rehearsal(folder: Path, num_transitions: int) -> Path:
     return path
 
 
+def conversations(samples: Dataset, chat: ChatEncoder) -> Dataset:
+    """
+    Encode samples, each once: one whose tokens begin another is trained on within that, as prompts only append. The
+    loss of every token is the same.
+    """
+    encoded = []
+    for sample in samples:
+        prompt = [*chat.start(sample["prompt"]), *chat.prefill]
+        encoded.append((prompt, chat.completion(sample["completion"][0])))
+    whole: list[tuple[list[int], list[int]]] = []
+    for prompt, completion in sorted(encoded, key=lambda parts: -len(parts[0]) - len(parts[1])):
+        ids = [*prompt, *completion]
+        labels = next((labels for other, labels in whole if other[: len(ids)] == ids), None)
+        if labels is None:
+            labels = [-100] * len(ids)
+            whole.append((ids, labels))
+        labels[len(prompt) : len(ids)] = completion
+    return Dataset.from_list([{"input_ids": ids, "labels": labels} for ids, labels in whole])
+
+
 def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
-    """Train LoRA on the teacher's samples."""
-    adapter = folder / "warm_up"
+    """Train LoRA on the teacher's samples, from the last checkpoint if there is one."""
+    adapter, output = folder / "warm_up", folder / "sft"
     if not (adapter / "adapter_config.json").exists():
-        samples = load_dataset("json", data_files=str(rehearsal), split="train").remove_columns("role")
+        samples = load_dataset("json", data_files=str(rehearsal), split="train")
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        dataset = conversations(samples, ChatEncoder(tokenizer))
         trainer = SFTTrainer(
             model=model,
             args=SFTConfig(
-                output_dir=str(folder / "sft"),
+                output_dir=str(output),
                 model_init_kwargs={"dtype": DTYPE},
                 use_cpu=not torch.accelerator.is_available(),
                 bf16=BF16,
                 max_length=None,
-                completion_only_loss=True,
                 lr_scheduler_type="cosine",
-                logging_steps=5,
-                save_strategy="no",
+                logging_steps=1,
+                save_steps=8,
+                save_total_limit=1,
                 report_to="none",
                 gradient_checkpointing=False,
                 **WARM_UP,
             ),
-            train_dataset=samples,
+            train_dataset=dataset,
+            processing_class=tokenizer,
             peft_config=LoraConfig(**LORA),
         )
-        start = time.perf_counter()
-        trainer.train()
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)) if output.exists() else None)
         trainer.save_model(str(adapter))
-        seconds, tokens = time.perf_counter() - start, trainer.state.num_input_tokens_seen
-        log = {"seconds": seconds, "tokens": tokens, "samples": len(samples), "log": trainer.state.log_history}
+        log = {
+            "samples": len(samples),
+            "conversations": len(dataset),
+            "tokens": sum(map(len, dataset["input_ids"])),
+            "optimizer_steps": trainer.state.global_step,
+            "log": trainer.state.log_history,
+        }
         write(log, adapter / "warm_up.json")
     return adapter
 
@@ -203,7 +234,37 @@ def format_rates(model: str, adapter: Path | None, desk: ServiceDesk, number: in
     return rates
 
 
-def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, max_steps: int) -> dict:
+class ReportCallback(TrainerCallback):
+    """
+    Write down how far a run has come, after every evaluation.
+
+    Args:
+        save (`Callable`):
+            Called with the results so far.
+    """
+
+    def __init__(self, save: Callable[[dict], None]):
+        self.save = save
+        self.trained: NLACTrainer | None = None
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        number = len(self.trained.eval_dataset) * args.num_eval_episodes
+        curve = []
+        for entry in state.log_history:
+            if "eval_episode/success_rate" not in entry:
+                continue
+            rate = entry["eval_episode/success_rate"]
+            low, high = wilson_interval(round(rate * number), number)
+            oracle = {name: value for name, value in entry.items() if name.startswith("eval_oracle/")}
+            steps = {"environment_steps": entry["eval_environment/steps"], "optimizer_steps": entry["step"]}
+            curve.append({**steps, "success": rate, "low": low, "high": high, **oracle})
+        tokens = self.trained.roles.num_generated_tokens
+        self.save({"curve": curve, "episodes": number, "generated_tokens": tokens})
+
+
+def train(
+    folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, max_steps: int, save: Callable[[dict], None]
+) -> None:
     """Train on one desk, from the last checkpoint if there is one."""
     desk, output = ServiceDesk.from_seed(seed), folder / f"desk_{seed}"
     args = NLACConfig(
@@ -224,6 +285,7 @@ def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, m
         **ROLES,
         **NLAC,
     )
+    report = ReportCallback(save)
     trainer = NLACTrainer(
         model=load(model, adapter),
         args=args,
@@ -232,25 +294,10 @@ def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, m
         eval_dataset=rows(desk, HELD_OUT_CUSTOMERS[:8]),
         environment_factory=partial(SpokenDesk, desk),
         rehearsal_dataset=load_dataset("json", data_files=str(rehearsal), split="train"),
+        callbacks=[report],
     )
-    start = time.perf_counter()
+    report.trained = trainer
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)) if output.exists() else None)
-    evaluations = [entry for entry in trainer.state.log_history if "eval_episode/success_rate" in entry]
-    number = len(trainer.eval_dataset)
-    curve = []
-    for entry in evaluations:
-        rate = entry["eval_episode/success_rate"]
-        low, high = wilson_interval(round(rate * number), number)
-        steps = entry["eval_environment/steps"]
-        curve.append(
-            {"environment_steps": steps, "optimizer_steps": entry["step"], "success": rate, "low": low, "high": high}
-        )
-    return {
-        "curve": curve,
-        "episodes": number,
-        "generated_tokens": trainer.roles.num_generated_tokens,
-        "seconds_since_resume": time.perf_counter() - start,
-    }
 
 
 def main() -> None:
@@ -259,7 +306,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs", "real_learning"))
     parser.add_argument("--desks", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps on each desk")
-    parser.add_argument("--num_transitions", type=int, default=128, help="steps of which the teacher writes")
+    parser.add_argument("--num_transitions", type=int, default=64, help="steps of which the teacher writes")
     parser.add_argument("--num_format_transitions", type=int, default=24)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
@@ -290,9 +337,13 @@ def main() -> None:
             print(name, {metric: round(values["rate"], 2) for metric, values in rates.items()}, flush=True)
             write(report, args.json)
     for seed in args.desks:
-        report["desks"][str(seed)] = train(args.folder, args.model, adapter, rehearsal, seed, args.max_steps)
-        write(report, args.json)
-        print(seed, report["desks"][str(seed)]["curve"][-1], flush=True)
+
+        def save(result: dict, seed: int = seed) -> None:
+            report["desks"][str(seed)] = result
+            write(report, args.json)
+            print(seed, result["curve"][-1], flush=True)
+
+        train(args.folder, args.model, adapter, rehearsal, seed, args.max_steps, save)
 
 
 if __name__ == "__main__":
