@@ -45,10 +45,14 @@ from trl_nlac.types import Message, Transition
 
 
 NAMES = list(ARGUMENTS)
+EXAMPLE = tuple(values[-1] for values in VALUES)
+NO_CALL = "That is not a call."
+UNREADABLE_RATE = 0.1  # of the teacher's calls
 INSTRUCTIONS = "\n".join(
     [
-        f"You route the requests of a service desk. An action is a call: route <{'> <'.join(NAMES)}>",
-        *(f"{name}: {', '.join(values)}" for name, values in ARGUMENTS.items()),
+        "You route the requests of a service desk. An action is a call of five words: route, then a "
+        f"{', a '.join(NAMES[:-1])} and a {NAMES[-1]}, for example: {format_call(EXAMPLE)}",
+        *(f"A {name} is one of: {', '.join(values)}." for name, values in ARGUMENTS.items()),
         "Every kind of request has one right call.",
     ]
 )
@@ -70,7 +74,7 @@ def spoken(observation: str) -> str:
     *words, rest = observation.split()
     end = "The request is lost." if rest == "lose" else calls_left(int(rest))
     if words[-1] == "unreadable":
-        return f"That is not a call. {end}"
+        return f"{NO_CALL} {end}"
     return f"Refused: the {NAMES[POSITIONS[words[-1]]]} must be {words[-1]}. {end}"
 
 
@@ -145,7 +149,8 @@ class Teacher:
         prompts ([`NLACPrompts`]):
             The prompts, by which it knows what it is asked for.
         seed (`int`, *optional*, defaults to `0`):
-            Seed of its mistakes as the policy: most of its calls are wrong, so that there is something to judge.
+            Seed of its mistakes as the policy: most of its calls are wrong, and some are no calls, so that there is
+            something to judge.
     """
 
     def __init__(self, prompts: NLACPrompts, seed: int = 0):
@@ -169,20 +174,25 @@ class Teacher:
                 role, seen = (found[0] if found else "policy"), turn["content"]
         said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
         if role == "policy":
-            return format_call(self._act(DeskState(request, left), call, seen))
+            return self._misspelt(format_call(self._act(DeskState(request, left), call, seen)))
         if role == "refine":
             values = [word for word in re.findall(r"\w+", said[-1].partition("Optimality:")[2]) if word in POSITIONS]
-            return format_call(follow(call, values) if call else self._act(state, None, ""))
-        if call is None:
-            return _judged(
-                f"That is not a call. {calls_left(left) if left else 'The request is lost.'}", "Write a call."
-            )
+            return format_call(follow(call or self._act(state, None, ""), values))
         if role == "critique":
             return self._judge(self._future(state, call))
         if role == "successor":
             return self._continued(DeskState(request, left), call, seen)
         observation = (seen if role == "backup_terminated" else turns[-3]["content"]).split("\n")[1]
         return self._judge(observation if role == "backup_terminated" else f"{observation} {said[-1]}")
+
+    def _misspelt(self, action: str) -> str:
+        """Return a call, or sometimes what is no call."""
+        if self.rng.random() >= UNREADABLE_RATE:
+            return action
+        words = action.split()
+        place = self.rng.randrange(1, len(words))
+        words[place : place + 1] = self.rng.choice([[], [f"{words[place]}s"], ["request"]])
+        return " ".join(words)
 
     def _act(self, state: DeskState, call: Call | None, seen: str) -> Call:
         """Choose the right call, one with some wrong values, or the last one repaired as the refusal asks."""
@@ -196,23 +206,20 @@ class Teacher:
             for values, right in zip(VALUES, rule, strict=True)
         )
 
-    def _future(self, state: DeskState, call: Call) -> str:
-        """Foresee the answer to a call, and what follows, up to the end."""
-        ((answer, _),) = self.desk.answers(state, format_call(call)).items()
+    def _future(self, state: DeskState, call: Call | None) -> str:
+        """Foresee the answer to a call, `None` for what is none, and what follows, up to the end."""
+        ((answer, _),) = self.desk.answers(state, format_call(call) if call else "").items()
         told = spoken(answer)
         state = state._replace(attempts_left=state.attempts_left - 1)
-        ended = answer.endswith((" win", " lose"))
-        return told if ended else f"{told} {self._continued(state, call, told)}"
+        return told if has_ended(answer) else f"{told} {self._continued(state, call, told)}"
 
-    def _continued(self, state: DeskState, call: Call, seen: str) -> str:
-        repaired = follow(call, asked_values(seen))
+    def _continued(self, state: DeskState, call: Call | None, seen: str) -> str:
+        repaired = follow(call, asked_values(seen)) if call else self._act(state, None, "")
         return f"I call {format_call(repaired)}. {self._future(state, repaired)}"
 
     @staticmethod
     def _judge(future: str) -> str:
         asked = asked_values(future)
-        return _judged(future, f"Use {' and '.join(asked)}." if asked else "")
-
-
-def _judged(future: str, advice: str) -> str:
-    return f"Future: {future}\nOptimality: {f'No. {advice}' if advice else 'Yes'}"
+        advice = [NO_CALL.replace("That is not", "Write")] if future.startswith(NO_CALL) else []
+        advice += [f"Use {' and '.join(asked)}."] if asked else []
+        return f"Future: {future}\nOptimality: {' '.join(['No.', *advice]) if advice else 'Yes'}"

@@ -38,9 +38,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows
+from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows, written
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import setting, write
+from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.agent.rehearsal import play_transitions
 from trl_nlac.chat.encoder import ChatEncoder
@@ -48,6 +48,7 @@ from trl_nlac.chat.tokenizer import ending_token_ids
 from trl_nlac.cli.main import main as trl_nlac
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
+from trl_nlac.environments.embedded.service_desk import parse_call
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
@@ -67,9 +68,9 @@ WARM_UP = dict(num_train_epochs=1, learning_rate=1e-3, per_device_train_batch_si
 NLAC = dict(
     learning_rate=5e-4,
     lr_scheduler_type="constant",
-    per_device_train_batch_size=16,
+    per_device_train_batch_size=8,
     episodes_per_iteration=4,
-    samples_per_iteration=16,
+    samples_per_iteration=8,
     replay_buffer_size=64,
     target_update_rate=0.05,
     target_max_age=40,
@@ -144,6 +145,13 @@ def write_rehearsal(folder: Path, num_transitions: int) -> Path:
     return path
 
 
+def readable(samples: Dataset) -> Dataset:
+    """Leave out the teacher's slips as the policy: they are there to be judged, not to be learned."""
+    return samples.filter(
+        lambda sample: sample["role"] != "policy" or parse_call(sample["completion"][0]["content"]) is not None
+    )
+
+
 def conversations(samples: Dataset, chat: ChatEncoder) -> Dataset:
     """
     Encode samples, each once: one whose tokens begin another is trained on within that, as prompts only append. The
@@ -168,7 +176,7 @@ def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
     """Train LoRA on the teacher's samples, from the last checkpoint if there is one."""
     adapter, output = folder / "warm_up", folder / "sft"
     if not (adapter / "adapter_config.json").exists():
-        samples = load_dataset("json", data_files=str(rehearsal), split="train")
+        samples = readable(load_dataset("json", data_files=str(rehearsal), split="train"))
         tokenizer = AutoTokenizer.from_pretrained(model)
         dataset = conversations(samples, ChatEncoder(tokenizer))
         trainer = SFTTrainer(
@@ -181,7 +189,7 @@ def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
                 max_length=None,
                 lr_scheduler_type="cosine",
                 logging_steps=1,
-                save_steps=8,
+                save_steps=4,
                 save_total_limit=1,
                 report_to="none",
                 gradient_checkpointing=False,
@@ -223,12 +231,20 @@ def format_rates(model: str, adapter: Path | None, desk: ServiceDesk, number: in
         with generator.session(loaded):
             transitions = play_transitions(roles, pool, list(rows(desk)), number)
             roles.metrics.clear()
-            sound_answers(roles, transitions)
+            answers = sound_answers(roles, transitions)
     finally:
         pool.close()
+    for role, found in answers.items():
+        print(f"{role}:", *(repr(answer.text) for answer in found[:8]), sep="\n  ", flush=True)
+    read = {
+        name.removesuffix("/format_rate"): of for name, of in roles.metrics.items() if name.endswith("format_rate")
+    }
+    for role in ("policy", "refine"):  # any text is an action, but not a call
+        calls = [parse_call(written(answer.text)) is not None for answer in answers.get(role, [])]
+        read[f"calls of {role}"] = calls
     rates = {}
-    for name, values in roles.metrics.items():
-        if name.endswith("format_rate"):
+    for name, values in read.items():
+        if values:
             low, high = wilson_interval(int(sum(values)), len(values))
             rates[name] = {"rate": sum(values) / len(values), "low": low, "high": high, "number": len(values)}
     return rates
@@ -278,7 +294,7 @@ def train(
         eval_steps=10,
         eval_on_start=True,
         save_strategy="steps",
-        save_steps=5,
+        save_steps=10,
         save_total_limit=2,
         report_to="none",
         seed=seed,
@@ -293,11 +309,48 @@ def train(
         train_dataset=rows(desk),
         eval_dataset=rows(desk, HELD_OUT_CUSTOMERS[:8]),
         environment_factory=partial(SpokenDesk, desk),
-        rehearsal_dataset=load_dataset("json", data_files=str(rehearsal), split="train"),
+        rehearsal_dataset=readable(load_dataset("json", data_files=str(rehearsal), split="train")),
         callbacks=[report],
     )
     report.trained = trainer
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)) if output.exists() else None)
+
+
+def _rate(value: float, low: float, high: float) -> str:
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def tables(report: dict) -> str:
+    """Write the format rates, and the success on every desk, as tables."""
+    names = list(report["format_rates"]["warmed_up"])
+    lines = [
+        f"Share of the answers of {report['model']} that can be read, with 95 % intervals, on a desk never seen,",
+        "with the default prompts and without worked examples:",
+        "",
+        f"| model | {' | '.join(names)} |",
+        f"|---|{'---|' * len(names)}",
+    ]
+    for model, measured in report["format_rates"].items():
+        rates = [
+            _rate(*(measured[name][key] for key in ("rate", "low", "high"))) if name in measured else ""
+            for name in names
+        ]
+        lines.append(f"| {model.replace('_', ' ')} | {' | '.join(rates)} |")
+    if report["desks"]:
+        lines += [
+            "",
+            "Success on desks that it has never seen, with held-out customers and 95 % intervals:",
+            "",
+            "| desk | before | last | best | environment steps | generated tokens |",
+            "|---|---|---|---|---|---|",
+        ]
+    for desk, result in report["desks"].items():
+        first, *_, last = result["curve"]
+        best = max(result["curve"], key=lambda point: point["success"])
+        points = [_rate(point["success"], point["low"], point["high"]) for point in (first, last, best)]
+        numbers = [f"{last['environment_steps']:,}", f"{result['generated_tokens']:,}"]
+        lines.append(f"| {desk} | {' | '.join([*points, *numbers])} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -305,11 +358,12 @@ def main() -> None:
     parser.add_argument("--model", default=str(real_model_path()))
     parser.add_argument("--folder", type=Path, default=Path("runs", "real_learning"))
     parser.add_argument("--desks", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps on each desk")
-    parser.add_argument("--num_transitions", type=int, default=64, help="steps of which the teacher writes")
+    parser.add_argument("--max_steps", type=int, default=250, help="optimizer steps on each desk")
+    parser.add_argument("--num_transitions", type=int, default=128, help="steps of which the teacher writes")
     parser.add_argument("--num_format_transitions", type=int, default=24)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -330,7 +384,7 @@ def main() -> None:
     report["warm_up"] = {
         name: value for name, value in json.loads((adapter / "warm_up.json").read_text()).items() if name != "log"
     }
-    for name, of in (("raw", None), ("warmed_up", adapter)):
+    for name, of in (("warmed_up", adapter), ("raw", None)):
         if name not in report["format_rates"]:
             rates = format_rates(args.model, of, ServiceDesk.from_seed(100), args.num_format_transitions)
             report["format_rates"][name] = rates
@@ -344,6 +398,8 @@ def main() -> None:
             print(seed, result["curve"][-1], flush=True)
 
         train(args.folder, args.model, adapter, rehearsal, seed, args.max_steps, save)
+    if args.page is not None:
+        insert(tables(report), args.page, "real_learning/run.py")
 
 
 if __name__ == "__main__":

@@ -93,6 +93,8 @@ def test_the_teacher_is_right_in_every_role():
         assert critique.parsed.optimal == (oracle.quality(transition, action) == 1)
     assert not oracle.future_is_right(transition, action, f"{critique.parsed.future} The request is lost.")
     assert all(parse_call(refined.parsed) for refined in answers["refine"])
+    assert any(parse_call(transition.turn.action) is None for transition in transitions)
+    assert all("Optimality" not in future.text for future in answers["successor"])
 
 
 def test_samples_that_begin_another_are_encoded_within_it():
