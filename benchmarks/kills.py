@@ -36,6 +36,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks import reporting
+from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
@@ -57,7 +59,7 @@ from trl_nlac.types import RunRefused
 
 
 NUM_STEPS = 12
-DAMAGES = ("bit flip", "truncation", "deletion", "empty")
+DAMAGES = ("bit flip", "truncation", "deletion", "empty", "addition", "another checkpoint's")
 MEASURED = ("time/", "checkpoint/", "train_runtime", "train_s", "train_t")  # beginnings of the names of metrics
 
 
@@ -66,21 +68,11 @@ def make_trainer(output_dir: Path, **changes) -> NLACTrainer:
     torch.set_num_threads(1)
     desk, tasks = make_tasks("rooms", 0)
     settings = dict(
-        output_dir=str(output_dir),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        disable_tqdm=True,
-        learning_rate=1e-3,
         max_steps=NUM_STEPS,
         episodes_per_iteration=2,
         per_device_train_batch_size=2,
         samples_per_iteration=4,
         rehearsal_ratio=0.5,
-        bootstrap="implicit",
-        action_format="text",
-        max_completion_length=32,
         max_turns=3,
         save_strategy="steps",
         save_steps=3,
@@ -94,7 +86,7 @@ def make_trainer(output_dir: Path, **changes) -> NLACTrainer:
     )
     return NLACTrainer(
         model=TINY_MODEL,
-        args=NLACConfig(**{**settings, **changes}),
+        args=NLACConfig(**tiny_options(output_dir, **{**settings, **changes})),
         train_dataset=tasks,
         eval_dataset={"held/out": tasks.select(range(2))},
         environment_factory=lambda: make_environment(desk),
@@ -119,7 +111,7 @@ def kill_later(output_dir: Path, when: str, seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(*args, **changes) -> int:
+def run(train: Callable[..., None], *args, **changes) -> int:
     """Return the exit code of `train` in a separate process, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.kills"])
@@ -169,10 +161,17 @@ def differences(found: dict[str, str], expected: dict[str, str]) -> list[str]:
     return [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
 
 
-def kill_runs(folder: Path, number: int, rng: random.Random, longest: float, **changes) -> dict[str, Any]:
+def kill_runs(
+    folder: Path,
+    number: int,
+    rng: random.Random,
+    longest: float,
+    train: Callable[..., None] = train,
+    **changes,
+) -> dict[str, Any]:
     """Kill runs `number` times in all, and compare those that ended with one that was not killed."""
     changes = {"save_total_limit": 2, **changes}
-    assert run(folder / "whole", **changes) == 0
+    assert run(train, folder / "whole", **changes) == 0
     expected = contents(folder / "whole")
     num_kills, ended, kills = 0, [], Counter()
     while True:
@@ -181,7 +180,7 @@ def kill_runs(folder: Path, number: int, rng: random.Random, longest: float, **c
         kill = None if last else (rng.choice(["saves", "after"]), 0.0)
         if kill is not None:
             kill = (kill[0], rng.uniform(0, 0.15 if kill[0] == "saves" else longest))
-        code = run(output_dir, kill, **changes)
+        code = run(train, output_dir, kill, **changes)
         if code == 0:
             ended.append(differences(contents(output_dir), expected))
             if last:
@@ -200,8 +199,9 @@ def kill_runs(folder: Path, number: int, rng: random.Random, longest: float, **c
     }
 
 
-def damage(path: Path, kind: str, rng: random.Random) -> None:
-    data = bytearray(path.read_bytes())
+def damage(path: Path, kind: str, rng: random.Random, other: Path) -> None:
+    """Damage a file, or replace it by that of an `other` checkpoint."""
+    data = bytearray((other if kind == "another checkpoint's" else path).read_bytes())
     path.unlink()  # it can be a link to the file of another copy
     if kind == "bit flip":
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -209,6 +209,8 @@ def damage(path: Path, kind: str, rng: random.Random) -> None:
         del data[rng.randrange(len(data)) :]
     elif kind == "empty":
         data.clear()
+    elif kind == "addition":
+        data += rng.randbytes(rng.randint(1, 100))
     if kind != "deletion":
         path.write_bytes(data)
 
@@ -219,7 +221,9 @@ def damage_checkpoints(folder: Path, number: int, rng: random.Random, **changes)
     train(whole, **changes)
     expected = contents(whole)
     chosen = list(checkpoints(whole).values())[-2]
+    before = list(checkpoints(whole).values())[-3]
     files = sorted(path for path in chosen.rglob("*") if path.is_file() and path.stat().st_size)
+    assert all((before / path.relative_to(chosen)).is_file() for path in files)
     outcomes = {kind: Counter() for kind in DAMAGES}
     for kind in DAMAGES:
         for _ in range(number):
@@ -237,8 +241,8 @@ def resume_damaged(
     shutil.copytree(whole, copied, copy_function=os.link, ignore=shutil.ignore_patterns("_lock"))
     (copied / "training_log.jsonl").unlink()
     shutil.copyfile(whole / "training_log.jsonl", copied / "training_log.jsonl")
-    damage(copied / name, kind, rng)
     before, checkpoint, _ = list(checkpoints(copied).values())[-3:]
+    damage(copied / name, kind, rng, before / name.relative_to(checkpoint.name))
     trainer = make_trainer(copied, **changes)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint))

@@ -29,18 +29,19 @@ TABLE = {
     "options": "secrets terminal",
     "event_loop": "terminal",
     "chat replay": "",
+    "gateway": "chat event_loop terminal",
     "generation": "options secrets shards event_loop",
     "nlac_config": "options secrets",
     "planning": "nlac_config",
     "method": "chat generation options prompts shards",
-    "environments": "chat prompts event_loop terminal secrets",
+    "environments": "chat gateway prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
     "training": "method replay chat prompts nlac_config secrets shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
-    "agent": "evaluation episodes method environments chat generation options prompts terminal",
+    "agent": "evaluation episodes method environments chat generation options prompts secrets terminal",
     "report": "records evaluation terminal secrets",
-    "nlac_trainer": "records evaluation training episodes environments method generation replay chat prompts "
+    "nlac_trainer": "report records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
     "planning nlac_config generation replay chat prompts options secrets terminal",

@@ -13,6 +13,7 @@
 # limitations under the License.
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,13 @@ class TestNLACConfig:
         """Wherever an environment goes."""
         monkeypatch.chdir(tmp_path)
         assert make_config("run").output_dir == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing_kwargs": {}}])
+def test_no_option_is_warned_of_as_deprecated(tmp_path, options):
+    """Not the default of TRL either, whose name transformers has changed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
+    assert args.gradient_checkpointing == options.get("gradient_checkpointing", True)
+    assert args.gradient_checkpointing_kwargs == options.get("gradient_checkpointing_kwargs", None)

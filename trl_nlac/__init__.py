@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .agent.agent import NLACAgent
     from .agent.async_agent import AsyncNLACAgent
     from .agent.critic_reward import CriticReward
+    from .agent.judge import JudgeReward
     from .method.target_weights import TargetWeights
     from .nlac_config import NLACConfig
     from .nlac_trainer import NLACTrainer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "AsyncNLACAgent": "agent.async_agent",
     "CriticReward": "agent.critic_reward",
+    "JudgeReward": "agent.judge",
     "NLACAgent": "agent.agent",
     "NLACConfig": "nlac_config",
     "NLACPrompts": "prompts",

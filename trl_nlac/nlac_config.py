@@ -75,13 +75,21 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         max_concurrent_environments (`int`, *optional*):
             Number of environment instances that exist at the same time on each process. If `None`, one for each
             episode.
+        async_rollouts (`bool`, *optional*, defaults to `False`):
+            Whether episodes are played with the engine of a vLLM server while the model trains. An iteration trains on
+            the buffer, and gets the episodes that have ended. If not, training waits for them, and a run with the same
+            seed is the same.
+        max_staleness (`int`, *optional*):
+            With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode to those
+            that train on it first. If `None`, those of two iterations. With those of one, each iteration gets the
+            episodes that began in the iteration before.
         environment_workers (`str`, *optional*, defaults to `"thread"`):
             Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
             processes; `"process"`, each in a process of its own, for environments that compute in Python and would
-            hold up one another and training.
+            hold up one another and training; `"ray"`, each in a process of a Ray cluster, on all its machines.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
-            count as hanging: the episode is truncated and the instance is discarded. If `None`, never.
+            count as hanging: the episode is truncated and the instance is discarded. At least 0.01. If `None`, never.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Training stops, with a checkpoint, once the environment failed in more than this share of the last 100
             episodes.
@@ -252,13 +260,24 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=None,
         metadata={"help": "Number of environment instances that exist at the same time on each process."},
     )
+    async_rollouts: bool = field(
+        default=False,
+        metadata={"help": "Whether episodes are played with the engine of a vLLM server while the model trains."},
+    )
+    max_staleness: int | None = field(
+        default=None,
+        metadata={
+            "help": "With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode "
+            "to those that train on it first. If None, those of two iterations."
+        },
+    )
     environment_workers: str = field(
         default="thread",
         metadata={
             "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
             "other processes; 'process', each in a process of its own, for environments that compute in Python and "
-            "would hold up one another and training.",
-            "choices": ["thread", "process"],
+            "would hold up one another and training; 'ray', each in a process of a Ray cluster, on all its machines.",
+            "choices": ["thread", "process", "ray"],
         },
     )
     environment_timeout: float | None = field(
@@ -429,6 +448,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         is_path = self.output_dir is None or isinstance(self.output_dir, (str, os.PathLike))
         check(self, "output_dir", is_path, "a path, or None")
         check_types(self)  # before transformers reads them
+        for ending in ("", "_kwargs"):  # renamed in transformers; TRL sets the old one by default, which would warn
+            old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
+            if new in vars(self) and vars(self)[new] is None:
+                vars(self)[new] = vars(self)[old]
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
         self.check()
@@ -464,7 +487,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             *(self, 0, 1, "max_environment_failure_rate", "priority_exponent", "health_warning_ratio"),
             "replay_refinement_fraction",
         )
-        check_positive(self, "environment_timeout", most=MAX_SECONDS)
+        check_between(self, 0.01, MAX_SECONDS, "environment_timeout")  # less is over before anything is done
         check_positive(self, "replay_buffer_memory", most=10**9)
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
@@ -503,6 +526,27 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                 f"target, which has none with `num_futures={self.num_futures}`. Set one of them to its default."
             )
         self._size_iterations()
+        self._check_async_rollouts()
+
+    def _check_async_rollouts(self) -> None:
+        if not self.async_rollouts:
+            check(self, "max_staleness", self.max_staleness is None, "None without `async_rollouts=True`")
+            return
+        if not self.use_vllm or self.vllm_mode != "server":
+            raise ValueError(
+                "`async_rollouts=True` plays with the engine of a vLLM server while the model trains, but generation "
+                f"is set to `use_vllm={self.use_vllm}` and `vllm_mode={self.vllm_mode!r}`. Start a server, and set "
+                "`use_vllm=True` and `vllm_mode='server'`."
+            )
+        if self.max_staleness is None:
+            self.max_staleness = 2 * self.updates_per_iteration
+        if self.max_staleness < self.updates_per_iteration:
+            raise ValueError(
+                f"`max_staleness` must be at least {self.updates_per_iteration}, the optimizer steps of an iteration "
+                f"(`samples_per_iteration` {self.samples_per_iteration} / the global batch size "
+                f"{self.global_batch_size} * `num_updates_per_generation` {self.num_updates_per_generation}), got "
+                f"{self.max_staleness}: nothing could be played while the model trains."
+            )
 
     def _size_iterations(self) -> None:
         """Set the numbers of samples and episodes of an iteration that are `None`, and check those that are not."""
@@ -556,9 +600,24 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         return copied
 
     @property
+    def n_gpu(self) -> int:
+        """Number of GPUs of this process: at most one. Every further one has a process of its own."""
+        return min(super().n_gpu, 1)
+
+    @property
+    def num_idle_gpus(self) -> int:
+        """Number of GPUs that this process sees and leaves alone."""
+        return super().n_gpu - self.n_gpu
+
+    @property
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Number of optimizer steps of one iteration."""
+        return self.steps_per_iteration // self.gradient_accumulation_steps
 
     @property
     def steps_per_iteration(self) -> int:

@@ -29,20 +29,29 @@ from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    ProgressCallback,
+    TrainerCallback,
+)
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
+from transformers.training_args import OptimizerNames
+from transformers.utils import is_in_notebook
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
 from .chat.encoder import ChatEncoder
 from .chat.tokenizer import ending_token_ids, load_tokenizer
-from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool
+from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool, Prompts
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
 from .episodes.rewards import RewardFunc, load_rewards
-from .episodes.rollout import check_prompt_length, play_episodes
+from .episodes.rollout import check_prompt_length
+from .episodes.rounds import AsyncRollouts, Rollouts
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import health_metrics
 from .evaluation.metrics import mean_over_processes
@@ -61,10 +70,11 @@ from .prompts import NLACPrompts
 from .records.folder import TrainingLogCallback, check_unused, checkpoints, has_ended, set_aside
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.lock import locked
+from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
-from .training.arguments import check_arguments, check_tasks, named
+from .training.arguments import check_arguments, check_tasks, named, plays_prompts, refuse_rollout_func
 from .training.checkpoint import (
     check_identity,
     describe_run,
@@ -92,18 +102,32 @@ from .training.model import fit_to_context, load_model
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
+from .training.rendezvous import Rendezvous
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
 from .training.targets import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
-from .types import LOSSES, Answer, Episode, Judgement, Refinement, RunRefused, Sample, TrainingExample, Transition
+from .types import (
+    LOSSES,
+    Answer,
+    Episode,
+    Judgement,
+    Refinement,
+    RunRefused,
+    Sample,
+    TrainingExample,
+    Transition,
+    all_conversations,
+)
 
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
+
+    from .report import RunReport
 
 logger = get_logger(__name__)
 
@@ -171,9 +195,11 @@ class NLACTrainer(AtomicSavingTrainer):
             each task.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
             Tokenizer with a chat template. If `None`, that of the model.
-        reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Functions that score an episode at its end, in TRL's form, see [`~episodes.rewards.EpisodeRewards`]. Their
-            rewards are added to the environment's.
+        reward_funcs (`Callable`, `str`, [`~transformers.PreTrainedModel`] or a list of them, *optional*):
+            What scores an episode at its end: functions in TRL's form, see [`~episodes.rewards.EpisodeRewards`], and
+            reward models, see [`~episodes.rewards.RewardModel`]. The rewards are added to the environment's. With a
+            column `prompt` in the dataset and no environment, the answer to a prompt is the whole episode, as in
+            [`~trl.GRPOTrainer`]; `max_turns` is 1 then, and `single_step` true.
         tools (`list[Callable]`, *optional*):
             Standalone tools, in addition to those of a TRL environment or without an environment.
         prompts ([`NLACPrompts`], *optional*):
@@ -193,6 +219,11 @@ class NLACTrainer(AtomicSavingTrainer):
             Adapter to train in place of the whole model.
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             How to quantize a model that is loaded by name.
+        reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list of them, *optional*):
+            Tokenizers of the reward models in `reward_funcs`, one for each entry; `None` for functions, and where the
+            model's own is meant.
+        rollout_func (`Callable`, *optional*):
+            Refused: what it does in [`~trl.GRPOTrainer`], an environment does here.
 
     Raises:
         ValueError, TypeError: If an argument or option is wrong, before training starts; the message names it.
@@ -224,10 +255,14 @@ class NLACTrainer(AtomicSavingTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         peft_config: "PeftConfig | None" = None,
         quantization_config: "BitsAndBytesConfig | None" = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
+        rollout_func: Callable | None = None,
     ):
+        refuse_rollout_func(rollout_func)
         check_arguments(
-            **dict(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset),
+            **dict(train_dataset=train_dataset, model=model, args=args, eval_dataset=eval_dataset),
             **dict(processing_class=processing_class, reward_funcs=reward_funcs, tools=tools, prompts=prompts),
+            **dict(reward_processing_classes=reward_processing_classes),
             **dict(replay_dataset=replay_dataset, rehearsal_dataset=rehearsal_dataset, callbacks=callbacks),
             **dict(optimizers=optimizers, peft_config=peft_config, quantization_config=quantization_config),
         )
@@ -236,17 +271,26 @@ class NLACTrainer(AtomicSavingTrainer):
             with named("The default of `args`"):
                 args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
         args.check()
+        if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
+            environment_factory = Prompts
         self.environments = EnvironmentPool(
             *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
             workers=args.environment_workers,
         )
+        if args.async_rollouts and not self.environments:
+            raise ValueError(
+                "`async_rollouts=True` plays, and there is no `environment_factory`. Give one, or leave it out."
+            )
         if not self.environments:
             train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
+        if self.environments.is_single_step:
+            args.max_turns, args.single_step = 1, args.num_futures == 1
+            logger.info("Tasks are prompts, whose answers are scored: `single_step` is %s.", args.single_step)
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
-            args.environment_workers,
+            *(args.environment_workers, reward_processing_classes, args.device),
         )
         if self.environments:
             check_tasks(train_dataset, eval_dataset, self.environments.check_task)
@@ -256,7 +300,10 @@ class NLACTrainer(AtomicSavingTrainer):
         revision = (args.model_init_kwargs or {}).get("revision")
         tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
-        args.action_format = choose_format(args.action_format, chat, self.environments.tool_schemas)
+        args.action_format = choose_format(
+            *(args.action_format, chat, self.environments.tool_schemas),
+            *(self.environments.brings_tools, self.environments.is_single_step),
+        )
         self.rehearsal = Rehearsal(
             rehearsal_dataset, args.rehearsal_source, args.rehearsal_ratio, chat, args.seed + args.process_index
         )
@@ -279,11 +326,13 @@ class NLACTrainer(AtomicSavingTrainer):
             trust_remote_code=args.trust_remote_code,
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
         )
-        self.roles = Roles(
-            *(generator, chat, prompts or NLACPrompts(), args),
-            action_regex=args.vllm_structured_outputs_regex,
-            shows_progress=not args.disable_tqdm and self.is_world_process_zero(),
-        )
+        asking = (chat, prompts or NLACPrompts(), args, args.vllm_structured_outputs_regex)
+        shows_progress = not args.disable_tqdm and self.is_world_process_zero()
+        self.roles = Roles(generator, *asking, shows_progress=shows_progress)
+        self.rollouts = Rollouts(self.environments, self.roles, self.rewards)
+        if args.async_rollouts:
+            players, limits = Roles(generator.beside(), *asking), (args.max_staleness, args.updates_per_iteration)
+            self.rollouts = AsyncRollouts(self.environments, self.roles, self.rewards, players, *limits)
         self.replay = PrioritizedReplay(
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
@@ -309,20 +358,26 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
-        self.add_callback(TrainingLogCallback())
-        self.add_callback(TrainBeginCallback(self._restore_losses))
+        self._training_log = TrainingLogCallback()
+        self.add_callback(self._training_log)
+        if is_in_notebook():
+            self._shorten_table()
+        self._has_opened_folder = False
+        self.add_callback(TrainBeginCallback(self._begin))
         self.add_callback(UnchangedWeightsCallback())
         self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
         self.failures = FailureMonitor(args.max_environment_failure_rate)
         self.idle = IdleMonitor(args.max_idle_iterations)
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
+        self.rendezvous = Rendezvous(args.ddp_timeout)
         if warning := short_thoughts(chat.template, args.max_completion_length):
             logger.warning(warning)
         self._batches: deque[list[TrainingExample]] = deque()
         self._identity = describe_run(
-            *(model.config, chat, vars(self.roles.prompts), args.action_format),
+            *(model, chat, vars(self.roles.prompts), args.action_format),
             {"name": self.environments.name, "tools": self.environments.tool_schemas},
+            optimizer=OptimizerNames(args.optim).value if optimizers[0] is None else type(optimizers[0]).__name__,
         )
         self._saved_losses: list[float] | None = None  # of the checkpoint
         self._loss_start = 0  # step since which they are summed
@@ -364,8 +419,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 As in [`~transformers.Trainer.train`].
 
         Raises:
-            RunRefused: If another run writes into the folder, if it has a run already that is not resumed, or if the
-                checkpoint is damaged or of another run.
+            RunRefused: If another run writes into the folder, if it has a run or a model already that is neither
+                resumed nor overwritten (`overwrite_output_dir`), or if the checkpoint is damaged or of another run.
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM, with the code 143.
             TrainingStopped: If training cannot continue; a checkpoint is saved.
@@ -374,11 +429,17 @@ class NLACTrainer(AtomicSavingTrainer):
         with ExitStack() as stack:
             stack.enter_context(self.stop_signals.noted())
             stack.callback(self.environments.close)
+            stack.callback(self._close_progress_bars)
             stack.callback(setattr, self, "is_in_train", False)
+            stack.callback(self.rollouts.stop)
             self._on_first_process(lambda: stack.enter_context(locked(self.args.output_dir)))
             checkpoint, self.had_ended = self._on_first_process(
                 lambda: self._open_folder(resume_from_checkpoint, total)
             )
+            self._has_opened_folder = True
+            if self.is_world_process_zero() and not self.had_ended:
+                write_settings(self.args, get_config_model_id(self.model.config))
+                stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start
@@ -386,6 +447,13 @@ class NLACTrainer(AtomicSavingTrainer):
             if self.completions_upload is not None:
                 futures.wait([self.completions_upload.trigger()])
             return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _close_progress_bars(self) -> None:
+        """End the lines of bars that an error left open, so that what it says begins on a line of its own."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback):
+                for bar in filter(None, (callback.prediction_bar, callback.training_bar)):
+                    bar.close()
 
     def _on_first_process(self, action: Callable[[], Any]) -> Any:
         """Call on the first process; the result, or the error, is that of all."""
@@ -412,9 +480,10 @@ class NLACTrainer(AtomicSavingTrainer):
         run = Path(self.args.output_dir)
         recover(run)
         if not resume_from_checkpoint:
-            check_unused(run)
+            if not self.args.overwrite_output_dir:
+                check_unused(run)
             first = 0 if self.state.log_history else -1  # what this trainer has evaluated is no remnant
-            set_aside(run, first, first)
+            set_aside(run, first, first, with_model=self.args.overwrite_output_dir)
             return None, False
         if resume_from_checkpoint is True:
             found = list(checkpoints(run).values())
@@ -477,10 +546,10 @@ class NLACTrainer(AtomicSavingTrainer):
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
         refines_fresh_actions = not self.args.replay_refinement_fraction
+        self._wait_for_rollouts(for_all=self._is_last_iteration)
         with self._generating():
             episodes = self._play(tasks)
-            numbers = self.replay.add(episodes)
-            self.records.add_episodes(episodes, numbers, self.state.global_step)
+            self._store(episodes)
             if self.rehearsal.is_due:
                 self._write_rehearsal()
             samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
@@ -493,6 +562,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if not refines_fresh_actions:  # the targets are the first critiques
             with self._generating():
                 refinements = self._refine(transitions, dict(enumerate(targets)))
+        self._play_on()
         batches = self._make_batches(samples, targets, refinements)
         metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
         self.records.add_tokens(self.roles.tokens)
@@ -541,25 +611,64 @@ class NLACTrainer(AtomicSavingTrainer):
                 stack.enter_context(self.roles.generator.session(self.model_wrapped))
             yield
 
+    def _wait_for_rollouts(self, for_all: bool) -> None:
+        """Wait for the episodes played beside training that would be too old for the next iteration, or for all."""
+        with self.records.timed("rollout"):
+            if self.args.async_rollouts and any(gather_object([self.rollouts.are_held])):
+                self._play_on()  # for example after a callback has generated with other weights
+            self.rollouts.wait(self.state.global_step, for_all)
+            self.rendezvous.wait()
+
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
         episodes: list[Episode] = []
+        num_transitions = len(self.replay)
         with self.records.timed("rollout"):
             while self.environments:
-                played = play_episodes(self.environments, tasks, self.roles, rewards=self.rewards)
+                waits = num_transitions < max(1, self.args.learning_starts)
+                played = self.rollouts.play(tasks, self.state.global_step, waits, self._is_last_iteration)
                 episodes += played
-                self.failures.update(gather_object([episode.failure is not None for episode in played]))
-                if self.failures.is_exceeded:
-                    raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
-                num_hanging = max(gather_object([self.environments.num_left_behind]))
-                if num_hanging > MAX_LEFT_BEHIND:
-                    raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
-                num_transitions = len(self.replay) + sum(len(episode.turns) for episode in episodes)
+                self.rendezvous.wait()
+                self._check_failures(played)
+                num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                     break
                 if not any(gather_object([any(episode.turns for episode in played)])):
                     raise RuntimeError(nothing_played(played))
         return episodes
+
+    def _check_failures(self, episodes: list[Episode]) -> None:
+        """Stop where too many environments fail or hang."""
+        self.failures.update(gather_object([episode.failure is not None for episode in episodes]))
+        if self.failures.is_exceeded:
+            raise TrainingStopped(self.failures.report(self._next_checkpoint, self.environments.last_failure))
+        num_hanging = max(gather_object([self.environments.num_left_behind]))
+        if num_hanging > MAX_LEFT_BEHIND:
+            raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
+
+    def _store(self, episodes: list[Episode]) -> None:
+        numbers = self.replay.add(all_conversations(episodes))
+        self.records.add_episodes(episodes, numbers, self.state.global_step)
+        for age in self.rollouts.take_staleness():
+            self.records.add_metric("rollout/staleness", age)
+
+    def _play_on(self) -> None:
+        """Let episodes be played beside training with the policy's weights."""
+        if self.args.async_rollouts:
+            with self._generating():
+                self.rollouts.play_on()
+
+    def _finish_rollouts(self) -> None:
+        """Wait for the episodes that are played beside training, and store them. Nothing is under way then."""
+        if self.args.async_rollouts and any(gather_object([self.rollouts.are_under_way])):
+            self._wait_for_rollouts(for_all=True)
+            episodes = self.rollouts.take()
+            self.failures.update(gather_object([episode.failure is not None for episode in episodes]))
+            self._store(episodes)
+
+    @property
+    def _is_last_iteration(self) -> bool:
+        return self.state.global_step + self.args.updates_per_iteration >= self.state.max_steps
 
     def _write_rehearsal(self) -> None:
         """Let the initial model answer in every role about its first transitions, to rehearse the answers later."""
@@ -691,6 +800,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if "train_loss" in logs:  # of the end
             if self.had_ended:
                 return
+            self._finish_rollouts()
             self.records.end_iteration()
             self.records.write(self.state.global_step)
             # Of all steps, also of those before the run was resumed.
@@ -711,7 +821,58 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         stop_at_once(number)
 
+    def _shorten_table(self) -> None:
+        """Put a table of six columns in place of the one that a notebook shows of each run."""
+        from transformers.utils.notebook import NotebookProgressCallback
+
+        from .records.notebook import NotebookTableCallback
+
+        if self.pop_callback(NotebookProgressCallback) is not None:
+            self.add_callback(NotebookTableCallback())
+
+    def report(self, output: str | Path | None = None) -> "RunReport":
+        """
+        Write the report of the run so far, one HTML page, see [`~report.write_report`]. A notebook shows it where it
+        is the value of a cell.
+
+        Args:
+            output (`str` or `Path`, *optional*):
+                File to write. If `None`, `report.html` in `output_dir`.
+
+        Returns:
+            [`~report.RunReport`]: the page.
+
+        Raises:
+            ValueError: If the run has not logged anything.
+        """
+        from .report import RunReport, write_report
+
+        return RunReport(write_report(self.args.output_dir, output))
+
     # Evaluation
+
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """
+        Evaluate, as [`~transformers.Trainer.evaluate`] does. In a folder with a run that this trainer has neither
+        trained nor resumed, nothing is written down.
+        """
+        self._training_log.is_on = self._on_first_process(self._may_record)
+        if not self._training_log.is_on:
+            logger.warning(
+                f"`output_dir` {self.args.output_dir!r} has a run that this trainer has not trained: this evaluation "
+                "is not written down. Choose another folder for that."
+            )
+        return super().evaluate(*args, **kwargs)
+
+    def _may_record(self) -> bool:
+        """Whether the folder of the run is this trainer's, or has none."""
+        if self._has_opened_folder:
+            return True
+        try:
+            check_unused(self.args.output_dir)
+        except RunRefused:
+            return False
+        return True
 
     def evaluation_loop(
         self,
@@ -726,6 +887,7 @@ class NLACTrainer(AtomicSavingTrainer):
             raise ValueError(
                 "Evaluation plays, and there is no `environment_factory`. Give one, or evaluate elsewhere."
             )
+        self._finish_rollouts()
         args, device, rank, dataset = self.args, self.accelerator.device, self.args.process_index, dataloader.dataset
         tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
         numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_oracle_probes, args.seed)
@@ -734,11 +896,13 @@ class NLACTrainer(AtomicSavingTrainer):
                 torch.manual_seed(args.seed + rank)
                 with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
+                    self.rendezvous.wait()
         finally:
             if not self.is_in_train:
                 self.environments.close()
         self.roles.take_metrics()
-        self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
+        if self._training_log.is_on:
+            self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
         metrics = {**joint_metrics(evaluation), "environment/steps": self.num_environment_steps}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         num_samples = sum(gather_object([len(evaluation.episodes)]))
@@ -825,6 +989,11 @@ class NLACTrainer(AtomicSavingTrainer):
 
     # Checkpoints
 
+    def _begin(self) -> None:
+        """Go on, before the first step, with what the trainer's own checkpoint has not restored."""
+        self._find_best()
+        self._restore_losses()
+
     def _restore_losses(self) -> None:
         """Go on with the sums of the losses that a checkpoint had, in place of new ones."""
         if self._saved_losses is not None:
@@ -843,10 +1012,17 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.args.save_pretrained(directory)
 
     def _save_checkpoint(self, model, trial) -> None:
+        lost = None
+        try:
+            self._finish_rollouts()
+        except Exception as error:  # of a server, for example; what there is is saved first
+            lost = error
         start = time.perf_counter()
         super()._save_checkpoint(model, trial)
         self.records.metrics["time/save"].append(time.perf_counter() - start)
         self.records.metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
+        if lost is not None:
+            raise lost
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

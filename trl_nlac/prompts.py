@@ -406,7 +406,7 @@ class NLACPrompts:
         """
         try:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path} is not YAML or JSON: {error}") from error
         if not isinstance(values, dict):
             raise ValueError(f"{path} must map names of prompts to texts, as `policy: ...` does.")

@@ -14,6 +14,8 @@
 
 """This process's shard of each parameter, for every kind of sharding."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -101,9 +103,11 @@ class Zero3Shard(LocalShard):
 
     @property
     def master(self) -> torch.Tensor:
-        from deepspeed.utils import safe_get_local_fp32_param
-
-        return safe_get_local_fp32_param(self.parameter).data[: self.place.size]
+        # `safe_get_local_fp32_param` would copy it to the GPU where the optimizer's states are in CPU memory.
+        values, _ = self.parameter._z3_optimizer._get_fp32_opt_state_partition(
+            self.parameter, release_swap_buffers=True
+        )
+        return values.data[: self.place.size]
 
 
 class FSDP2Shard(LocalShard):
@@ -151,6 +155,59 @@ def _local_shard(parameter: nn.Parameter) -> LocalShard:
 def has_gathered_weights(model: nn.Module) -> bool:
     """Return whether weights are there only while their module is called: under ZeRO-3 and FSDP2."""
     return any(isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in model.parameters())
+
+
+@contextmanager
+def kept_gathered(model: nn.Module, reshards: bool) -> Iterator[None]:
+    """
+    Gather the weights that FSDP2 shards once, for all passes within this context, which each process can then make
+    alone. All processes must enter together.
+
+    Args:
+        model (`nn.Module`):
+            The model.
+        reshards (`bool`):
+            Whether FSDP2 otherwise drops the weights of a module after its forward pass.
+
+    Raises:
+        RuntimeError: If the device has no room for all weights.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    _check_room(model)
+    try:
+        for module in modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        yield
+    finally:
+        for module in modules:
+            module.set_reshard_after_forward(reshards, recurse=False)
+            module.reshard()
+
+
+def _check_room(model: nn.Module) -> None:
+    """
+    Raises:
+        RuntimeError: If the device has no room for all weights of a model.
+    """
+    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    if not sharded or sharded[0].device.type != "cuda":
+        return
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in sharded)
+    free = free_bytes(sharded[0].device)
+    if needed > free:
+        raise RuntimeError(
+            f"To generate with transformers under FSDP2, every process gathers the whole model, up to "
+            f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {sharded[0].device} are free. Generate with vLLM "
+            "(`use_vllm=True`), or, on one node, gather each layer for every token "
+            "(`ds3_gather_for_generation=False`), which is slow."
+        )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Count the bytes of a GPU that PyTorch can still allocate."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def forget_gathered(model: nn.Module) -> None:

@@ -14,6 +14,7 @@
 
 """The values that flow through algorithm 1: task row -> Episode -> Transition -> Sample -> TrainingExample."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Turn:
         prompt_start (`int`, *optional*, defaults to `0`):
             Start of the state `s_t`. Above 0 once the history was cut to a maximum length.
         words (`str`, *optional*):
-            The end of `next_observation` that a user said after the results of tools; only in logs.
+            The end of `next_observation` that a user said after the results of tools; in logs, and from agents.
     """
 
     prompt_end: int
@@ -91,6 +92,9 @@ class Episode:
         extra (`dict[str, Any]`, *optional*):
             Values that reward functions logged, for its row in the table of episodes. Not saved with the replay
             buffer.
+        segments (`tuple[Episode, ...]`, *optional*):
+            The other conversations of the same run of an agent, each with the same final reward: of sub-agents, or
+            with a history that was not only appended to. Not saved with it, but as episodes of their own.
     """
 
     task: dict[str, Any]
@@ -104,6 +108,12 @@ class Episode:
     tools: tuple[dict[str, Any], ...] = ()
     messages: tuple[Message, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    segments: tuple["Episode", ...] = ()
+
+    @property
+    def num_turns(self) -> int:
+        """Number of turns of all its conversations."""
+        return len(self.turns) + sum(len(segment.turns) for segment in self.segments)
 
     @property
     def first_observation(self) -> str:
@@ -114,6 +124,14 @@ class Episode:
     def score(self) -> float:
         """Return of the episode: the sum of its rewards, `r(s_T)` of the paper where only the last step pays."""
         return float(sum(turn.reward for turn in self.turns))
+
+
+def all_conversations(episodes: Iterable[Episode]) -> list[Episode]:
+    """Return episodes, each followed by its segments, which are trained on as episodes of their own."""
+    found = []
+    for episode in episodes:
+        found += [replace(episode, segments=()), *episode.segments] if episode.segments else [episode]
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,6 +61,7 @@ from benchmarks.learning.methods.settings import (
     BASELINES,
     PLAIN,
     SAVINGS,
+    STALE,
     acting_config,
     default_settings,
     merge_settings,
@@ -189,7 +190,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *ABLATIONS, *SAVINGS],
+        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

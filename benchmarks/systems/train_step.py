@@ -20,6 +20,9 @@ model on the same samples: two for each turn, as of critic and policy, that shar
 - `separate`: one by one, padded in pairs (`share_prefixes=False`)
 - `sft`: TRL's `SFTTrainer` with packing
 
+A process of its own runs the longest pass of a step for its peak memory. In the one that is timed the allocator keeps
+the memory that was freed, as that of a GPU does: on a CPU, mapping it anew costs as much as computing.
+
 `kv_rows_per_token` counts the rows of keys that an attention holds in memory, its copies among them, for each token:
 TRL's `TreeRow` gathers the whole path of every segment.
 
@@ -30,6 +33,7 @@ The file keeps what it has; a run that was stopped goes on where it was.
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -101,19 +105,24 @@ def make_examples(turns: int, turn: int, branch: int, vocabulary: int) -> list[T
     ]
 
 
+# For glibc, in processes that are timed.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+
 def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], shares: bool, runs: int) -> list[float]:
-    """Time forward and backward passes of steps."""
+    """Time forward and backward passes of steps, after one pass over the longest samples, which maps its memory."""
     with tempfile.TemporaryDirectory() as folder:
         args = NLACConfig(output_dir=folder, bf16=False, use_cpu=model.device.type == "cpu", report_to="none")
     if shares and not start_sharing(model, model.config, args):
         raise RuntimeError("The model cannot read trees.")
     collate = NLACCollator(0, shares, keeps_logits=False, device=model.device)
-    batch_losses(model, collate(examples[:2]))[0].sum().backward()  # a short one warms up
+    passes = [examples] if shares else split(examples, len(examples) // 2)
+    batch_losses(model, collate(passes[-1]))[0].sum().backward()
     times = []
     for _ in range(runs):
         model.zero_grad()
         start = time.perf_counter()
-        for examples_of_pass in [examples] if shares else split(examples, len(examples) // 2):
+        for examples_of_pass in passes:
             batch_losses(model, collate(examples_of_pass))[0].sum().backward()
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -137,7 +146,7 @@ class StepTimes(TrainerCallback):
 
 
 def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], runs: int) -> list[float]:
-    """Time the steps of `SFTTrainer`: the packed rows of all samples are one step."""
+    """Time the steps of `SFTTrainer`: the packed rows of all samples are one step. Without `runs` one row is run."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>")),
         pad_token="<pad>",
@@ -169,7 +178,7 @@ def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], run
         number = len(SFTTrainer(model, SFTConfig(**options), train_dataset=Dataset.from_list(rows),
                                 processing_class=tokenizer).train_dataset)  # fmt: skip
         times = StepTimes()
-        options |= dict(gradient_accumulation_steps=number, num_train_epochs=runs)
+        options |= dict(gradient_accumulation_steps=number, num_train_epochs=runs) if runs else dict(max_steps=1)
         trainer = SFTTrainer(
             model,
             SFTConfig(**options),
@@ -181,30 +190,42 @@ def seconds_of_sft(model: LlamaForCausalLM, examples: list[TrainingExample], run
     return times.times
 
 
-def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]:
-    """Measure one side, in a process of its own for its memory."""
+def run(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]:
+    """Run one side in this process: its time, or with `args.memory` its peak memory."""
     if args.threads:
         torch.set_num_threads(args.threads)
     model = make_model(args.size, args.dtype)
     examples = make_examples(turns, args.turn, args.branch, model.config.vocab_size)
     before = _peak_bytes(model.device)
-    runs = 1 if turns >= LONG else args.repetitions
+    runs = 0 if args.memory else 1 if turns >= LONG else args.repetitions
     if side == "sft":
         times = seconds_of_sft(model, examples, runs)
     else:
         times = seconds_of_ours(model, examples, side == "tree", runs)
+    if args.memory:
+        return {"peak_bytes": _peak_bytes(model.device) - before}
     seconds = median(times)
     supervised = sum(len(example.completion_ids) for example in examples)
     sequences = [[*e.prompt.ids, *e.completion_ids] for e in examples]
     tree = NLACCollator(0, True)(examples).tokens.inputs["prefix_tree"]
     return {
-        "side": side,
-        "turns": turns,
         "seconds": seconds,
         "supervised_tokens_per_second": supervised / seconds,
         "tokens": len(tree) if side == "tree" else sum(map(len, sequences)),
-        "peak_bytes": _peak_bytes(model.device) - before,
     }
+
+
+def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]:
+    """Measure one side in processes of its own."""
+    words = [sys.executable, "-m", "benchmarks.systems.train_step", "--cell", side, str(turns)]
+    for name in ("turn", "branch", "size", "dtype", "repetitions"):
+        words += [f"--{name}", str(vars(args)[name])]
+    words += ["--threads", str(args.threads)] if args.threads else []
+    cell = {"side": side, "turns": turns}
+    for more, environment in (([], {**os.environ, **KEEP_MEMORY}), (["--memory"], os.environ)):
+        process = subprocess.run(words + more, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+        cell |= json.loads(process.stdout.splitlines()[-1])
+    return cell
 
 
 def _peak_bytes(device: torch.device) -> int:
@@ -274,11 +295,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16" if torch.accelerator.is_available() else "float32")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--cell", nargs=2, metavar=("SIDE", "TURNS"), help="measure this alone, and print it")
+    parser.add_argument("--cell", nargs=2, metavar=("SIDE", "TURNS"), help="run this alone, and print what it took")
+    parser.add_argument("--memory", action="store_true", help="with --cell: its memory, not its time")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.cell:
-        print(json.dumps(measure(args.cell[0], int(args.cell[1]), args)))
+        print(json.dumps(run(args.cell[0], int(args.cell[1]), args)))
         return
     shape = {name: vars(args)[name] for name in ("turn", "branch", "size", "dtype", "repetitions", "threads")}
     cells = []
@@ -289,12 +311,7 @@ def main() -> None:
         for side in args.sides:
             if any((cell["side"], cell["turns"]) == (side, turns) for cell in cells):
                 continue
-            words = [sys.executable, "-m", "benchmarks.systems.train_step", "--cell", side, str(turns)]
-            for name in ("turn", "branch", "size", "dtype", "repetitions"):
-                words += [f"--{name}", str(vars(args)[name])]
-            words += ["--threads", str(args.threads)] if args.threads else []
-            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-            cells.append(json.loads(run.stdout.splitlines()[-1]))
+            cells.append(measure(side, turns, args))
             print(json.dumps(cells[-1]), flush=True)
             write({**setting("torch", "transformers", "trl"), "shape": shape, "cells": cells}, args.json)
     report = {**setting("torch", "transformers", "trl"), "shape": shape, "summary": summary(cells, args)}

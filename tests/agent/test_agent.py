@@ -84,6 +84,19 @@ def test_act(agent):
     assert sum(after for after, _ in obeyed) > sum(before for _, before in obeyed) + 3
 
 
+def test_turns_acted_one_by_one_are_read_once():
+    options = {"action_format": "text", "max_completion_length": 48, "temperature": 0.0}
+    agent, messages, turns = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options), list(MESSAGES), []
+    for _ in range(4):
+        before = agent.encode(messages).num_tokens
+        turns.append(agent.act(messages))
+        messages += [turns[-1].message, {"role": "user", "content": "refused needs ivory 1"}]
+    cached, prefilled = (agent.roles.tokens[f"{kind}/policy"] for kind in ("cached", "prefilled"))
+    assert prefilled - cached < before + 8  # the last conversation, once, and the token before each answer
+    again = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
+    assert [turn.text for turn in turns] == [again.act(messages[: 2 * i + 1]).text for i in reversed(range(4))][::-1]
+
+
 def test_thought_of_react():
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="react", temperature=0.0)
     turn = agent.act(MESSAGES)

@@ -14,17 +14,20 @@
 
 """Folders that somebody else made: nothing in them runs because the folder says so."""
 
+import io
 import json
 import pickle
 import shlex
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 from helpers.testing_utils import make_trainer
 
 from trl_nlac import NLACAgent
+from trl_nlac.cli.errors import CommandError, one_line_errors_of_files
 from trl_nlac.cli.main import main
 from trl_nlac.cli.options import load_object
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -134,6 +137,8 @@ def test_trust_is_asked_for_and_says_what_it_imports(downloaded, marker, capsys)
     [
         ('{"environment_factory": ["genv:\\u001b]52;c;aWQ=\\u0007"]}', "cannot be printed"),
         ('{"environment_factory": 3}', "damaged"),
+        ('{"environment_factory": "subprocess:Popen"}', "damaged"),
+        pytest.param("[" * 10**5, "damaged", id="deep"),
         ('{"environment_factory": ["a:b"], "environment_kwargs": 7}', "damaged"),
         ('{"environment_factory": ["a:b"], "reward_weights": ["x"]}', "damaged"),
         ('{"environment_factory": [["a:b"]]}', "damaged"),
@@ -159,6 +164,71 @@ def test_code_of_a_model_needs_trust(downloaded, marker, capsys):
     own = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
     assert main(["play", "downloaded", *own, "--environment_kwargs", '{"world": "rooms", "seed": 0}']) == 2
     assert "trust_remote_code" in capsys.readouterr().err and not marker.exists()
+
+
+def test_weights_in_pickles_do_not_run(downloaded, marker, capsys):
+    """In place of those in safetensors: of a model, and of an adapter whose file names a library to import."""
+    own = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
+    words = ["play", "downloaded", *own, "--environment_kwargs", '{"world": "rooms", "seed": 0}']
+    weights = (downloaded / "model.safetensors").rename(downloaded / "away")
+    (downloaded / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
+    assert main(words) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("trl-nlac play: error: downloaded: UnpicklingError: ") and not marker.exists()
+    (downloaded / "pytorch_model.bin").unlink()
+    config = {"peft_type": "LORA", "base_model_name_or_path": TINY_MODEL, "r": 2, "target_modules": ["q_proj"]}
+    config["auto_mapping"] = {"base_model_class": "Env", "parent_library": "genv"}
+    (downloaded / "adapter_config.json").write_text(json.dumps(config))
+    (downloaded / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
+    assert main(words) == 2 and not marker.exists()
+    weights.rename(downloaded / "model.safetensors")
+    main(words)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        *("nlac_roles.json", "nlac_prompts.json", "model.safetensors"),
+    ],
+)
+@pytest.mark.parametrize(
+    "content",
+    [b"[1]", b"{", b"\xff\xfe", b"[" * 10**5, b"{{ [].append.__globals__ }}", b"\x1b[2J"],
+    ids=["list", "half", "no text", "deep", "template", "controls"],
+)
+def test_damaged_files_of_a_model_give_one_line(downloaded, marker, capsys, name, content):
+    """Whatever the libraries say that read them."""
+    (downloaded / name).write_bytes(content)
+    with pytest.raises(CommandError) as error, one_line_errors_of_files("downloaded"):
+        NLACAgent.from_pretrained("downloaded", device="cpu")
+        raise CommandError("read in spite of it")
+    assert str(error.value) and "\n" not in str(error.value) and not marker.exists()
+
+
+def test_datasets_with_code(downloaded, marker, capsys):
+    """A script, and pickles in an archive."""
+    tasks = downloaded / "tasks"
+    tasks.mkdir()
+    (tasks / "tasks.py").write_text(CODE.format(marker=marker))
+    claim(downloaded, dataset_name="downloaded/tasks")
+    own = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
+    words = ["evaluate", "downloaded", *own, "--environment_kwargs", '{"world": "rooms", "seed": 0}']
+    assert main(words) == 2
+    (tasks / "tasks.py").unlink()
+    with tarfile.open(tasks / "data.tar", "w") as archive:
+        for name in ("row.pth", "row.pickle"):
+            pickled = pickle.dumps(Bomb(marker))
+            entry = tarfile.TarInfo(name)
+            entry.size = len(pickled)
+            archive.addfile(entry, io.BytesIO(pickled))
+    assert main(words) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and all(
+        error.startswith("trl-nlac evaluate: error: downloaded/tasks: ") for error in errors
+    )
+    assert not marker.exists()
 
 
 def test_a_module_that_is_installed_opens_no_folder(downloaded, monkeypatch):

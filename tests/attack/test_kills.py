@@ -16,6 +16,8 @@
 
 import random
 
+from helpers.engine_utils import train_beside
+
 from benchmarks.kills import DAMAGES, contents, damage_checkpoints, differences, kill_runs, make_trainer, train
 
 
@@ -29,6 +31,13 @@ SHORT = {
 def test_killed_runs_end_like_one_that_was_not(tmp_path):
     """Weights, target weights, replay buffer, log, episodes and audit, bit for bit."""
     found = kill_runs(tmp_path, 2, random.Random(0), longest=1.5, **SHORT)
+    assert found["kills"] == 2 and found["differences"] == []
+
+
+def test_killed_runs_that_play_beside_training_end_like_one_that_was_not(tmp_path):
+    """With kept targets. Nothing that was under way is lost, and every episode is counted once."""
+    options = {"max_staleness": 2, "target_max_age": 4, **SHORT}
+    found = kill_runs(tmp_path, 2, random.Random(2), longest=1.5, train=train_beside, **options)
     assert found["kills"] == 2 and found["differences"] == []
 
 
@@ -47,7 +56,7 @@ def test_records_of_a_resumed_run(tmp_path):
 
 def test_damaged_files_are_named(tmp_path):
     """Of every kind, a lost manifest among them."""
-    outcomes = damage_checkpoints(tmp_path, 3, random.Random(1), **SHORT)
+    outcomes = damage_checkpoints(tmp_path, 2, random.Random(1), **SHORT)
     assert outcomes.keys() == set(DAMAGES)
     allowed = {"refused, the file and the checkpoint before are named", "resumed, the same bit for bit"}
     assert all(found.keys() <= allowed for found in outcomes.values()), outcomes

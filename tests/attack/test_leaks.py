@@ -23,11 +23,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from helpers.cli_utils import write_config
 from helpers.testing_utils import make_config
 
 from trl_nlac import NLACAgent, NLACConfig
 from trl_nlac.cli.main import main
-from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.secrets import HIDDEN, hide_in_text, remember_secrets
 
 
@@ -83,37 +83,23 @@ KEYWORDS = {
     "database": f"postgres://me:{SECRETS['database']}@host/db",
     "limit": 3,
 }
-CONFIG = f"""
-model_name_or_path: {TINY_MODEL}
-environment_factory: leaky.py:Leaky
-environment_kwargs: '{json.dumps(KEYWORDS)}'
-reward_funcs: leaky.py:pay
-dataset_name: tasks.jsonl
-eval_dataset_name: held_out.jsonl
-eval_strategy: steps
-eval_steps: 2
-output_dir: run
-use_cpu: true
-bf16: false
-max_steps: 2
-max_turns: 2
-logging_steps: 1
-action_format: text
-max_completion_length: 16
-report_to: none
-log_completions: true
-audit_samples: 8
-save_strategy: steps
-save_steps: 2
-per_device_train_batch_size: 2
-episodes_per_iteration: 5
-samples_per_iteration: 4
-max_environment_failure_rate: 1.0
-hub_token: {SECRETS["hub"]}
-model_init_kwargs: {{token: {SECRETS["model"]}}}
-vllm_server_base_url: http://me:{SECRETS["server"]}@host:8000
-chat_template_kwargs: {{api_key: {SECRETS["template"]}}}
-"""
+OPTIONS = dict(
+    environment_factory="leaky.py:Leaky",
+    environment_kwargs=json.dumps(KEYWORDS),
+    reward_funcs="leaky.py:pay",
+    eval_dataset_name="held_out.jsonl",
+    logging_steps=1,
+    max_completion_length=16,
+    audit_samples=8,
+    per_device_train_batch_size=2,
+    episodes_per_iteration=5,
+    samples_per_iteration=4,
+    max_environment_failure_rate=1.0,
+    hub_token=SECRETS["hub"],
+    model_init_kwargs={"token": SECRETS["model"]},
+    vllm_server_base_url=f"http://me:{SECRETS['server']}@host:8000",
+    chat_template_kwargs={"api_key": SECRETS["template"]},
+)
 # What an environment shows to the model, and its tasks, are training data: the buffer holds them as they are.
 DATA = ("nlac/rank_00000/episodes.parquet", "_nlac_tasks.jsonl")
 
@@ -137,7 +123,7 @@ def leaks(text: str) -> list[str]:
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "leaky.py").write_text(ENVIRONMENT)
-    (tmp_path / "run.yaml").write_text(CONFIG)
+    write_config(tmp_path, **OPTIONS)
     for name, secret, numbers in (("tasks", "task", (3, 7, 5, 3, 3)), ("held_out", "evaluation", (3, 7))):
         rows = [json.dumps({"number": number, "password": SECRETS[secret]}) for number in numbers]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))

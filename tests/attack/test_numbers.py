@@ -146,6 +146,7 @@ class TestNumbers:
             ({"replay_buffer_size": 3, "max_turns": 4}, "`replay_buffer_size` must be at least `max_turns=4`, got 3"),
             ({"generation_kwargs": {"a": object()}}, "`generation_kwargs` must be what JSON can hold"),
             ({"vllm_server_host": "caf\udce9"}, "`vllm_server_host` must be text, got "),
+            ({"environment_timeout": 1e-320}, "`environment_timeout` must be between 0.01 and 1,000,000,000, or None"),
             ({"output_dir": b"run"}, "`output_dir` must be a path, or None, got b'run'"),
         ],
     )

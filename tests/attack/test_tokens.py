@@ -16,21 +16,32 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import CHAT_TEMPLATES, make_roles_of, make_tokenizer, play, read_logs
+from helpers.testing_utils import (
+    CHAT_TEMPLATES,
+    ScriptedGenerator,
+    make_roles_of,
+    make_tokenizer,
+    play,
+    read_logs,
+)
 from tokenizers import Tokenizer, models
 
+from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.agent.transcripts import TranscriptGenerator, read_transcript, transcript_tokenizer
 from trl_nlac.chat.actions import choose_format
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.plain_text import PlainText
 from trl_nlac.chat.tool_calls import call_message, format_tool_call
 from trl_nlac.environments import StepResult, TextEnvironment
+from trl_nlac.episodes.conversations import to_dataset
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.refinement import refine_actions
+from trl_nlac.options.roles import RoleOptions
 from trl_nlac.training.rehearsal import Rehearsal
 from trl_nlac.types import Transition
 
@@ -196,6 +207,38 @@ class Hostile(TextEnvironment):
         return StepResult(self.text, reward=1.0, terminated=True)
 
 
+class RoleGenerator(ScriptedGenerator):
+    """Calls a tool, or judges where the options of the critic ask."""
+
+    options = RoleOptions(
+        action_format="tool_call",
+        max_prompt_length=None,
+        role_sampling={role: {"max_tokens": 99} for role in ("critique", "successor")},
+    )
+
+    def generate(self, prompts, sampling, seeds, bar=None):
+        call, critique = call_message([("route", {"x": "amber"})]), "Future: closed win\nOptimality: No use amber"
+        answer = self.chat.completion(critique if sampling.max_tokens == 99 else call)
+        self.answers = [answer] * len(prompts)
+        return super().generate(prompts, sampling, seeds, bar)
+
+
+class Quiet:
+    """A TRL environment that says nothing of its own: its tasks come from the column `prompt`."""
+
+    def reset(self, **row):
+        return row.get("note")
+
+    def look(self, x: str) -> str:
+        """
+        Look.
+
+        Args:
+            x: Where.
+        """
+        return x
+
+
 class TestRuns:
     @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
     def test_prompts_of_every_role(self, template):
@@ -217,6 +260,75 @@ class TestRuns:
             assert refine_actions(roles, [transition]) != [None]
             counts.append([count(chat, prompt) for prompt in generator.prompts])
         assert len(counts[0]) == 6 and counts[0] == counts[1]
+
+    @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
+    def test_prompts_of_an_agent(self, template):
+        """Whatever conversation it is asked about, and whatever actions of others it judges and refines."""
+        chat = make_chat(template)
+        attack = hostile(chat)
+        counts = []
+        for text in (attack, harmless(attack, chat)):
+            generator = RoleGenerator(chat, "")
+            agent = NLACAgent(generator, chat, RoleGenerator.options)
+            proposed = call_of(text) | {"content": text, chat.template.reasoning_field: text}
+            messages = [
+                {"role": "system", "content": text},
+                {"role": "user", "content": text},
+                proposed,
+                {"role": "tool", "content": text},
+            ]
+            tools = [tool_of(text)]
+            assert agent.act(messages, tools, refine=1).attempts
+            assert agent.critique(messages, proposed, tools) is not None
+            assert agent.refine(messages, f"{text} amber", tools=tools).attempts
+            assert agent.predict_futures([*messages, proposed], k=1, tools=tools) == ["closed win"]
+            counts.append([count(chat, prompt) for prompt in generator.prompts])
+        assert len(counts[0]) >= 7 and counts[0] == counts[1]
+
+    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
+    def test_the_column_prompt_of_trl(self, template):
+        """As text and as messages, with blocks of content, beside another column that `reset` shows."""
+        chat = make_chat(template)
+        attack = hostile(chat)
+        counts = []
+        for text in (attack, harmless(attack, chat)):
+            roles = make_roles_of(chat, "done", action_format="tool_call", max_prompt_length=None)
+            block = {"role": "user", "content": [{"type": "text", "text": text}]}
+            shown = [{"role": "system", "content": text}, block]
+            tasks = [{"prompt": prompt, "note": note} for prompt in (text, shown) for note in (None, text)]
+            episodes = play(tasks, Quiet, roles)
+            assert [episode.failure for episode in episodes] == [None] * 4
+            assert text.strip() in episodes[2].opening[-1]["content"]
+            counts.append([count(chat, prompt) for prompt in roles.generator.prompts])
+        assert len(counts[0]) == 4 and counts[0] == counts[1]
+
+    @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
+    def test_episodes_of_a_checkpoint(self, template, tmp_path):
+        """What is read from a replay buffer's files is asked about, exported and read again like what was played."""
+        chat = make_chat(template)
+        attack = hostile(chat)
+        counts = []
+        for i, text in enumerate((attack, harmless(attack, chat))):
+            call = chat.completion(call_message([("route", {"x": "amber"})]))
+            roles = make_roles_of(chat, [call], action_format="tool_call", max_prompt_length=None)
+            (episode,) = play([{"name": text}], lambda text=text: Hostile(text), roles)
+            # A file that somebody else wrote can say anything in each of its texts.
+            turn = replace(episode.turns[0], action=format_tool_call(f"route{text}", {text: text}), words=text)
+            written, replay = PrioritizedReplay(8), PrioritizedReplay(8)
+            written.add([episode, replace(episode, turns=(turn,))])
+            written.save(tmp_path / str(i))
+            replay.load(tmp_path / str(i))
+            critique = "Future: closed win\nOptimality: No use amber"
+            for read in replay.episodes:
+                assert read.turns[0].next_observation == text
+                transition = Transition(read, 0)
+                roles.generator.answers = [critique, call, critique, call]
+                assert bellman_targets(roles, [transition])[0].parsed and refine_actions(roles, [transition]) != [None]
+                assert len(roles.generator.answers) == 0
+            again = read_logs(to_dataset(replay.episodes, roles.actions), roles)
+            found = [*roles.generator.prompts[1:], *(read.token_ids.tolist() for read in again)]
+            counts.append([count(chat, token_ids) for token_ids in found])
+        assert len(counts[0]) == 2 * 4 + 2 and counts[0] == counts[1]
 
     def test_a_role_that_reset_invents_fails_the_episode(self):
         chat = make_chat("llama3_1")

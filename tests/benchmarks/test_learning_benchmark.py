@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import costs
+from benchmarks.learning.figures import costs, staleness
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -531,3 +531,13 @@ class TestReport:
         for name in (TOLD, "critic", "ablations"):
             assert f"](images/learning_{name}.png)" in page
             assert {path.suffix for path in (tmp_path / "images").glob(f"learning_{name}.*")} == {".png", ".svg"}
+
+
+def test_staleness_is_compared_by_seed():
+    cells = make_cells("nlac_frugal", [[0.0, 0.4, 1.0], [0.0, 0.6, 1.0], [0.0, 0.8, 1.0]])
+    cells += make_cells("nlac_stale_4", [[0.0, 0.4, 1.0], [0.0, 0.6, 0.8]])
+    report = staleness.staleness(cells)
+    stale = report["tasks"][TOLD]["nlac_stale_4"]
+    assert stale["staleness"] == 4 and stale["differences"]["area"]["seeds"] == {"0": 0.0, "1": pytest.approx(-0.05)}
+    last = staleness.table(report).splitlines()[-1]
+    assert last.startswith("| Service desk (told) | 4 | 2 | 0.90 (0.00 to 1.00) | ") and "-0.03 (" in last

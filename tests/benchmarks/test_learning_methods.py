@@ -26,6 +26,7 @@ import pytest
 from helpers.testing_utils import make_roles
 
 from benchmarks.learning import real_models, run
+from benchmarks.learning.methods import nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -39,7 +40,7 @@ from benchmarks.learning.methods.settings import (
 )
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
-from trl_nlac import NLACConfig
+from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments import ServiceDesk, twenty_questions
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.episodes.recorder import replay_actions
@@ -77,8 +78,23 @@ class TestTasks:
             assert unseen != held_out
 
 
+@pytest.mark.parametrize(("staleness", "expected"), [(4, [0, 4, 4]), (8, [0, (8 + 4) / 2])])
+def test_stale_episodes_are_as_old_as_they_may_be(tmp_path, staleness, expected):
+    """The first iteration has nothing else, and the last one takes what there is."""
+    task = small_task("service_desk_told", 0)
+    settings = default_settings(task, "nlac_stale_4")
+    del settings["staleness"]
+    args = acting_config(task, str(tmp_path), 0, max_steps=16, logging_steps=4, **settings)
+    trainer = NLACTrainer(model=task.model, args=args, **task.trainer_arguments)
+    trainer.rollouts = nlac.StaleRollouts(trainer, staleness)
+    trainer.train()
+    logged = [entry.get("rollout/staleness") for entry in trainer.state.log_history[:-1]]
+    assert [age for age in logged if age is not None] == expected
+    assert len(trainer.replay.episodes) == 4 * 3
+
+
 class TestCells:
-    @pytest.mark.parametrize("method", [*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL])
+    @pytest.mark.parametrize("method", [*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL, "nlac_stale_4"])
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
         cell = run.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})

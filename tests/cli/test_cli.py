@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset, load_dataset
+from helpers.cli_utils import write_config
 from helpers.testing_utils import make_trainer
 
 from trl_nlac import PrioritizedReplay
@@ -70,31 +71,14 @@ def pay(completions, log_extra, **kwargs):
 
 broken = 3
 """
-CONFIG = f"""
-model_name_or_path: {TINY_MODEL}
-environment_factory: guess.py:GuessTheNumber
-environment_kwargs: {{limit: 7}}
-reward_funcs: [guess.py:pay]
-dataset_name: tasks.jsonl
-eval_dataset_name: held_out.csv
-eval_strategy: steps
-eval_steps: 2
-output_dir: run
-use_cpu: true
-bf16: false
-max_steps: 2
-max_turns: 2
-success_threshold: 0.25
-logging_steps: 2
-action_format: text
-max_completion_length: 32
-report_to: none
-log_completions: true
-num_completions_to_print: 1
-audit_samples: 4
-save_strategy: steps
-save_steps: 2
-"""
+OPTIONS = dict(
+    environment_factory="guess.py:GuessTheNumber",
+    environment_kwargs={"limit": 7},
+    reward_funcs=["guess.py:pay"],
+    eval_dataset_name="held_out.csv",
+    success_threshold=0.25,
+    num_completions_to_print=1,
+)
 
 
 @pytest.fixture
@@ -104,7 +88,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "guess.py").write_text(ENVIRONMENT)
     (tmp_path / "tasks.jsonl").write_text('{"number": 3}\n{"number": 5}\n')
     (tmp_path / "held_out.csv").write_text("number\n1\n2\n6\n")
-    (tmp_path / "run.yaml").write_text(CONFIG)
+    write_config(tmp_path, **OPTIONS)
     return tmp_path
 
 
@@ -238,7 +222,7 @@ class TestTrain:
             assert f"error: {missing} is missing" in capsys.readouterr().err
 
     def test_unknown_option_in_the_file(self, folder, capsys):
-        (folder / "run.yaml").write_text(CONFIG + "max_turn: 3\n")
+        write_config(folder, **OPTIONS, max_turn=3)
         assert main(["train", "--config", "run.yaml"]) == 2
         assert "there is no option '--max_turn', did you mean '--max_turns'?" in capsys.readouterr().err
 
@@ -299,7 +283,8 @@ class TestErrors:
 
     def fail(self, capsys, *words) -> str:
         assert main(["train", "--config", "run.yaml", *words]) == 2
-        before, start, line = capsys.readouterr().err.rpartition("trl-nlac train: error: ")  # behind a progress bar
+        before, start, line = capsys.readouterr().err.rpartition("trl-nlac train: error: ")
+        assert not before.rpartition("\n")[2]  # such as a progress bar
         assert start and "Traceback" not in before and line.count("\n") == 1
         return start + line.strip()
 
@@ -331,7 +316,7 @@ class TestErrors:
         assert "The column `environment` of a task is 'b'; `environment_factory` has ['a', 'c']" in error
 
     def test_no_tasks(self, folder, capsys):
-        (folder / "run.yaml").write_text(CONFIG.replace("dataset_name: tasks.jsonl\n", "").replace("max_steps: 2", ""))
+        write_config(folder, **OPTIONS, dataset_name=None, max_steps=None)
         error = self.fail(capsys)
         assert "--dataset_name is missing: name the tasks. If the environment has its own, set --max_steps." in error
 
@@ -339,7 +324,7 @@ class TestErrors:
         """It is the last thing to be said."""
         if torch.accelerator.is_available():
             pytest.skip("this machine has an accelerator")
-        (folder / "run.yaml").write_text(CONFIG.replace("use_cpu: true\nbf16: false\n", ""))
+        write_config(folder, **OPTIONS, use_cpu=None, bf16=None)
         for words, message in [
             (["--max_turn", "3"], "there is no option '--max_turn'"),
             (["--max_turns", "0"], "`max_turns` must be between 1 and 100,000"),

@@ -125,6 +125,13 @@ def test_the_page_shows_what_is_printed():
     assert script["filled"](page) == page
 
 
+def test_the_longest_phase_is_marked(capsys):
+    assert main(["plan", "--config", "paper", "--gpus", "8x80GB", "--nodes", "8"]) == 0
+    (marked,) = [line for line in capsys.readouterr().out.splitlines() if "(longest)" in line]
+    seconds = {phase.name: phase.seconds for phase in plan_of("--config paper --gpus 8x80GB --nodes 8")[0].iteration}
+    assert max(seconds, key=seconds.get) in marked
+
+
 def test_json(capsys):
     assert main(["plan", "--config", "zero3_vllm_8gpu", "--gpus", "8x80GB", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -72,9 +72,10 @@ class SameBatchesTrainer(NLACTrainer):
         self.args = own_args
         return [batch[self.args.process_index :: self.args.world_size] for batch in batches]
 
-    def compute_loss(self, *args, **kwargs):
+    def compute_loss(self, model, batch, *args, **kwargs):
         self.num_passes += 1
-        return super().compute_loss(*args, **kwargs)
+        assert batch.weights.dtype == torch.float32  # also where DeepSpeed computes in half precision
+        return super().compute_loss(model, batch, *args, **kwargs)
 
     def training_step(self, *args, **kwargs):
         loss = super().training_step(*args, **kwargs)

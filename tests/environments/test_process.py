@@ -176,6 +176,24 @@ def test_tools():
     assert episode.failure == "step: EnvironmentFailure: the server is down"
 
 
+def test_signals_are_for_the_trainer():
+    """Sent to all processes of a run, as a terminal does, they spoil no episode. Programs of environments obey."""
+
+    class Signalled(TextEnvironment):
+        def reset(self):
+            return "begin"
+
+        def step(self, action):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), number)
+            program = subprocess.Popen(["sleep", "60"])
+            program.terminate()
+            return StepResult(f"{program.wait()}", reward=1.0, terminated=True)
+
+    (episode,) = play([{}], lambda: Signalled(), workers="process")
+    assert episode.failure is None and episode.turns[0].next_observation == f"{-signal.SIGTERM}"
+
+
 def test_errors_bring_their_traceback(tmp_path):
     environment = ProcessEnvironment(make_faulty(tmp_path))
     with pytest.raises(RuntimeError, match="broken") as raised:
@@ -227,4 +245,4 @@ def test_training(tmp_path):
     with pytest.raises(ValueError, match="`judge` reads `environments`.*environment_workers='process'"):
         make_trainer(tmp_path, options, **arguments, reward_funcs=judge)
     with pytest.raises(ValueError, match="`environment_workers` must be one of"):
-        make_trainer(tmp_path, {"environment_workers": "ray"})
+        make_trainer(tmp_path, {"environment_workers": "fork"})

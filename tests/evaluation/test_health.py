@@ -54,6 +54,20 @@ class TestHealth:
                 monitor.update(healthy)
             assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
 
+    def test_what_is_set_already_is_not_advised(self):
+        metrics = [{"health/backup_fidelity": value} for value in [0.9] * 5 + [0.1] * 5]
+        for set_already in ({}, {"rehearsal_ratio": 0.5}, {"beta": 0.1}, {"rehearsal_ratio": 0.5, "beta": 0.1}):
+            monitor = HealthMonitor(0.7, **set_already)
+            for found in metrics:
+                monitor.update(found)
+            told = monitor.describe("health/backup_fidelity")
+            for name, value in {"rehearsal_ratio": 0.5, "beta": 0.1}.items():
+                assert (f"raise `{name}` ({value})" in told) == (name in set_already) and f"`{name}`" in told
+            assert ("`rehearsal_dataset`" in told) == ("rehearsal_ratio" not in set_already)
+        monitor = FormatMonitor(256, rehearsal_ratio=0.25)
+        monitor.update({"critic/format_rate": 0.0})
+        assert "raise `rehearsal_ratio` (0.25)" in monitor.causes()["critic/format_rate"]
+
 
 class TestFormatMonitor:
     def test_a_role_that_never_could_is_named_at_once(self, caplog):

@@ -14,10 +14,19 @@
 
 import itertools
 import random
+from dataclasses import replace
+from statistics import mean, stdev
 
 import pytest
+from helpers.testing_utils import make_episode
 
-from trl_nlac.evaluation.metrics import PassHatK, SuccessRate
+from trl_nlac.evaluation.metrics import (
+    PassHatK,
+    SuccessRate,
+    episode_metrics,
+    reward_metrics,
+    without_zero_kinds,
+)
 
 
 class TestSuccessRate:
@@ -45,3 +54,41 @@ class TestPassHatK:
                     chances.append(sum(map(all, choices)) / len(choices))
             assert rates[f"pass^{k}"] == pytest.approx(sum(chances) / len(chances))
         assert set(rates) == {"pass^1", "pass^2", "pass^3", "pass^4"}
+
+
+class TestEpisodeMetrics:
+    def test_names_and_meaning_are_those_of_grpo(self):
+        """Mean and corrected deviation over episodes; a function that gives `None` or NaN is left out, as in TRL."""
+        scores, helpful = [1.0, 0.0, 0.25], [0.5, None, float("nan")]
+        extras = [{"rewards/helpful": h, "rewards/short": s, "note": 3} for h, s in zip(helpful, scores, strict=True)]
+        played = [
+            replace(make_episode(num_turns=turns, score=score), extra=extra)
+            for turns, score, extra in zip((1, 2, 3), scores, extras, strict=True)
+        ]
+        failed = replace(make_episode(score=9.0), failure="step: it broke")
+        metrics = reward_metrics([*played, failed])
+        assert metrics == {
+            "reward": pytest.approx(mean(scores)),
+            "reward_std": pytest.approx(stdev(scores)),
+            "rewards/helpful/mean": 0.5,
+            "rewards/short/mean": pytest.approx(mean(scores)),
+            "rewards/short/std": pytest.approx(stdev(scores)),
+            "completions/mean_length": 4.0,  # two tokens in each turn
+            "completions/min_length": 2.0,
+            "completions/max_length": 6.0,
+        }
+        assert metrics["reward"] == pytest.approx(episode_metrics(played, 1.0)["episode/return"])
+        assert reward_metrics([failed]) == {}
+
+    def test_success_comes_first_and_failures_only_where_there_are_any(self):
+        episode = make_episode()
+        fine = episode_metrics([episode], 1.0)
+        assert list(without_zero_kinds(fine)) == [
+            *("episode/success_rate", "episode/return", "episode/length", "environment/failure_rate"),
+        ]
+        failed = replace(episode, failure="timeout: 60 s")
+        kinds = without_zero_kinds(episode_metrics([episode, failed], 1.0))
+        assert {name: rate for name, rate in kinds.items() if name.startswith("environment/")} == {
+            "environment/failure_rate": 0.5,
+            "environment/timeout_failure_rate": 0.5,
+        }

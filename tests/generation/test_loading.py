@@ -87,3 +87,32 @@ def test_vllm_with_a_sharded_adapter():
     pytest.importorskip("peft")
     printed = run(FSDP.format(version=2) + LOAD_WITH_ADAPTER)
     assert "refused: `use_vllm=True` with an adapter" in printed and "not supported under FSDP2" in printed
+
+
+NODES = """
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+from trl_nlac.generation.joint import JointGenerator
+from trl_nlac.generation.loading import load_generator
+from trl_nlac.options.generation import GenerationOptions
+
+accelerator = Accelerator(cpu=True)
+accelerator.state.distributed_type = DistributedType.FSDP
+accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+accelerator.state.num_processes = 16
+try:
+    generator = load_generator(None, GenerationOptions(ds3_gather_for_generation={gathers}), accelerator, None, [])
+    print("joint" if isinstance(generator, JointGenerator) else "alone")
+except ValueError as error:
+    print(f"refused: {{error}}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("gathers", "of_node", "expected"),
+    [(True, "8", "alone"), (False, "16", "joint"), (False, "8", "refused: `ds3_gather_for_generation=False` without")],
+)
+def test_no_model_travels_between_nodes_for_every_token(monkeypatch, gathers, of_node, expected):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", of_node)
+    assert run(NODES.format(gathers=gathers)).startswith(expected)

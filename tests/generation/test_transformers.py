@@ -292,6 +292,40 @@ class TestPrefixCache:
             generator.generate([prompt], sampling, [0])
             assert fed[0] == len(prompt)  # nothing is left of an earlier session
 
+    def test_the_hit_rate_of_a_cache_that_is_smaller_than_a_batch_is_zero(self, model, tokenizer):
+        generator = make_generator(tokenizer, prefix_cache_memory=1e-6)
+        converse(generator, model, temperature=0.0)
+        assert generator._num_read > generator._num_tokens  # some were read twice
+        assert generator.take_metrics()["generation/prefix_hit_rate"] == 0
+
+    def test_prefixes_are_kept_between_sessions_of_the_same_weights(self, tokenizer):
+        model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+        generator, plain = make_generator(tokenizer, keeps_prefixes=True), make_generator(tokenizer)
+        prompt, sampling = make_prompts(tokenizer)[3], Sampling(max_tokens=8, temperature=0.0)
+
+        def ask(generator):
+            with generator.session(model):
+                return generator.generate([prompt], sampling, [0])[0]
+
+        def changed_by(change):
+            assert ask(generator).num_cached_tokens == len(prompt) - 1
+            change()
+            answer = ask(generator)
+            assert answer.num_cached_tokens == 0 and answer == ask(plain)
+
+        ask(generator)
+        head, embedding = model.model.norm.weight, model.get_input_embeddings().weight
+        with torch.no_grad():
+            changed_by(lambda: head.mul_(-1))
+            changed_by(lambda: embedding[-1].add_(1))
+        changed_by(lambda: embedding.data.mul_(-1))
+
+        def interrupt():
+            with pytest.raises(KeyboardInterrupt), generator.session(model):
+                raise KeyboardInterrupt
+
+        changed_by(interrupt)
+
     def test_a_beginning_that_a_batch_shares_is_read_once(self, model, tokenizer):
         system = list(range(10, 210))
         prompts = [[*system, 300 + i, 301, 302] for i in range(16)]

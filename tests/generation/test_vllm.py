@@ -29,7 +29,7 @@ import sys
 
 import torch
 from helpers.vllm_utils import (
-    assert_continuous, assert_own_answers, compare, greedy, logged, make_vllm_trainer, prompts_of
+    assert_continuous, assert_logged, assert_own_answers, compare, greedy, logged, make_vllm_trainer, prompts_of
 )
 
 from trl_nlac.generation.base import Completion, Sampling
@@ -69,6 +69,14 @@ with generator.session(trainer.model):
     said = [trainer.roles.chat.decode(answer.token_ids) for answer in answers]
     assert all(len(text) == 6 and set(text.replace("ab", "").replace("cd", "")) == set() for text in said), said
     assert len(set(said)) > 1
+
+# A cache that is too small for a batch is reported once.
+engine = generator.engine
+assert engine.cache_room > 10_000 and not engine._has_warned
+engine.cache_room = 100
+with assert_logged("vLLM's cache has room for 100 tokens"), generator.session(trainer.model):
+    generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
+assert engine._has_warned
 
 # Asleep, an engine loses its weights: they are loaded again by the next session.
 generator.engine.sleep_level, generator.engine.forgets_weights = 2, True

@@ -18,8 +18,10 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
+from helpers.api_processes import APIProcesses
 from helpers.testing_utils import make_config
 from helpers.vllm_utils import (
     Server,
@@ -184,3 +186,46 @@ def test_weights_need_a_way(tmp_path):
         make_vllm_trainer(tmp_path, {"vllm_mode": "server"})
     with pytest.raises(ValueError, match="vllm_structured_outputs_regex"):
         make_config(tmp_path, vllm_structured_outputs_regex="a+")
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_several_api_processes_are_refused(tmp_path, adapters):
+    """As of `vllm serve --data-parallel-size 2`: before training starts, or when the first adapter is handed over."""
+    config = LoraConfig(r=4, target_modules="all-linear") if adapters else None
+    options = {"vllm_mode": "server", "vllm_server_weights_dir": str(tmp_path)}
+    for number in (1, 2):
+        with APIProcesses(number).running() as url:
+            refused = pytest.raises(ValueError, match="has several API processes.*`--api-server-count 1`")
+            with refused if number > 1 else nullcontext():
+                trainer = make_vllm_trainer(
+                    tmp_path / f"run{number}", {**options, "vllm_server_base_url": url}, peft_config=config
+                )
+                with trainer.roles.generator.session(trainer.model):
+                    pass
+
+
+def test_one_process_sends_the_weights_to_a_restarted_server(tmp_path):
+    """Two of the trainer notice at the same time that the server was started again."""
+    server = APIProcesses(1)
+    with server.running() as url:
+        options = {
+            "vllm_mode": "server",
+            "vllm_server_weights_dir": str(tmp_path / "weights"),
+            "vllm_server_base_url": url,
+        }
+        trainers = [make_vllm_trainer(tmp_path / f"run{i}", options) for i in range(2)]
+        for trainer in trainers:
+            with trainer.roles.generator.session(trainer.model):
+                pass
+        engines = [trainer.roles.generator.engine for trainer in trainers]
+        engines[1]._path = engines[0]._path  # as processes of one run
+        assert len(server.loads) == 2
+        server.starts += 1
+        with ThreadPoolExecutor(2) as threads:
+            for call in [threads.submit(engine._find_again) for engine in engines]:
+                call.result()
+        assert len(server.loads) == 3
+        assert {engine._server_id for engine in engines} == {"1-0"}
+        for engine in engines:
+            engine._find_again()
+        assert len(server.loads) == 3

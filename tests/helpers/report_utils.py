@@ -16,6 +16,7 @@
 
 import json
 import math
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,40 @@ import pyarrow.parquet as pq
 from trl_nlac.records.audit import SAMPLE
 from trl_nlac.records.folder import audit_file, completions_file
 from trl_nlac.records.tables import EPISODE
+
+
+class Page(HTMLParser):
+    """The parsed page: all tags with their attributes, and the text of every script and style."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.raw: list[str] = []  # of scripts and styles, in order
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.text += " "
+        if tag in ("script", "style"):
+            self.raw.append("")
+
+    def handle_data(self, data):
+        if self.cdata_elem:
+            self.raw[-1] += data
+        else:
+            self.text += data
+
+    def names(self) -> list[str]:
+        return [tag for tag, _ in self.tags]
+
+    def classes(self, name: str) -> int:
+        """Number of elements of a class."""
+        return sum(name in (attrs.get("class") or "").split() for _, attrs in self.tags)
+
+    @property
+    def data(self) -> dict:
+        return json.loads(self.raw[1])
 
 
 def make_turn(number: int = 0, **kwargs) -> dict:

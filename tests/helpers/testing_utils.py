@@ -30,6 +30,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer, PrioritizedReplay
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult, TextEnvironment
@@ -58,25 +59,15 @@ def make_config(output_dir, **kwargs) -> NLACConfig:
     """
     batch_size = kwargs.get("per_device_train_batch_size", 4) * int(os.environ.get("WORLD_SIZE", 1))
     settings = dict(
-        output_dir=str(output_dir),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
         save_strategy="no",
-        disable_tqdm=True,
-        learning_rate=1e-3,
         per_device_train_batch_size=4,
         episodes_per_iteration=batch_size,
         samples_per_iteration=batch_size * kwargs.get("gradient_accumulation_steps", 1),
-        bootstrap="implicit",
         min_p=0.0,
         max_steps=2,
-        action_format="text",
-        max_completion_length=32,
         max_turns=4,
     )
-    return NLACConfig(**{**settings, **kwargs})
+    return NLACConfig(**tiny_options(output_dir, **{**settings, **kwargs}))
 
 
 class RecordingTrainer(NLACTrainer):

@@ -14,6 +14,7 @@
 
 """Helpers for tests of the vLLM backends. Scripts import them too, because each engine needs its own process."""
 
+import logging
 import os
 import signal
 import socket
@@ -21,7 +22,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -54,7 +57,9 @@ def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) ->
     return make_trainer(output_dir, {**options, **(config or {})}, **kwargs)
 
 
-def make_client(server: "Server", tmp_path: Path, timeout: float = 240.0, **kwargs) -> NLACTrainer:
+def make_client(
+    server: "Server", tmp_path: Path, config: dict | None = None, timeout: float = 240.0, **kwargs
+) -> NLACTrainer:
     """Make a trainer whose roles generate with the server."""
     options = dict(
         vllm_mode="server",
@@ -62,7 +67,7 @@ def make_client(server: "Server", tmp_path: Path, timeout: float = 240.0, **kwar
         vllm_server_weights_dir=str(tmp_path),
         vllm_server_timeout=timeout,
     )
-    return make_vllm_trainer(tmp_path / "run", options, **kwargs)
+    return make_vllm_trainer(tmp_path / "run", {**options, **(config or {})}, **kwargs)
 
 
 def greedy(trainer: NLACTrainer, generator) -> list[list[int]]:
@@ -119,6 +124,20 @@ def assert_continuous(trainer: NLACTrainer) -> None:
         assert played[0] == played[1] and len(set(map(tuple, played[0]))) > 2
 
 
+@contextmanager
+def assert_logged(text: str) -> Iterator[None]:
+    """Check that something is logged within this context."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("trl_nlac").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("trl_nlac").removeHandler(handler)
+    assert any(text in record for record in records), records
+
+
 def logged(trainer: NLACTrainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
@@ -139,7 +158,8 @@ def assert_own_answers(trainer: NLACTrainer, scorer: TransformersGenerator) -> N
 
 def run(script: Path, *arguments: str, processes: int = 1) -> str:
     """Run a script and return its output."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(map(str, Path(__file__).parents[1:3]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
     command = [sys.executable, *launcher, str(script), *arguments]
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)

@@ -40,7 +40,7 @@ def run(server: HubServer, script: str, home: Path) -> str:
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRL_DISABLE_TELEMETRY": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
     }
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

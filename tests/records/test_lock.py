@@ -58,3 +58,24 @@ def test_it_is_released(tmp_path):
     for _ in range(2):
         with pytest.raises(KeyError), locked(tmp_path / "new"):
             raise KeyError
+
+
+def test_a_second_run_of_the_same_process(tmp_path):
+    """The system's lock is that of a process, which would also lose it to a second one that opens and closes it."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    context = multiprocessing.get_context("spawn")
+    with locked(tmp_path):
+        for place in (tmp_path, tmp_path / "link"):
+            with pytest.raises(RunRefused, match="now: this process, in another thread"), locked(place):
+                pass
+        other = context.Process(target=lock, args=(tmp_path,))
+        other.start()
+        other.join()
+        assert other.exitcode == 1
+    with locked(tmp_path):
+        pass
+
+
+def lock(folder: Path) -> None:
+    with locked(folder):
+        pass

@@ -17,7 +17,7 @@ import math
 
 from helpers.report_utils import training_row, write_log
 
-from trl_nlac.records.log import read_log
+from trl_nlac.records.log import find_evaluations, read_log
 
 
 def test_metric_names_of_earlier_versions(tmp_path):
@@ -42,6 +42,13 @@ def test_metric_names_of_earlier_versions(tmp_path):
     assert {name: first[name] for name in now} == dict(zip(now, [0.1, 0.2, 0.3, 0.4], strict=True))
     assert second["backup/format_rate"] == 0.9 and "critic/format_rate" not in second
     assert {name: third[name] for name in now} == now
+
+
+def test_a_reward_function_is_no_evaluation():
+    log = {"step": 3, "eval_rewards/my_episode/mean": 0.5, "eval_new_rewards/critic/std": 0.1}
+    assert find_evaluations([log]) == {}
+    found = find_evaluations([{**log, "eval_new_episode/return": 0.5}])
+    assert found == {"new": [{"step": 3, "episode/return": 0.5}]}
 
 
 class TestLog:

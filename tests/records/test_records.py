@@ -20,6 +20,17 @@ from helpers.records_utils import CONFIG
 from helpers.testing_utils import make_episode, make_trainer
 
 
+def test_a_log_has_the_kinds_of_failures_that_occurred(tmp_path):
+    records = make_trainer(tmp_path, CONFIG).records
+    failed = replace(make_episode(), failure="step: it broke")
+    for episodes in ([make_episode(), failed], [make_episode()] * 2):
+        records.add_episodes(episodes, [0, 1], 0)
+    log = records.take(0)
+    rates = {name: value for name, value in log.items() if name.endswith("failure_rate")}
+    assert rates == {"environment/failure_rate": 0.25, "environment/step_failure_rate": 0.25}
+    assert list(log)[0] == "episode/success_rate" and log["reward"] == 1.0 and log["reward_std"] == 0.0
+
+
 def test_a_fall_of_success_is_reported_across_a_checkpoint(tmp_path, caplog):
     records = make_trainer(tmp_path / "first", CONFIG).records
     resumed = make_trainer(tmp_path / "second", CONFIG).records

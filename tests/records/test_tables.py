@@ -99,14 +99,17 @@ trainer = make_trainer({str(tmp_path / "run")!r}, config)
 trainer.train_dataset = TASKS.select([0, 0, 1, 1])
 trainer.train()
 """
-        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": "tests"}
+        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": f"tests{os.pathsep}."}
         done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
-            logged = [json.loads(row) for (row,) in database.execute("SELECT metrics FROM metrics")]
-        tables = [row["completions"]["_value"] for row in logged if "completions" in row]
-        assert [[row["step"] for row in table] for table in tables] == [[2, 2], [4, 4]]
-        assert all("assistant: route" in row["completion"] for table in tables for row in table)
+            found = database.execute("SELECT messages, metadata FROM traces WHERE key = 'episodes'").fetchall()
+        conversations, metadata = ([json.loads(text) for text in column] for column in zip(*found, strict=True))
+        assert [row["step"] for row in metadata] == [2, 2, 4, 4]
+        assert {row["task"] for row in metadata} == {json.dumps(TASKS[i]) for i in (0, 1)}
+        for messages, row in zip(conversations, metadata, strict=True):
+            assert [message["role"] for message in messages[:2]] == ["user", "assistant"]
+            assert messages[1]["content"].startswith("route") and row["success"] == (row["return"] >= 1)
 
     def test_wandb(self, tmp_path, monkeypatch):
         monkeypatch.setenv("WANDB_MODE", "offline")

@@ -16,18 +16,29 @@
 
 import base64
 import hashlib
+import html
 import json
 import math
+import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers.report_utils import make_row, make_sample, make_turn, training_row, write_audit, write_episodes, write_log
+from helpers.report_utils import (
+    Page,
+    make_row,
+    make_sample,
+    make_turn,
+    training_row,
+    write_audit,
+    write_episodes,
+    write_log,
+)
 
-from trl_nlac.report import write_report
+from trl_nlac.records.folder import SETTINGS, WARNINGS
+from trl_nlac.report import RunReport, write_report
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -36,40 +47,6 @@ HOSTILE = (
     "<svg> &lt;b&gt; ]]> \"'`{{ 7 * 7 }} \u2028\u2029 \x00\x01\x1b[31m\x7f \u202eright to left\u202c שלום مرحبا "
     "\U0001f600 C:\\new"
 )
-
-
-class Page(HTMLParser):
-    """The parsed page: all tags with their attributes, and the text of every script and style."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.raw: list[str] = []  # of scripts and styles, in order
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.text += " "
-        if tag in ("script", "style"):
-            self.raw.append("")
-
-    def handle_data(self, data):
-        if self.cdata_elem:
-            self.raw[-1] += data
-        else:
-            self.text += data
-
-    def names(self) -> list[str]:
-        return [tag for tag, _ in self.tags]
-
-    def classes(self, name: str) -> int:
-        """Number of elements of a class."""
-        return sum(name in (attrs.get("class") or "").split() for _, attrs in self.tags)
-
-    @property
-    def data(self) -> dict:
-        return json.loads(self.raw[1])
 
 
 def write_run(run: Path, text: str) -> Path:
@@ -101,6 +78,9 @@ def write_run(run: Path, text: str) -> Path:
     )
     write_audit(run, [make_sample(number, task=text, **dict.fromkeys(said, text)) for number in (0, 5)])
     (run / "README.md").write_text(f"---\nbase_model: {json.dumps(text)}\n---\n", encoding="utf-8")
+    settings = {"model": text, "chosen": {text: text}, "others": {text: [text]}}
+    (run / SETTINGS).write_text(json.dumps(settings))
+    (run / WARNINGS).write_text(json.dumps({"step": 1, "message": text}))
     return run
 
 
@@ -299,6 +279,71 @@ class TestBrowser:
         assert found["clicked"] == "#episode=7"
         assert found["checked"] == ["#wrong=1&episode=7", "3 of 8 episodes"]
         assert found["searched"] == ["#wrong=1&q=better+idea&episode=7", "1 of 8 episodes"]
+
+    def test_highlights_tasks_and_keys(self, tmp_path):
+        for step in (0, 10, 20):
+            rows = [make_row(i, step=step, success=step > 10 * i, prompt=f"task {i}", task=str(i)) for i in range(2)]
+            write_episodes(tmp_path, rows, step, kind="eval")
+        write_episodes(tmp_path, [make_row(7, step=3, success=False, prompt="one", task="one")])
+        write_audit(tmp_path, [make_sample(7, task="one")])
+        found = drive(
+            write_report(tmp_path),
+            """
+            const press = async (key) => {
+              page.body.dispatchEvent(new seen.KeyboardEvent("keydown", { key, bubbles: true }));
+              await wait();
+              return seen.location.hash;
+            };
+            const found = { cards: all(".highlight").map((node) => node.innerText) };
+            found.cells = all(".grid-of-tasks tr").map((row) => [...row.cells].map((cell) => cell.innerText.trim()));
+            found.preview = text(".detail h3");
+            found.keys = [await press("j"), await press("j"), await press("k"), await press("Escape")];
+            await press("/");
+            found.focus = page.activeElement.name;
+            all(".grid-of-tasks button")[1].click();
+            await wait();
+            found.opened = [text(".detail .pairs"), all(".time").length];
+            all(".time")[0].click();
+            await wait();
+            found.first = text(".detail .pairs");
+            all(".highlight button")[0].click();
+            await wait();
+            found.card = text(".detail .pairs");
+            return found;
+            """,
+        )
+        success, wrong, refined = found["cards"]
+        assert success.startswith("The first success") and "in evaluation, at step 10" in success
+        for words in ("Critique", "all ends well", "Bellman target", "a door closes", "better idea", "knock before"):
+            assert words in wrong and words in refined, words
+        assert found["cells"] == [["task", "0", "10", "20"], ["0 task 0", "✕", "✓", "✓"], ["1 task 1", "✕", "✕", "✓"]]
+        assert "Success" in found["preview"]  # of the first of the list
+        assert found["keys"] == ["#episode=5", "#episode=6", "#episode=5", ""] and found["focus"] == "q"
+        assert "step\n10" in found["opened"][0] and found["opened"][1] == 3
+        assert "step\n0" in found["first"] and "step\n10" in found["card"]
+
+    def test_in_a_notebook(self, tmp_path):
+        """The frame has no address and no origin of its own: episodes open all the same, and nothing is reached."""
+        write_episodes(tmp_path, [make_row(i) for i in range(2)], kind="eval")
+        frame = RunReport(write_report(tmp_path))._repr_html_()
+        assert 'sandbox="allow-scripts"' in frame and "<script" not in frame
+        notebook = tmp_path / "notebook.html"
+        notebook.write_text(f"<!doctype html><body>{frame}</body>", encoding="utf-8")
+        page, console = open_page(notebook)
+        assert not console and page.names().count("iframe") == 1
+        # A script of this test in the page, which its policy would not run, opens an episode as a reader does.
+        script = """
+            <script type="module">
+            document.querySelectorAll(".row")[1].click();
+            document.querySelector(".row[aria-current=true]") && parent.postMessage(location.hash, "*");
+            </script></body>"""
+        told = "<script>onmessage = (event) => (document.body.dataset.found = event.data)</script>"
+        policy = re.escape(html.escape('<meta http-equiv="Content-Security-Policy"')) + ".*?&gt;"
+        probed = re.sub(policy, "", frame).replace(html.escape("</body>"), html.escape(script))
+        notebook.write_text(f"<!doctype html><body>{told}{probed}</body>", encoding="utf-8")
+        page, console = open_page(notebook)
+        assert not console, console
+        assert dict(page.tags)["body"]["data-found"] == "#episode=1"
 
     def test_many_episodes(self, tmp_path):
         write_log(tmp_path, [training_row(step, **{"critic/loss": 1 / step}) for step in range(1, 2000)])

@@ -21,7 +21,8 @@ import pytest
 import torch
 from helpers.testing_utils import assert_same, make_trainer, priorities_of, targets_of, weights
 from peft import LoraConfig
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerCallback
 
@@ -29,6 +30,8 @@ from trl_nlac import PrioritizedReplay, TargetWeights
 from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.records.log import RENAMED
 from trl_nlac.replay.files import read_episodes
+from trl_nlac.shards import Place
+from trl_nlac.training import checkpoint
 from trl_nlac.training.checkpoint import load_state, save_state
 from trl_nlac.training.manifest import write_manifest
 from trl_nlac.types import Prompt, TrainingExample
@@ -203,3 +206,69 @@ class TestCheckpoint:
         (tmp_path / "target_weights.safetensors").unlink()
         with pytest.raises(ValueError, match="lacks a part of the target weights"):
             load_state(tmp_path, 0, 1, PrioritizedReplay(1), target)
+
+
+@pytest.mark.parametrize("shape", [(640,), (64, 10), (1, 640), ()])
+def test_a_process_reads_its_part_of_saved_target_weights(tmp_path, monkeypatch, shape):
+    """Of all files together: what it needs, but for the rest of the rows that its range begins and ends in."""
+    whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    rows = max(len(whole), 1) if shape else 1
+    num_files = 8 if rows > 1 else 1
+    for rank, part in enumerate(whole.chunk(num_files) if shape else [whole]):
+        folder = tmp_path / "nlac" / f"rank_{rank:05d}"
+        folder.mkdir(parents=True)
+        start = rank * part.numel()
+        places = {"places": json.dumps({"w": [start, *shape]})}
+        save_file({"w": part.contiguous()}, folder / TARGET_WEIGHTS, places)
+    read = []
+
+    class Slice:
+        def __init__(self, slice_of_file):
+            self.slice = slice_of_file
+
+        def get_shape(self):
+            return self.slice.get_shape()
+
+        def __getitem__(self, index):
+            read.append(self.slice[index])
+            return read[-1]
+
+    class File:
+        def __init__(self, path, framework):
+            self.file = safe_open(path, framework)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.__exit__(*error)
+
+        def metadata(self):
+            return self.file.metadata()
+
+        def get_slice(self, name):
+            return Slice(self.file.get_slice(name))
+
+        def get_tensor(self, name):
+            read.append(self.file.get_tensor(name))
+            return read[-1]
+
+    monkeypatch.setattr(checkpoint, "safe_open", File)
+    first, size = (93, 80) if shape else (0, 1)
+
+    class Shard:
+        """The range of one process of another number of them."""
+
+        places = {"w": Place(torch.Size(shape), first, size, True)}
+
+        def state_dict(self):
+            return {"w": torch.zeros(size)}
+
+        def load_state_dict(self, state):
+            self.state = state
+
+    target = Shard()
+    checkpoint._load_target_weights(tmp_path, target)
+    assert target.state["w"].equal(whole.flatten()[first : first + size])
+    row_size = 10 if shape == (64, 10) else 640 if shape == (1, 640) else 1
+    assert sum(part.numel() for part in read) <= size + 2 * row_size

@@ -14,7 +14,7 @@
 
 import pytest
 import torch
-from helpers.testing_utils import assert_same, make_trainer, weights
+from helpers.testing_utils import assert_same, make_config, make_trainer, weights
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -104,3 +104,16 @@ def test_quantized_base_model(tmp_path):
     assert any(not torch.equal(after[name], value) for name, value in before.items())
     with pytest.raises(ValueError, match="purely quantized"):
         make_trainer(tmp_path, quantization_config=quantization_config)
+
+
+def test_one_process_uses_one_of_several_gpus(tmp_path, caplog):
+    """As a script that is started with `python` on a node with two: no `DataParallel`, no larger batches."""
+    args = make_config(tmp_path, max_steps=1)
+    assert args.device.type == "cpu" and args.n_gpu == args.num_idle_gpus == 0
+    args._n_gpu = 2  # as transformers counts them
+    assert (args.n_gpu, args.num_idle_gpus, args.train_batch_size) == (1, 1, args.per_device_train_batch_size)
+    trainer = make_trainer(tmp_path, args=args)
+    assert "This process sees 2 GPUs and trains on the first of them." in caplog.text
+    assert "accelerate launch --num_processes 2" in caplog.text
+    trainer.train()
+    assert trainer.model_wrapped is trainer.model

@@ -23,10 +23,12 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import TASKS, Countdown, assert_same, make_trainer, weights
+from peft import LoraConfig
 from transformers import TrainerCallback
 
-from trl_nlac.environments.embedded import COMPACT_PROMPTS
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.records.lock import locked
+from trl_nlac.training.manifest import write_manifest
 from trl_nlac.types import RunRefused
 
 
@@ -34,6 +36,9 @@ CONFIG = {
     **{"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_steps": 1, "max_turns": 2},
     **{"log_completions": True, "num_completions_to_print": 0, "audit_samples": 1},
 }
+
+
+ADAPTER = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +51,12 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "_lock"]
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "_lock"}
+    return {path: path.read_bytes() for path in files_of(folder)}
 
 
 def copied(run: Path, folder: Path) -> Path:
@@ -89,6 +98,27 @@ class TestSecondRun:
         assert (aside / "training_log.jsonl").read_text() == left
         assert (aside / "completions" / "completions_00001.parquet").exists()
 
+    def test_overwriting_moves_everything_aside(self, finished, tmp_path):
+        """Checkpoints and the model, too; what is not of a run stays."""
+        run = copied(finished, tmp_path / "run")
+        (run / "notes.txt").write_text("mine")
+        make_trainer(run, {**CONFIG, "max_steps": 1, "overwrite_output_dir": True}).train()
+        assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-1"]
+        moved = run / "_superseded" / "1"
+        aside = {path.relative_to(moved): path.read_bytes() for path in files_of(moved)}
+        assert aside == {path.relative_to(finished): data for path, data in contents(finished).items()}
+        assert (run / "notes.txt").exists() and not (run / "model.safetensors").exists()
+        steps = [json.loads(line)["step"] for line in (run / "training_log.jsonl").read_text().splitlines()]
+        assert steps == [1, 1]
+
+    def test_the_folder_of_a_model(self, tmp_path):
+        """`save_model` would write over it."""
+        model = copied(Path(TINY_MODEL), tmp_path / "model")
+        before = contents(model)
+        with pytest.raises(RunRefused, match=r"has a model already, see model.safetensors: .*overwrite_output_dir"):
+            make_trainer(model, {"max_steps": 1}, model=str(model)).train()
+        assert contents(model) == before
+
     def test_at_the_same_time(self, tmp_path):
         """Another process trains there now; nothing of its folder changes, not even an unfinished checkpoint."""
         context = multiprocessing.get_context("fork")
@@ -110,6 +140,21 @@ def hold(folder: Path, ready, end) -> None:
     with locked(folder):
         ready.set()
         end.wait(120)
+
+
+def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
+    """It would write over that of the same step."""
+    config = {**CONFIG, "max_steps": 1, "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0, 1]))
+    trainer.train()
+    before = contents(tmp_path)
+    assert "eval_completions_00000.parquet" in {path.name for path in before}
+    other = make_trainer(tmp_path, config, eval_dataset=TASKS.select([2]))
+    with caplog.at_level(logging.WARNING):
+        assert "eval_episode/return" in other.evaluate()
+    assert contents(tmp_path) == before and "this evaluation is not written down" in caplog.text
+    trainer.evaluate()
+    assert len((tmp_path / "training_log.jsonl").read_bytes()) > len(before[tmp_path / "training_log.jsonl"])
 
 
 class TestResume:
@@ -173,6 +218,41 @@ class TestForeignCheckpoint:
         config = {**CONFIG, **changes.pop("config", {})}
         with pytest.raises(RunRefused, match=rf"checkpoint-2 is of another run.*state.json: .*{message}.*new run"):
             make_trainer(tmp_path, config, **changes).train(resume_from_checkpoint=str(finished / "checkpoint-2"))
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"config": {"optim": "adafactor"}}, r"name of the optimizer \('adamw_torch\w*', now 'adafactor'\)"),
+            ({"peft_config": ADAPTER}, r"type of the adapter \('none', now 'LORA'\)"),
+        ],
+    )
+    def test_another_optimizer_or_adapter(self, finished, tmp_path, changes, message):
+        changes = dict(changes)
+        config = {**CONFIG, "max_steps": 4, **changes.pop("config", {})}
+        run = copied(finished, tmp_path / "run")
+        with pytest.raises(RunRefused, match=message):
+            make_trainer(run, config, **changes).train(resume_from_checkpoint=True)
+
+    def test_an_adapter_of_another_rank(self, tmp_path):
+        make_trainer(tmp_path, {**CONFIG, "max_steps": 1}, peft_config=ADAPTER).train()
+        config = {**CONFIG, "max_steps": 2}
+        with pytest.raises(RunRefused, match=r"shape of the adapter \(changed\)"):
+            make_trainer(tmp_path, config, peft_config=replace(ADAPTER, r=4)).train(resume_from_checkpoint=True)
+        make_trainer(tmp_path, config, peft_config=ADAPTER).train(resume_from_checkpoint=True)
+
+    def test_another_optimizer_in_place_of_one_that_was_deleted(self, finished, tmp_path):
+        """As the page on checkpoints describes it."""
+        run = copied(finished, tmp_path / "run")
+        for name in ("optimizer.pt", "scheduler.pt"):
+            (run / "checkpoint-3" / name).unlink()
+        write_manifest(run / "checkpoint-3")
+        trainer = make_trainer(run, {**CONFIG, "max_steps": 4, "optim": "sgd", "learning_rate": 1e-4})
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.state.global_step == 4 and trainer.state.log_history[-2]["learning_rate"] <= 1e-4
+
+    def test_no_folder(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="There is no checkpoint nowhere: no such folder"):
+            make_trainer(tmp_path, CONFIG).train(resume_from_checkpoint="nowhere")
 
     def test_another_vocabulary(self, finished, tmp_path):
         trainer = make_trainer(tmp_path, CONFIG)

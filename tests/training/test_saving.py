@@ -15,10 +15,10 @@
 import shutil
 from pathlib import Path
 
-from helpers.testing_utils import assert_same, make_trainer, weights
+from helpers.testing_utils import TASKS, assert_same, make_trainer, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_nlac import NLACPrompts
+from trl_nlac import NLACPrompts, NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS
 
 
@@ -50,3 +50,34 @@ class TestSaving:
             ["deleted-checkpoint-2"],
         ]
         assert not (tmp_path / "_incomplete").exists()
+
+    def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):
+        """It is kept, and loaded at the end, where it is now."""
+        config = {
+            **{
+                "max_steps": 2,
+                "max_turns": 2,
+                "eval_strategy": "steps",
+                "eval_steps": 1,
+                "load_best_model_at_end": True,
+            },
+            **{"metric_for_best_model": "eval_steps", "greater_is_better": False, "save_total_limit": 1},
+            **{"save_strategy": "steps", "save_steps": 1},
+        }
+
+        class Counting(NLACTrainer):
+            def evaluation_loop(self, *args, **kwargs):
+                output = super().evaluation_loop(*args, **kwargs)
+                return output._replace(metrics={**output.metrics, "eval_steps": float(self.state.global_step)})
+
+        def make(folder, **changes):
+            return make_trainer(folder, {**config, **changes}, Counting, eval_dataset=TASKS.select([0]))
+
+        make(tmp_path / "run").train()
+        (tmp_path / "run").rename(tmp_path / "moved")
+        trainer = make(tmp_path / "moved", max_steps=4)
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-1")
+        assert sorted(path.name for path in (tmp_path / "moved").glob("c*-*")) == ["checkpoint-1", "checkpoint-4"]
+        best = AutoModelForCausalLM.from_pretrained(tmp_path / "moved" / "checkpoint-1")
+        assert_same(weights(trainer.model), weights(best))

@@ -31,25 +31,19 @@ import pytest
 from helpers import signal_runs
 from safetensors.torch import load_file
 
+from benchmarks.tiny_run import tiny_options
 from trl_nlac.cli.train import resume_command
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.training.stopping import StopSignals, closing_on_sigterm
 
 
 SCRIPT = Path(signal_runs.__file__)
-OPTIONS = dict(
+OPTIONS = tiny_options(
+    "run",
     max_steps=4,
     per_device_train_batch_size=2,
     episodes_per_iteration=2,
     samples_per_iteration=2,
-    use_cpu=True,
-    bf16=False,
-    gradient_checkpointing=False,
-    report_to="none",
-    disable_tqdm=True,
-    learning_rate=1e-3,
-    bootstrap="implicit",
-    action_format="text",
     max_completion_length=16,
     max_turns=2,
     logging_steps=1,
@@ -82,7 +76,7 @@ class Runs:
 
     def command(self, folder: Path, **options) -> list[int]:
         words = [f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()]
-        return self.start(folder, words=["train", "--output_dir", "run", *words])
+        return self.start(folder, words=["train", *words])
 
     def end(self) -> list[int]:
         """Wait for the run to end and return its exit codes."""

@@ -66,7 +66,8 @@ def load_backend(
         tokenizer = load_tokenizer(tokenizer, loaded)
         chat = ChatEncoder(tokenizer, chat_template_kwargs)
         eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, loaded.generation_config)
-        return TransformersGenerator(None, tokenizer, eos_token_ids, BATCH_SIZE), chat, loaded
+        generator = TransformersGenerator(None, tokenizer, eos_token_ids, BATCH_SIZE, keeps_prefixes=True)
+        return generator, chat, loaded
     chat = ChatEncoder(tokenizer, chat_template_kwargs)
     eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids)  # engines have those that the model declares
     if backend == "vllm":

@@ -22,7 +22,14 @@ from typing import Any
 from ..types import Answer, Message, Prompt
 from .call_reader import read_calls, without_observation
 from .encoder import ChatEncoder
-from .tool_calls import call_message, format_results, format_tool_calls, parse_results, parse_tool_calls
+from .tool_calls import (
+    call_message,
+    format_results,
+    format_tool_calls,
+    parse_results,
+    parse_tool_calls,
+    read_calls_of,
+)
 
 
 logger = logging.getLogger(__name__)
@@ -66,7 +73,13 @@ def react_thought(text: str) -> str:
     return text[thought.end() : tag.start()].strip() if tag else ""
 
 
-def choose_format(name: str | None, chat: ChatEncoder, tools: list[dict[str, Any]]) -> str:
+def choose_format(
+    name: str | None,
+    chat: ChatEncoder,
+    tools: list[dict[str, Any]],
+    brings_tools: bool = False,
+    is_single_step: bool = False,
+) -> str:
     """
     Choose the format of actions, and log it if the options leave it open.
 
@@ -78,6 +91,11 @@ def choose_format(name: str | None, chat: ChatEncoder, tools: list[dict[str, Any
             Encodes messages.
         tools (`list[dict[str, Any]]`):
             JSON schemas of the tools that actions can call.
+        brings_tools (`bool`, *optional*, defaults to `False`):
+            Whether an agent brings its tools, if it has any, and its own words about answers, which `"react"` would
+            contradict.
+        is_single_step (`bool`, *optional*, defaults to `False`):
+            Whether tasks are prompts, whose answers are taken as they are.
 
     Raises:
         ValueError: If the name of a tool contains a token of the tokenizer's own.
@@ -85,9 +103,12 @@ def choose_format(name: str | None, chat: ChatEncoder, tools: list[dict[str, Any
     chat.template.check_tools(tools)
     if name is not None:
         return name
-    name = "tool_call" if tools and chat.calls_tools else "react"
+    without_calls = "text" if brings_tools or is_single_step else "react"
+    name = "tool_call" if (tools or brings_tools) and chat.calls_tools else without_calls
     template = "shows" if chat.calls_tools else "does not show"
-    reason = f"there are tools, and the chat template {template} them" if tools else "there are no tools"
+    reason = "there are no tools"
+    if tools or brings_tools:
+        reason = f"there {'are' if tools else 'can be'} tools, and the chat template {template} them"
     logger.info("`action_format` is %r: %s.", name, reason)
     return name
 
@@ -186,6 +207,24 @@ class ActionFormat:
         template = self.chat.template
         thought = self.chat.reasoning(token_ids) if template.keeps_reasoning_of(self._tools(action)) else ""
         return message | {template.reasoning_field: thought} if thought else message
+
+    def shown(self, messages: list[Message]) -> list[Message]:
+        """
+        Write messages that open a conversation in a way that the chat template shows: without tool calls of its own
+        format they are JSON, as in the policy's actions, and their results are the user's words.
+        """
+        if self.calls_tools:
+            return messages
+        written: list[Message] = []
+        for message in messages:
+            calls = read_calls_of(message)
+            if calls:
+                text = "\n".join(part for part in (message["content"], format_tool_calls(calls)) if part)
+                message = {"role": "assistant", "content": text}
+            elif message["role"] == "tool":
+                message = {"role": "user", "content": message["content"]}
+            written.append(message)
+        return written
 
     def replies(self, action: str | None, observation: str) -> list[Message]:
         """Write the environment's answer as messages: results of tools, or the user's message."""

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..types import SPEAKERS, Message
 from .template import ChatTemplate, Scaffold
-from .tool_calls import call_message, format_tool_calls, is_writable, read_calls_of, results_in_order
+from .tool_calls import call_message, format_tool_calls, is_writable, read_call, read_calls_of, results_in_order
 
 
 _CHARACTERS_PER_TOKEN = 16  # more than in any text that is worth its tokens
@@ -262,7 +262,7 @@ class ChatEncoder:
         message = self._parse([*prompt_ids, *self.prefill], token_ids, tools)
         if message is None:
             return ""
-        calls = [_read_call(call) for call in message.get("tool_calls") or []]
+        calls = [read_call(call) for call in message.get("tool_calls") or []]
         close_id, unclosed = self.template.call_close_id, token_ids
         if close_id in token_ids:
             unclosed = token_ids[len(token_ids) - token_ids[::-1].index(close_id) :]
@@ -408,15 +408,6 @@ def _without_middle(text: str, length: int) -> str:
     """Leave out what stands between the first and the last `length` characters of a text."""
     end = len(text) - length
     return f"{text[:length]} [... {end - length:,} characters left out ...] {text[end:]}"
-
-
-def _read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
-    """Read name and arguments of a call that transformers parsed; `None` if it is none."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return None
-    arguments = function.get("arguments") or {}
-    return (function["name"], arguments) if isinstance(arguments, dict) else None
 
 
 def _from_assistant(message: str | Message) -> Message:

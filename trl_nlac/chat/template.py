@@ -163,7 +163,7 @@ class ChatTemplate:
         self._tag_ids = {*tokenizer.all_special_ids, *(i for i, token in added if token.content.strip())}
         try:
             _, to_past, past_to_user, to_answer = _cut(self.render([_user(0), _assistant(1), _user(2)]), [0, 1, 2])
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # of the template's own code
             raise ValueError(
                 "The chat template of the tokenizer (`processing_class`) cannot render a conversation in text and "
                 f"without tools, with `chat_template_kwargs={kwargs}`: {error}"

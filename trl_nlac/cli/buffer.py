@@ -34,7 +34,7 @@ from ..types import Episode
 from .options import CommandError, Parser, check_model, load_conversations, one_line_errors
 
 
-def run(words: list[str]) -> None:
+def make_parser() -> Parser:
     parser = Parser(prog="trl-nlac buffer", description="Inspect, export and import replay buffers.")
     actions = parser.add_subparsers(dest="action", required=True, parser_class=Parser, metavar="ACTION")
     stats = actions.add_parser("stats", help="count the content of a buffer")
@@ -55,7 +55,11 @@ def run(words: list[str]) -> None:
     )
     imports.add_argument("--output", help="folder of the buffer to write")
     imports.add_argument("--check", action="store_true", help="only count the content")
-    args = parser.parse_args(words)
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args = make_parser().parse_args(words)
     {"stats": _stats, "export": _export, "import": _import}[args.action](args)
 
 

@@ -37,6 +37,22 @@ def one_line_errors(before: str = "") -> Iterator[None]:
 
 
 @contextmanager
+def one_line_errors_of_files(name: str) -> Iterator[None]:
+    """
+    Turn whatever the libraries raise that read the files of a model or a dataset, which anybody can have written, into
+    a [`CommandError`] that begins with its name.
+    """
+    try:
+        with one_line_errors(f"{name}: "):
+            yield
+    except CommandError:
+        raise
+    except Exception as error:
+        first, *_ = str(error).split(". ")
+        raise CommandError(f"{name}: {type(error).__name__}: {' '.join(first.split())}") from error
+
+
+@contextmanager
 def known_errors() -> Iterator[None]:
     """
     Turn errors that are no defects into a [`CommandError`]: what this package raises itself, with the options to

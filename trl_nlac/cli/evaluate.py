@@ -26,14 +26,18 @@ from .options import CommandError, Parser, add_agent_arguments, load_player, loa
 from .origin import fill_from_run
 
 
-def run(words: list[str]) -> None:
+def make_parser() -> Parser:
     parser = Parser(prog="trl-nlac evaluate", description="Play a saved agent and measure how often it succeeds.")
     add_agent_arguments(parser)
     parser.add_argument("--num_episodes", type=int, default=1, help="episodes of each task (default: 1)")
     parser.add_argument("--max_tasks", type=int, help="number of tasks (default: all)")
     parser.add_argument("--num_critiques", type=int, default=64, help="actions that the critic judges (default: 64)")
     parser.add_argument("--json", metavar="FILE", help="also write the metrics to this file")
-    args = parser.parse_args(words)
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args = make_parser().parse_args(words)
     if args.num_episodes < 1:
         raise CommandError(f"--num_episodes must be at least 1, got {args.num_episodes}.")
     fill_from_run(args)

@@ -35,6 +35,7 @@ COMMANDS = {
     "report": "make a page about a run",
     "buffer": "inspect, export and import replay buffers",
     "env": "print versions, for bug reports",
+    "completion": "let the shell complete commands and options",
 }
 
 

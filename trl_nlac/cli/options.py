@@ -38,7 +38,7 @@ from ..episodes.logs import load_logs
 from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from ..secrets import remember_secrets
-from .errors import CommandError, one_line_errors
+from .errors import CommandError, one_line_errors, one_line_errors_of_files
 
 
 ENVIRONMENT_TIMEOUT = 300.0  # s, as in training by default
@@ -204,7 +204,7 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
     path = Path(name)
     if path.suffix in FILES and not path.is_file():
         raise CommandError(f"there is no file {name}.")
-    with one_line_errors(f"{name}: "):
+    with one_line_errors_of_files(name):
         if path.suffix in FILES:
             return load_dataset(FILES[path.suffix], data_files=str(path), split="train")
         try:
@@ -322,8 +322,8 @@ def add_environment_arguments(parser: Parser) -> None:
 def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
     """Load the agent, the environments and the reward functions of [`add_agent_arguments`]."""
     pool, rewards = load_environments(args)
-    with one_line_errors(f"{args.model}: "):
-        options = read_options(args.option)
+    options = read_options(args.option)
+    with one_line_errors_of_files(args.model):
         agent = NLACAgent.from_pretrained(
             *(args.model, args.backend, args.prompts, pool.tool_schemas),
             trust_remote_code=args.trust_remote_code,

@@ -149,13 +149,15 @@ def read_origin(run: str | Path) -> dict[str, Any]:
         return {}
     try:
         origin = json.loads(path.read_text())
+        if not all(isinstance(origin.get(option) or [], list) for option in _CODE):
+            raise ValueError("it has a name where there should be a list of them")
         names = [name for option in _CODE for name in origin.get(option) or []]
         texts = [origin.get(name) or "" for name in ("dataset_name", "dataset_config", "dataset_split")]
         if not all(name.isprintable() for name in [*names, *texts]):  # it is shown in a terminal
             raise ValueError("a name in it cannot be printed")
         [*map(float, origin.get("reward_weights") or [])]
         return {**origin, "environment_kwargs": dict(origin.get("environment_kwargs") or {})}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CommandError(f"{path} is damaged: {error}.") from error
 
 

@@ -47,7 +47,7 @@ WIDTH = 110  # columns of what is printed
 
 
 def run(words: list[str]) -> None:
-    args, others = _parser().parse_known_args(words)
+    args, others = make_parser().parse_known_args(words)
     plan, names = make_plan(args, others)
     lines = launch_lines(plan, names, others)
     if args.json:
@@ -56,7 +56,7 @@ def run(words: list[str]) -> None:
         show(plan, lines)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
     parser = Parser(
         prog="trl-nlac plan",
         usage="trl-nlac plan --config run.yaml --gpus 8x80GB [--name value ...]",
@@ -323,11 +323,12 @@ def _time_table(plan: Plan) -> Table:
     table = Table()
     for name in ("phase", "tokens generated", "tokens read", "tokens trained", "seconds"):
         table.add_column(name, justify="left" if name == "phase" else "right")
-    longest = max(plan.iteration, key=lambda phase: phase.seconds)
-    for phase in plan.iteration:
+    phases = plan.iteration
+    longest = max(phases, key=lambda phase: phase.seconds)
+    for phase in phases:
         numbers = [f"{number:,.0f}" if number else "" for number in phase[1:4]]
         mark = " (longest)" if phase is longest else ""
         table.add_row(phase.name + mark, *numbers, f"{phase.seconds:,.0f}")
     table.add_section()
-    table.add_row("iteration", "", "", "", f"{sum(phase.seconds for phase in plan.iteration):,.0f}")
+    table.add_row("iteration", "", "", "", f"{sum(phase.seconds for phase in phases):,.0f}")
     return table

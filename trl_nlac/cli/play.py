@@ -30,14 +30,15 @@ from ..agent.answers import AgentAction
 from ..environments.base import StepResult, TextEnvironment, describe_error
 from ..environments.pool import NO_TASK
 from ..environments.worker import EnvironmentWorker
-from ..episodes.recorder import Recorder, checked_reward, checked_step
+from ..episodes.recorder import EpisodeRecorder, checked_reward, checked_step
+from ..episodes.rollout import policy_answer
 from ..terminal import printable
-from ..types import Judgement
+from ..types import Answer, Judgement, Prompt
 from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows, one_line_errors, read_json
 from .origin import fill_from_run
 
 
-def run(words: list[str]) -> None:
+def make_parser() -> Parser:
     parser = Parser(
         prog="trl-nlac play",
         description="Watch an agent act, criticise and refine. Enter continues, q and Enter ends.",
@@ -46,7 +47,11 @@ def run(words: list[str]) -> None:
     parser.add_argument("--task", metavar="JSON", help="keyword arguments of reset, in place of a dataset's row")
     parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
     parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
-    args = parser.parse_args(words)
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args = make_parser().parse_args(words)
     fill_from_run(args)
     task = read_json(args.task) if args.task else _row(args)
     agent, pool, rewards = load_player(args)
@@ -56,7 +61,7 @@ def run(words: list[str]) -> None:
         keywords = {"seed": args.seed, **keywords}
     torch.manual_seed(args.seed)
     roles = agent.roles
-    recorder = Recorder(roles.actions, roles.prompts, task, schemas, roles.options.max_prompt_length)
+    recorder = EpisodeRecorder(roles.actions, roles.prompts, task, schemas, roles.options.max_prompt_length)
     worker = pool.acquire(name)
     waits = not args.auto and sys.stdin.isatty()
     try:
@@ -64,13 +69,14 @@ def run(words: list[str]) -> None:
         with _naming("reset"):
             recorder.begin(worker.submit(lambda environment: environment.reset(**keywords)).result())
         show.text("task", json.dumps(task, ensure_ascii=False, default=str), "dim")
-        for message in recorder.prompt_messages:
+        for message in recorder.conversations[0].prompt_messages:
             show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
         while not recorder.done:
             (turn,) = agent.act_on([recorder.prompt], args.refine, args.num_candidates, judge=True)
-            show.action(len(recorder.turns) + 1, turn)
+            show.action(recorder.num_answers + 1, turn)
             with _naming("step"):
-                result = _step(worker, agent, turn)
+                takes_answers = name in pool.takes_answers
+                result = _step(worker, agent, turn, recorder.prompt if takes_answers else None)
             show.text("observation", result.observation, "yellow")
             recorder.act(turn.action, turn.text, list(turn.token_ids), result)
             if recorder.done or not show.wants_next():
@@ -81,13 +87,15 @@ def run(words: list[str]) -> None:
         if rewards is not None:
             environments = [worker.environment.unwrapped]
             with _naming("reward functions"):
-                (scored,) = pool.call(lambda: rewards.score([recorder], environments), "the scoring")
+                (scored,) = pool.call(lambda: rewards.score(recorder.conversations[:1], environments), "the scoring")
+            if scored.failure is not None:
+                raise CommandError(f"the episode cannot be scored: {describe_error(scored.failure)}")
             reward += scored.reward
     finally:
         pool.close()
     score = recorder.episode().score + reward
     how = "terminated" if recorder.terminated else "truncated" if recorder.truncated else "stopped"
-    show.text("end", f"{how} after {len(recorder.turns)} turns, return {score:g}", "bold")
+    show.text("end", f"{how} after {recorder.num_answers} turns, return {score:g}", "bold")
 
 
 @contextmanager
@@ -109,12 +117,16 @@ def _row(args) -> dict[str, Any]:
     return rows[args.row]
 
 
-def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction) -> StepResult:
+def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction, prompt: Prompt | None) -> StepResult:
+    """Take a step. `prompt` is what was answered, for an environment that takes answers."""
     if turn.action is None:
         return StepResult(agent.roles.prompts.unreadable(agent.roles.actions.name))
+    action = turn.action
+    if prompt is not None:
+        action = policy_answer(agent.roles.actions, Answer(prompt, turn.token_ids, turn.text, turn.action))
 
     def step(environment: TextEnvironment) -> StepResult:
-        return environment.step(turn.action)
+        return environment.step(action)
 
     return checked_step(worker.submit(step).result())
 

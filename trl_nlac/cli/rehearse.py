@@ -50,7 +50,7 @@ can be read are kept, except refined actions that ignore their critique. Train w
 --rehearsal_dataset FILE --rehearsal_ratio 0.25."""
 
 
-def run(words: list[str]) -> None:
+def make_parser() -> Parser:
     parser = Parser(prog="trl-nlac rehearse", description=DESCRIPTION)
     parser.add_argument("model", help="folder of a model, repository on the Hub, or name of a model on a server")
     parser.add_argument("output", help="file to write: .jsonl or .parquet")
@@ -68,7 +68,11 @@ def run(words: list[str]) -> None:
     parser.add_argument("--bootstrap", default="implicit", choices=["implicit", "explicit", "monte_carlo"])
     parser.add_argument("--num_refinements", type=int, default=1)
     add_environment_arguments(parser)
-    args = parser.parse_args(words)
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args = make_parser().parse_args(words)
     output = Path(args.output)
     if output.suffix not in (".jsonl", ".parquet"):
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")

@@ -12,18 +12,78 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""`trl-nlac report`: a page about a run."""
+"""`trl-nlac report`: a page about a run, or one that compares runs."""
 
+import time
+from pathlib import Path
+
+from .errors import CommandError
 from .options import Parser, one_line_errors
 
 
+SECONDS = 10  # between two looks at a run that goes on
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="trl-nlac report",
+        description="Make one HTML page about a run, or one that compares several. It needs no network.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="run", help="folder of a run (its `output_dir`)")
+    parser.add_argument(
+        "--output",
+        help="file to write (default: report.html in the run's folder; of several runs, comparison.html here)",
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="write the page again after each log, until training has ended or Ctrl-C"
+    )
+    return parser
+
+
 def run(words: list[str]) -> None:
-    parser = Parser(prog="trl-nlac report", description="Make one HTML page about a run, which needs no network.")
-    parser.add_argument("run", help="folder of the run (its `output_dir`)")
-    parser.add_argument("--output", help="file to write (default: report.html in the run's folder)")
-    args = parser.parse_args(words)
-    from ..report import write_report
+    args = make_parser().parse_args(words)
+    from ..records.folder import TRAINING_LOG
+    from ..records.log import read_log
+
+    logs = [Path(folder, TRAINING_LOG) for folder in args.runs]
+    path = None
+    while True:
+        seen = [_version(log) for log in logs]
+        is_over = not args.follow or all(read_log(log).seconds is not None for log in logs)
+        if path is None and args.follow and not all(seen):
+            _check_folders(args.runs)
+            print("Waiting for the first log of the run.", flush=True)
+            while not all(map(_version, logs)):
+                time.sleep(1)
+            continue
+        written = _write(args.runs, args.output, None if is_over else SECONDS)
+        if path is None:
+            print(f"Open {written}" + ("" if is_over else ": it follows the run. Ctrl-C ends this."), flush=True)
+        path = written
+        if is_over:
+            return
+        while [_version(log) for log in logs] == seen:
+            time.sleep(1)
+
+
+def _write(runs: list[str], output: str | None, refresh: int | None) -> Path:
+    from ..report import write_comparison, write_report
 
     with one_line_errors():
-        path = write_report(args.run, args.output)
-    print(f"Open {path}")
+        if len(runs) == 1:
+            return write_report(runs[0], output, refresh)
+        return write_comparison(runs, *([output] if output else []), refresh=refresh)
+
+
+def _check_folders(runs: list[str]) -> None:
+    for folder in runs:
+        if not Path(folder).is_dir():
+            raise CommandError(f"{folder!r}: there is no such folder.")
+
+
+def _version(log: Path) -> tuple[int, int] | None:
+    """Size and time of a log; `None` if there is none."""
+    if not log.exists():
+        return None
+    found = log.stat()
+    return found.st_size, found.st_mtime_ns

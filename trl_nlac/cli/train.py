@@ -42,14 +42,18 @@ from .summary import print_summary
 from .train_options import TrainArguments, TrainParser
 
 
+def make_parser() -> TrainParser:
+    return TrainParser()
+
+
 def run(words: list[str]) -> None:
     if any(word.partition("=")[0] == OPTION for word in words):
         launch(words)
-    parser = TrainParser()
+    parser = make_parser()
     parser.shows_all = "--help_all" in words
     script_args, model_args, args = parser.read(words)
     checkpoint = find_checkpoint(args)
-    if checkpoint is None:
+    if checkpoint is None and not args.overwrite_output_dir:
         with one_line_errors():
             check_unused(args.output_dir)  # again once it is locked, but a model can take minutes to load
     trainer = make_trainer(script_args, model_args, args, parser.unsupported)

@@ -14,13 +14,16 @@
 
 """The environment interface and the tasks that come with the package."""
 
-from .base import EnvironmentFailure, Oracle, StepResult, TextEnvironment
+from .agent import AgentEnvironment
+from .base import EnvironmentFailure, Opening, Oracle, StepResult, TextEnvironment
 from .embedded.rooms import RoomsEnvironment, RoomsWorld
 from .embedded.service_desk import ServiceDesk, ServiceDeskEnvironment
 
 
 __all__ = [
+    "AgentEnvironment",
     "EnvironmentFailure",
+    "Opening",
     "Oracle",
     "RoomsEnvironment",
     "RoomsWorld",

@@ -44,6 +44,46 @@ def describe_error(error: BaseException, max_length: int | None = 2000) -> str:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """
+    How a conversation with the policy begins. `reset` can return one in place of text or messages, where the tools are
+    known only then.
+
+    Args:
+        messages (`str` or `list[dict[str, Any]]`):
+            The first observation, or the messages of a conversation that ends with it.
+        tools (`list[dict[str, Any]]`, *optional*):
+            JSON schemas of the tools that actions in this conversation can call, in place of `tool_schemas`. If
+            `None`, those.
+    """
+
+    messages: str | list[Message]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class PolicyAnswer:
+    """
+    What the policy answered, for environments that want more than the action, see [`TextEnvironment`].
+
+    Args:
+        action (`str`):
+            The action; tool calls as JSON.
+        content (`str`):
+            The text for a reader: beside tool calls in the chat template's own format, otherwise the action.
+        num_prompt_tokens (`int`):
+            Number of tokens of the state.
+        num_tokens (`int`):
+            Number of tokens of the answer, with its chain of thought.
+    """
+
+    action: str
+    content: str
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class StepResult:
     """
     The result of one action.
@@ -59,6 +99,13 @@ class StepResult:
             The episode was cut off from outside; its future is still open.
         info (`dict[str, Any]`, *optional*):
             Further information. Not shown to the agent.
+        words (`str`, *optional*):
+            What a user says after the results of tools that are the observation.
+        conversation (`int` or [`Opening`], *optional*):
+            Where the policy is asked next, if not in the conversation of the action: the number of another one, in the
+            order of their beginnings, which the observation then belongs to, while that of the action waits for its
+            observation; or the opening of a new one, where an observation, if there is any, belongs to that of the
+            action and ends it.
     """
 
     observation: str
@@ -66,6 +113,8 @@ class StepResult:
     terminated: bool = False
     truncated: bool = False
     info: dict[str, Any] = field(default_factory=dict)
+    words: str = ""
+    conversation: int | Opening | None = None
 
 
 class Oracle(Protocol):
@@ -98,14 +147,23 @@ class TextEnvironment(ABC):
             JSON schemas of the tools that actions can call, if any. The policy is given them.
         takes_seed (`bool`):
             Whether `reset` takes a `seed`. A task without this column then gets a different seed for every episode.
+        takes_answers (`bool`):
+            Whether `step` takes a [`PolicyAnswer`] in place of the action.
+        brings_tools (`bool`):
+            Whether `reset` returns the tools, in an [`Opening`], and tells the policy how to write its answers.
+        pays (`bool`):
+            Whether it gives rewards. If not, there must be reward functions.
     """
 
     oracle: Oracle | None = None
     tool_schemas: list[dict[str, Any]] = []
     takes_seed: bool = False
+    takes_answers: bool = False
+    brings_tools: bool = False
+    pays: bool = True
 
     @abstractmethod
-    def reset(self, **task) -> str | list[Message]:
+    def reset(self, **task) -> str | list[Message] | Opening:
         """
         Start the task in one row of the dataset. Return the first observation, or the messages of a conversation that
         ends with it.
@@ -136,11 +194,22 @@ class TextEnvironment(ABC):
         return self.reset
 
 
+_OF_SUBCLASSES = {
+    "brings_tools",
+    "final_reward",
+    "oracle",
+    "pays",
+    "takes_answers",
+    "takes_seed",
+    "tool_schemas",
+}
+
+
 class PlainEnvironment(TextEnvironment):
     """Plays an object that has `reset`, `step` and possibly `close`, but is not a [`TextEnvironment`]."""
 
     def __init__(self, environment: Any):
-        unread = sorted(set(dir(environment)) & {"final_reward", "oracle", "takes_seed", "tool_schemas"})
+        unread = sorted(set(dir(environment)) & _OF_SUBCLASSES)
         if unread:
             raise ValueError(
                 f"{type(environment).__name__} defines `{'`, `'.join(unread)}`, which only subclasses of "

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from concurrent import futures
 from copy import deepcopy
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -41,11 +42,11 @@ CLOSING_SECONDS = 10.0  # how long to wait for environments to close
 EnvironmentFactory = Callable[[], Any]
 
 
-class _NoEnvironment:
-    """Placeholder if there are only standalone tools."""
+class Prompts:
+    """The environment of tasks that are prompts: the first answer that calls no standalone tool ends the episode."""
 
     def reset(self, **task) -> None:
-        pass
+        """Start a task, to whose prompt nothing is added."""
 
 
 class EnvironmentPool:
@@ -64,8 +65,8 @@ class EnvironmentPool:
         timeout (`float`, *optional*):
             Seconds after which a call of an instance, its factory included, counts as hanging. If `None`, never.
         workers (`str`, *optional*, defaults to `"thread"`):
-            Where instances are played: `"thread"`, each in a thread of this process, or `"process"`, each in a process
-            of its own. The example is made in this process.
+            Where instances are played: `"thread"`, each in a thread of this process, `"process"`, each in a process of
+            its own, or `"ray"`, each in a process of a Ray cluster. The example is made in this process.
 
     Attributes:
         example ([`TextEnvironment`], *optional*):
@@ -76,6 +77,10 @@ class EnvironmentPool:
             JSON schemas of the tools of all environments.
         seeded (`set[str]`):
             Names of the environments whose `reset` takes a `seed`.
+        takes_answers (`set[str]`):
+            Names of the environments whose `step` takes a [`~environments.base.PolicyAnswer`].
+        brings_tools (`bool`):
+            Whether the tools of an environment are known only when an episode begins.
         pays (`bool`):
             Whether every environment gives rewards.
         last_failure (`str`):
@@ -85,7 +90,7 @@ class EnvironmentPool:
         TimeoutError: If a factory takes longer than `timeout`.
         TypeError: If a factory is not callable, or does not make an environment.
         ValueError: If a factory fails, if there are tools for an environment that defines `step`, or if tools cannot
-            be described.
+            be described, or if `workers` is `"ray"` and Ray is missing.
     """
 
     def __init__(
@@ -97,12 +102,12 @@ class EnvironmentPool:
         workers: str = "thread",
     ):
         if environment_factory is None and tools:
-            environment_factory = _NoEnvironment
+            environment_factory = Prompts
         self.max_instances = max_instances
         self.timeout = timeout
         self.last_failure = ""
         self._tools = tools
-        self._in_processes = workers == "process"
+        self._move: Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None = _mover(workers)
         self._routed = isinstance(environment_factory, dict)
         if environment_factory is None:
             self._factories = {}
@@ -127,14 +132,21 @@ class EnvironmentPool:
         self.example = next(iter(examples.values()), None)
         self.oracle: Oracle | None = None if self._routed or not examples else self.example.oracle
         self.seeded = {name for name, example in examples.items() if example.takes_seed}
+        self.takes_answers = {name for name, example in examples.items() if example.takes_answers}
+        self.brings_tools = any(example.brings_tools for example in examples.values())
         self._schemas = {name: _schemas(example) for name, example in examples.items()}
         self._example_of = examples
         self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
-        self.pays = all(example.pays for example in examples.values() if isinstance(example, ToolEnvironment))
+        self.pays = all(example.pays for example in examples.values())
 
     def __bool__(self) -> bool:
         """Whether there is an environment."""
         return bool(self._factories)
+
+    @property
+    def is_single_step(self) -> bool:
+        """Whether a task is a prompt, and its answer the end of the episode."""
+        return not self._routed and bool(self) and isinstance(self.example.unwrapped, Prompts) and not self._tools
 
     @property
     def name(self) -> str:
@@ -204,7 +216,7 @@ class EnvironmentPool:
             other = idle.pop()  # of another environment, to make room
             self.discard(other)
             other.wait(CLOSING_SECONDS)
-        return self._hire(name, self._in_processes)
+        return self._hire(name, self._move)
 
     def release(self, worker: EnvironmentWorker) -> None:
         """Return an instance to the pool for the next episode."""
@@ -221,7 +233,8 @@ class EnvironmentPool:
         if hangs:
             if worker.blocks_its_loop:
                 self._give_own_loops(worker.name)
-            self._hanging.append(worker)
+            # A new list, as another thread may count at the moment.
+            self._hanging = [other for other in self._hanging if other.is_left_behind] + [worker]
             self._killers[:] = [*(thread for thread in self._killers if thread.is_alive()), worker.kill()]
 
     def call(self, job: Callable[[], Any], name: str) -> Any:
@@ -240,18 +253,19 @@ class EnvironmentPool:
     @property
     def num_left_behind(self) -> int:
         """Number of discarded instances that still hang in a thread or a task."""
-        self._hanging = [worker for worker in self._hanging if worker.is_left_behind]
-        return len(self._hanging)
+        return sum(worker.is_left_behind for worker in self._hanging)
 
     def close(self) -> None:
         """Close all instances. New ones are made when they are needed."""
         self._idle.clear()
         _close(self._workers, self._killers)
 
-    def _hire(self, name: str, in_process: bool = False) -> EnvironmentWorker:
+    def _hire(
+        self, name: str, move: Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None = None
+    ) -> EnvironmentWorker:
         make = partial(_make, self._factories[name], self._tools)
-        if in_process:
-            make = partial(ProcessEnvironment, make)
+        if move is not None:
+            make = partial(move, make)
         worker = EnvironmentWorker(name, make, has_own_loop=name in self._blocking)
         self._workers.add(worker)
         return worker
@@ -273,7 +287,7 @@ class EnvironmentPool:
             environment = self._finish(worker, lambda environment: environment, factory)
         except EnvironmentFailure as error:
             raise ValueError(f"{factory} cannot be called without arguments, or fails: {error}") from error
-        if self._in_processes:
+        if self._move is not None:
             self._examples.add(worker)
         else:
             self.release(worker)
@@ -286,6 +300,20 @@ class EnvironmentPool:
             self.discard(worker, hangs=True)
             raise TimeoutError(f"{name} took longer than `environment_timeout={self.timeout}` seconds")
         return future.result()
+
+
+def _mover(workers: str) -> Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None:
+    """Return what plays an environment elsewhere than in this process; `None` if nothing does."""
+    if workers == "ray":
+        if find_spec("ray") is None:
+            raise ValueError(
+                "`environment_workers='ray'` needs Ray, which is not installed: `pip install trl-nlac[ray]`."
+            )
+        from .ray_process import RayEnvironment, connect
+
+        connect()
+        return RayEnvironment
+    return ProcessEnvironment if workers == "process" else None
 
 
 def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvironment:

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""An environment in a process of its own."""
+"""Environments in other processes: each in one of its own on this machine, or in one of a Ray cluster."""
 
 import multiprocessing
 import random
@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import traceback
+from abc import abstractmethod
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -34,29 +35,13 @@ from .base import EnvironmentFailure, Message, StepResult, TextEnvironment, desc
 CLOSING_SECONDS = 5.0  # how long an environment has to close itself
 
 
-class ProcessEnvironment(TextEnvironment):
+class RemoteEnvironment(TextEnvironment):
     """
-    Plays an environment in a process of its own, which is made and closed there: an environment that computes in
-    Python then holds up neither the others nor training. What its methods raise is raised here. A process that dies
-    is a failure of its environment.
-
-    Args:
-        make (`Callable[[], TextEnvironment]`):
-            Makes the environment, in the process.
+    Plays an environment in another process, where a [`Host`] makes and closes it. What its methods raise is raised
+    here. A process that dies is a failure of its environment.
     """
 
-    def __init__(self, make: Callable[[], TextEnvironment]):
-        methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        if "forkserver" in methods:
-            # The server imports once what scripts would import in every process. vLLM is not to be forked.
-            package = __name__.partition(".")[0]
-            loaded = [name for name in sys.modules if name.startswith(f"{package}.") and "vllm" not in name]
-            context.set_forkserver_preload([__name__, *loaded])
-        self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other_end, cloudpickle.dumps(make)), daemon=True)
-        self._process.start()
-        other_end.close()  # so that the end of the process is seen
+    def __init__(self):
         self._calling = threading.Lock()
 
     def reset(self, **task) -> str | list[Message]:
@@ -72,27 +57,80 @@ class ProcessEnvironment(TextEnvironment):
         """Close the environment and end its process; at once, if it is in a call."""
         if self._calling.acquire(blocking=False):
             try:
-                self._connection.send_bytes(cloudpickle.dumps(None))
-                self._process.join(CLOSING_SECONDS)
-            except OSError:  # it is gone already
-                pass
+                self._close_host()
             finally:
                 self._calling.release()
-        self._process.kill()
+        self._kill_host()
+
+    @abstractmethod
+    def _ask_host(self, request: bytes) -> bytes:
+        """
+        Return the host's answer.
+
+        Raises:
+            EnvironmentFailure: If its process has ended.
+        """
+
+    @abstractmethod
+    def _close_host(self) -> None:
+        """Let the host close the environment, for up to `CLOSING_SECONDS`. It can be gone already."""
+
+    @abstractmethod
+    def _kill_host(self) -> None:
+        """End the process of the host."""
 
     def _call(self, method: str, *args, **kwargs) -> Any:
         with self._calling:
-            try:
-                self._connection.send_bytes(cloudpickle.dumps((method, args, kwargs)))
-                result, error, lines = cloudpickle.loads(self._connection.recv_bytes())
-            except (EOFError, OSError) as lost:
-                self._process.join(CLOSING_SECONDS)
-                raise EnvironmentFailure(
-                    f"the process of the environment ended with the exit code {self._process.exitcode}"
-                ) from lost
+            answer = self._ask_host(cloudpickle.dumps((method, args, kwargs)))
+        result, error, lines = cloudpickle.loads(answer)
         if error is not None:
             raise error from _InProcess(lines)
         return result
+
+
+class ProcessEnvironment(RemoteEnvironment):
+    """
+    Plays an environment in a process of its own: one that computes in Python then holds up neither the others nor
+    training.
+
+    Args:
+        make (`Callable[[], TextEnvironment]`):
+            Makes the environment, in the process.
+    """
+
+    def __init__(self, make: Callable[[], TextEnvironment]):
+        super().__init__()
+        methods = multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if "forkserver" in methods:
+            # The server imports once what scripts would import in every process. vLLM is not to be forked.
+            package = __name__.partition(".")[0]
+            loaded = [name for name in sys.modules if name.startswith(f"{package}.") and "vllm" not in name]
+            context.set_forkserver_preload([__name__, *loaded])
+        self._connection, other_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other_end, cloudpickle.dumps(make)), daemon=True)
+        self._process.start()
+        other_end.close()  # so that the end of the process is seen
+
+    def _ask_host(self, request: bytes) -> bytes:
+        try:
+            self._connection.send_bytes(request)
+            return self._connection.recv_bytes()
+        except (EOFError, OSError) as lost:
+            self._process.join(CLOSING_SECONDS)
+            raise EnvironmentFailure(
+                f"the process of the environment ended with the exit code {self._process.exitcode}"
+            ) from lost
+
+    def _close_host(self) -> None:
+        try:
+            self._connection.send_bytes(cloudpickle.dumps(None))
+            self._process.join(CLOSING_SECONDS)
+        except OSError:
+            pass
+
+    def _kill_host(self) -> None:
+        self._process.kill()
 
 
 class _InProcess(Exception):
@@ -102,34 +140,59 @@ class _InProcess(Exception):
         return f"\n{self.args[0]}"
 
 
-def _serve(connection: Connection, pickled_make: bytes) -> None:
-    """Make an environment and answer calls of its methods, until the last one or the end of the caller."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which plays episodes to their end
-    random.seed()
-    np.random.seed()  # otherwise all processes would draw the same numbers
-    if torch := sys.modules.get("torch"):
-        torch.seed()
-    environment = None
-    while True:
+class Host:
+    """
+    Makes an environment at its first call, and answers calls of its methods.
+
+    Args:
+        pickled_make (`bytes`):
+            A function that makes the environment, as `cloudpickle` writes it.
+    """
+
+    def __init__(self, pickled_make: bytes):
+        random.seed()
+        np.random.seed()  # otherwise all processes would draw the same numbers
+        if torch := sys.modules.get("torch"):
+            torch.seed()
+        self._pickled_make = pickled_make
+        self._environment: TextEnvironment | None = None
+
+    def answer(self, request: bytes) -> bytes:
+        """Call a method, and return what it returned, or its error and the lines of its traceback."""
+        method, args, kwargs = cloudpickle.loads(request)
         try:
-            request = cloudpickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):  # the caller is gone
-            request = None
-        if request is None:
-            break
-        method, args, kwargs = request
-        try:
-            if environment is None:
-                environment = cloudpickle.loads(pickled_make)()
-            answer = finish(_method(environment, method)(*args, **kwargs)), None, ""
+            if self._environment is None:
+                self._environment = cloudpickle.loads(self._pickled_make)()
+            answer = finish(_method(self._environment, method)(*args, **kwargs)), None, ""
         except BaseException as error:  # one that calls sys.exit is a failure like others
             answer = None, error, traceback.format_exc()
+        return _pickled(answer)
+
+    def close(self) -> None:
+        """Close the environment, if it was made."""
+        if self._environment is not None:
+            finish(self._environment.close())
+
+
+def _serve(connection: Connection, pickled_make: bytes) -> None:
+    """Let a host answer, until the last call or the end of the caller."""
+    # Signals are for the trainer, which plays episodes to their end. SIGTERM gets a handler, which, unlike that it is
+    # ignored, programs do not inherit that the environment starts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    host = Host(pickled_make)
+    while True:
         try:
-            connection.send_bytes(_pickled(answer))
+            request = connection.recv_bytes()
+        except (EOFError, OSError):  # the caller is gone
+            break
+        if cloudpickle.loads(request) is None:
+            break
+        try:
+            connection.send_bytes(host.answer(request))
         except OSError:
             break
-    if environment is not None:
-        finish(environment.close())
+    host.close()
 
 
 def _method(environment: TextEnvironment, name: str) -> Callable:

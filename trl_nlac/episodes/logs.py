@@ -160,7 +160,8 @@ def offline_tasks(
     """
     if replay_dataset is None or len(replay_dataset) == 0:
         raise ValueError(
-            "There is nothing to learn from: give an `environment_factory` to play in, or a `replay_dataset` of logs."
+            "There is nothing to learn from: give an `environment_factory` to play in, a `train_dataset` with the "
+            "column `prompt` and `reward_funcs`, or a `replay_dataset` of logs."
         )
     if len(replay_dataset) < world_size:
         raise ValueError(

@@ -17,12 +17,13 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..chat.actions import ActionFormat
-from ..environments.base import StepResult, TextEnvironment, describe_error
+from ..environments.base import Opening, StepResult, TextEnvironment, describe_error
 from ..prompts import NLACPrompts
 from ..terminal import shown
 from ..types import Episode, Message, Prompt, Turn
@@ -99,15 +100,19 @@ class Recorder:
         """The current state."""
         return Prompt.of(self.token_ids[self.prompt_start :], tuple(self.tool_schemas), self.opening_length)
 
-    def begin(self, observation: str | list[Message]) -> None:
+    def begin(self, observation: str | list[Message] | Opening) -> None:
         """
         Open the conversation with the result of `reset`.
 
         Raises:
             MalformedResult: If that is neither text nor messages.
-            ValueError: If it is too long, even with shortened texts.
+            ValueError: If it is too long, even with shortened texts, or the chat template cannot show it.
         """
-        whole, limit = checked_opening(observation), self.max_prompt_length
+        opening, limit = checked_opening(observation), self.max_prompt_length
+        if opening.tools is not None:
+            self.actions.chat.template.check_tools(opening.tools)
+            self.tool_schemas = opening.tools
+        whole = self.actions.shown(opening.messages)
         length = self._open(whole, limit)
         if limit is not None and length > limit and self._open(whole, limit // 4 // len(whole)) > limit:
             raise ValueError(
@@ -129,11 +134,17 @@ class Recorder:
 
     def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
         """Record `action`, answered as `text` and `token_ids`, and its result; `None` if it could not be parsed."""
-        self.take(action or "", self.actions.remembered(token_ids, action), result.observation, result.reward)
+        remembered = self.actions.remembered(token_ids, action)
+        self.take(action or "", remembered, result.observation, result.reward, result.words)
         self.sampled_ids += token_ids
         self.completion_messages.append(self.actions.message(action, text, token_ids))
-        if result.observation:
-            self.completion_messages += self.actions.replies(action, self.turns[-1].next_observation)
+        turn = self.turns[-1]
+        if turn.next_observation:
+            observation = turn.next_observation.removesuffix(turn.words).removesuffix("\n\n")
+            self.completion_messages += self.actions.replies(
+                action, observation if turn.words else turn.next_observation
+            )
+            self.completion_messages += [{"role": "user", "content": turn.words}] if turn.words else []
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
     def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0, words: str = "") -> None:
@@ -231,14 +242,139 @@ class Recorder:
         return self.prompts.opening(messages, self.actions.name, shown, instructions)
 
 
-def checked_opening(observation: Any) -> list[Message]:
+class EpisodeRecorder:
     """
-    Check that the result of `reset` is text or messages, and return it as messages: copies, because the environment
-    may go on with its own.
+    Record one episode as it happens. It is one conversation, unless the environment opens others, see
+    [`~environments.StepResult`]; each is then an episode of its own, and all share the final reward.
+
+    Args:
+        *args, **kwargs:
+            As in [`Recorder`].
+
+    Attributes:
+        conversations (`list[Recorder]`):
+            The conversations, in the order of their beginnings.
+        extra (`dict[str, Any]`):
+            Values that reward functions logged.
+    """
+
+    def __init__(self, *args, **kwargs):
+        self._new = partial(Recorder, *args, **kwargs)
+        self.conversations = [self._new()]
+        self.extra: dict[str, Any] = {}
+        self.terminated = self.truncated = False
+        self._current = 0  # the conversation in which the policy is asked
+        self._waiting: dict[int, tuple[str | None, str, list[int]]] = {}  # answers without their observations
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended."""
+        return self.terminated or self.truncated
+
+    @property
+    def prompt(self) -> Prompt:
+        """The current state."""
+        return self.conversations[self._current].prompt
+
+    @property
+    def num_shortened(self) -> int:
+        """Number of texts of the environment that were shortened."""
+        return sum(recorder.num_shortened for recorder in self.conversations)
+
+    @property
+    def num_answers(self) -> int:
+        """Number of answers of the policy so far."""
+        return sum(len(recorder.turns) for recorder in self.conversations) + len(self._waiting)
+
+    @property
+    def failure(self) -> str | None:
+        """What failed in the environment, if anything."""
+        return self.conversations[0].failure
+
+    def begin(self, observation: str | list[Message] | Opening) -> None:
+        """Open the first conversation, see [`Recorder.begin`]."""
+        self.conversations[0].begin(observation)
+
+    def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
+        """
+        Record an answer and its result, see [`Recorder.act`].
+
+        Raises:
+            MalformedResult: If the result belongs to a conversation that does not wait for it, or opens none.
+            ValueError: If it opens one that is too long.
+        """
+        self._waiting[self._current] = (action, text, token_ids)
+        if isinstance(result.conversation, Opening):
+            if result.observation:
+                self._observe(self._current, result)
+            self.conversations.append(self._new())
+            self._current = len(self.conversations) - 1
+            self.conversations[-1].begin(result.conversation)
+        else:
+            self._current = self._current if result.conversation is None else result.conversation
+            self._observe(self._current, result)
+        if result.terminated or result.truncated:
+            self._close_waiting()
+            self._end(result.terminated)
+
+    def _observe(self, number: int, result: StepResult) -> None:
+        if number not in self._waiting:
+            raise MalformedResult("observation", f"no answer of conversation {number} waits for an observation")
+        self.conversations[number].act(*self._waiting.pop(number), result)
+
+    def continue_or_end(self, max_turns: int, turn_limit: str = "truncate") -> None:
+        """After an answer that did not end the episode: show the observation, or end all conversations at a limit."""
+        recorder = self.conversations[self._current]
+        if self.num_answers >= max_turns:
+            if turn_limit == "terminate":
+                self._close_waiting()
+            self._end(turn_limit == "terminate")
+        elif recorder.turns:  # otherwise it has just begun
+            recorder.show_observation()
+            if recorder.truncated:
+                self._end(terminated=False)
+
+    def _close_waiting(self) -> None:
+        """Record the answers after which nothing came in their conversations."""
+        for number in list(self._waiting):
+            self._observe(number, StepResult(""))
+
+    def _end(self, terminated: bool) -> None:
+        """End all conversations. An answer whose consequence is unknown then is dropped."""
+        self._waiting.clear()
+        for recorder in (self, *self.conversations):
+            recorder.terminated, recorder.truncated = terminated, not terminated
+
+    def add_reward(self, reward: float) -> None:
+        """Add to the reward of the last turn of each conversation."""
+        for recorder in self.conversations:
+            if recorder.turns:
+                recorder.add_reward(reward)
+
+    def fail(self, kind: str, error: BaseException) -> None:
+        """Truncate all conversations because the environment failed, see [`Recorder.fail`]."""
+        self._waiting.clear()
+        self.terminated, self.truncated = False, True
+        for recorder in self.conversations:
+            recorder.fail(kind, error)
+
+    def episode(self) -> Episode:
+        """Return the recorded episode; conversations but the first are its `segments`."""
+        played = [recorder.episode() for recorder in self.conversations if recorder.turns]
+        first, *segments = played or [self.conversations[0].episode()]
+        return replace(first, segments=tuple(segments), extra=self.extra)
+
+
+def checked_opening(observation: Any) -> Opening:
+    """
+    Check that the result of `reset` is text, messages or an [`~environments.Opening`], and return it as one: with
+    copies, because the environment may go on with its own.
 
     Raises:
         MalformedResult: If it is neither, or if JSON, as which messages are stored, cannot hold one.
     """
+    tools = observation.tools if isinstance(observation, Opening) else None
+    observation = observation.messages if isinstance(observation, Opening) else observation
     messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
     are_messages = [isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages]
     if not messages or not all(are_messages):
@@ -248,7 +384,19 @@ def checked_opening(observation: Any) -> list[Message]:
         copies = json.loads(json.dumps([{**message, "content": ""} for message in messages]))
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedResult("observation", f"a message of `reset` cannot be stored: {error}") from error
-    return [{**message, "content": content} for message, content in zip(copies, contents, strict=True)]
+    messages = [{**message, "content": content} for message, content in zip(copies, contents, strict=True)]
+    return Opening(messages, _checked_tools(tools))
+
+
+def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Return copies of the JSON schemas of tools."""
+    try:
+        copies = json.loads(json.dumps(tools))
+        if copies is not None and not all(isinstance(tool.get("function", tool)["name"], str) for tool in copies):
+            raise TypeError("a tool has no name")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise MalformedResult("observation", f"the tools of an opening are no JSON schemas: {error}") from error
+    return copies
 
 
 def checked_step(result: Any) -> StepResult:
@@ -264,7 +412,15 @@ def checked_step(result: Any) -> StepResult:
     for flag in (result.terminated, result.truncated):
         if isinstance(flag, str):  # "False" is true
             raise MalformedResult("observation", "`terminated` or `truncated` is text, expected a bool")
-    return StepResult(observation, reward, bool(result.terminated), bool(result.truncated))
+    where = result.conversation
+    if isinstance(where, Opening):
+        where = checked_opening(where)
+    elif where is not None and not (isinstance(where, int) and where >= 0):
+        raise MalformedResult("observation", f"`conversation` is {shown(where)}, expected a number or an Opening")
+    words = checked_text(result.words)
+    return StepResult(
+        *(observation, reward, bool(result.terminated), bool(result.truncated)), words=words, conversation=where
+    )
 
 
 def checked_text(observation: Any) -> str:

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from trl.trainer.utils import get_config_model_id
 
 from ..environments.base import EnvironmentFailure, describe_error
 from ..event_loop import finish
@@ -42,13 +44,15 @@ def load_rewards(
     context: Callable[[], dict[str, Any]],
     environment_pays: bool,
     environment_workers: str = "thread",
+    processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
+    device: torch.device | None = None,
 ) -> "EpisodeRewards | None":
     """
     Load the reward functions, if there are any.
 
     Args:
-        reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            The functions.
+        reward_funcs (`Callable`, `str`, [`~transformers.PreTrainedModel`] or a list of them, *optional*):
+            The functions, and reward models or their names.
         weights (`list[float]`, *optional*):
             Their weights.
         context (`Callable[[], dict[str, Any]]`):
@@ -57,43 +61,122 @@ def load_rewards(
             Whether the environment gives rewards.
         environment_workers (`str`, *optional*, defaults to `"thread"`):
             Where environments play: functions cannot read those in other processes.
+        processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list of them, *optional*):
+            Tokenizers of reward models, one for each entry of `reward_funcs`.
+        device (`torch.device`, *optional*):
+            Where reward models compute. If `None`, on the CPU.
 
     Raises:
-        ValueError: If nothing gives rewards, there are weights without functions, or a function cannot read what it
-            wants to.
+        ValueError: If nothing gives rewards, there are weights or tokenizers without functions, a function cannot read
+            what it wants to, or a reward model cannot be loaded.
     """
     if not reward_funcs:
         if weights is not None:
             raise ValueError(f"`reward_weights={weights}` weigh `reward_funcs`, and there are none. Leave them out.")
+        if processing_classes is not None:
+            raise ValueError("`reward_processing_classes` are of `reward_funcs`, and there are none. Leave them out.")
         if environment_pays:
             return None
         raise ValueError(
             "Nothing gives rewards: the environment defines neither `step` nor `get_reward`, and there are no "
             "`reward_funcs`. Give one of them."
         )
-    reward_funcs = [reward_funcs] if callable(reward_funcs) else reward_funcs
-    for reward_func in reward_funcs if environment_workers == "process" else []:
+    reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    if processing_classes is None:
+        processing_classes = [None] * len(reward_funcs)
+    elif not isinstance(processing_classes, list | tuple):
+        processing_classes = [processing_classes]
+    if len(processing_classes) != len(reward_funcs):
+        raise ValueError(
+            f"`reward_processing_classes` has {len(processing_classes)} entries for {len(reward_funcs)} reward "
+            "functions."
+        )
+    reward_funcs = [
+        RewardModel(one, tokenizer, device) if isinstance(one, str | PreTrainedModel) else one
+        for one, tokenizer in zip(reward_funcs, processing_classes, strict=True)
+    ]
+    for reward_func in reward_funcs if environment_workers != "thread" else []:
         if "environments" in signature(reward_func).parameters:
             raise ValueError(
                 f"The reward function `{name_of(reward_func)}` reads `environments`, which "
-                "`environment_workers='process'` keeps in other processes. Use 'thread', or give the reward in the "
-                "environment."
+                f"`environment_workers='{environment_workers}'` keeps in other processes. Use 'thread', or give the "
+                "reward in the environment."
             )
     return EpisodeRewards(reward_funcs, weights, context)
 
 
+class RewardModel:
+    """
+    Scores the conversation of an episode with a model that has one label, as [`~trl.GRPOTrainer`] does.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]):
+            The model, or its name or path.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Its tokenizer, with a chat template. If `None`, the one of its name or path.
+        device (`torch.device`, *optional*):
+            Where it computes. If `None`, where it is.
+
+    Raises:
+        ValueError: If the model or its tokenizer cannot be loaded, or it has several labels.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        device: torch.device | None = None,
+    ):
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        try:
+            if isinstance(model, str):
+                model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype="auto")
+            self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"The reward model {name!r} in `reward_funcs` cannot be loaded: {describe_error(error)}"
+            ) from error
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        if model.config.num_labels != 1 or self.tokenizer.chat_template is None:
+            raise ValueError(
+                f"The reward model {name!r} in `reward_funcs` has {model.config.num_labels} labels, and its tokenizer "
+                f"{'no' if self.tokenizer.chat_template is None else 'a'} chat template: it needs one of each. Give "
+                "the tokenizer in `reward_processing_classes`, or write a function."
+            )
+        model.config.pad_token_id = self.tokenizer.pad_token_id
+        self.__name__ = name.split("/")[-1]
+        self.model = model.to(device).eval() if device is not None else model.eval()
+
+    @torch.inference_mode()
+    def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **kwargs) -> list[float]:
+        """Score conversations."""
+        texts = [
+            self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        options = dict(return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+        inputs = self.tokenizer(texts, **options)
+        return self.model(**inputs.to(self.model.device)).logits[:, 0].float().tolist()
+
+
 class Score(NamedTuple):
-    """The weighted sum of an episode's rewards, and values that the functions logged: columns of its row in tables."""
+    """
+    The weighted sum of an episode's rewards, values that the functions logged, which are columns of its row in tables,
+    and why it could not be scored, if so.
+    """
 
     reward: float
     notes: dict[str, Any]
+    failure: EnvironmentFailure | None = None
 
 
 class EpisodeRewards:
     """
     Score finished episodes with functions written for [`~trl.GRPOTrainer`]: they are called with the lists `prompts`,
     `completions`, `completion_ids` and `environments`, and with the columns of the dataset, and return one reward per
-    episode. `None` leaves a function out for an episode. Functions can be asynchronous.
+    episode. `None` leaves a function out for an episode, and an [`~environments.EnvironmentFailure`] that is returned
+    in its place says that this episode cannot be scored. Functions can be asynchronous.
 
     Args:
         reward_funcs (`list[Callable]`):
@@ -154,6 +237,7 @@ class EpisodeRewards:
         columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
         totals = [0.0] * len(tasks)
         notes: dict[str, list[Any]] = {}
+        failures: dict[int, EnvironmentFailure] = {}
 
         def log_extra(column: str, values: list[Any]) -> None:
             values = _one_for_each(values, len(tasks), f"values in `log_extra({column!r}, ...)`")
@@ -173,14 +257,19 @@ class EpisodeRewards:
                         **columns,
                     )
                 )
-                rewards = [_checked_reward(reward) for reward in _one_for_each(returned, len(tasks), "rewards")]
+                returned = _one_for_each(returned, len(tasks), "rewards")
+                failed = {i: reward for i, reward in enumerate(returned) if isinstance(reward, EnvironmentFailure)}
+                failures.update({i: failure for i, failure in failed.items() if i not in failures})
+                rewards = [None if i in failed else _checked_reward(reward) for i, reward in enumerate(returned)]
                 for i, reward in enumerate(rewards):
                     if reward is not None and not math.isnan(reward):
                         totals[i] = checked_reward(totals[i] + weight * reward)
             except BaseException as error:  # one that calls sys.exit must not end the run
                 raise EnvironmentFailure(f"the reward function `{name}` failed: {describe_error(error)}") from error
             notes[f"rewards/{name}"] = rewards
-        return [Score(total, {name: notes[name][i] for name in notes}) for i, total in enumerate(totals)]
+        return [
+            Score(total, {name: notes[name][i] for name in notes}, failures.get(i)) for i, total in enumerate(totals)
+        ]
 
 
 def name_of(reward_func: RewardFunc) -> str:

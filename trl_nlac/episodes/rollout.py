@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,19 +32,21 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from ..environments.base import EnvironmentFailure, StepResult, TextEnvironment
+from ..chat.actions import ActionFormat
+from ..environments.base import EnvironmentFailure, Opening, PolicyAnswer, StepResult, TextEnvironment
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..event_loop import DaemonThreads, finish
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
-from ..types import Answer, Episode, Message, Prompt
-from .recorder import MalformedResult, Recorder, checked_opening, checked_reward, checked_step
+from ..types import Answer, Episode, Prompt
+from .recorder import EpisodeRecorder, MalformedResult, Recorder, checked_opening, checked_reward, checked_step
 from .rewards import EpisodeRewards
 
 
 logger = logging.getLogger(__name__)
 
+STOPPING_INTERVAL = 0.5  # s, after which a rollout that others can stop looks whether they did
 Act = Callable[[list[Prompt], list[int]], list[Answer]]
 
 
@@ -54,6 +56,8 @@ def play_episodes(
     roles: Roles,
     act: Act | None = None,
     rewards: EpisodeRewards | None = None,
+    seed: int | None = None,
+    stopping: threading.Event | None = None,
 ) -> list[Episode]:
     """
     Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread.
@@ -74,28 +78,39 @@ def play_episodes(
         rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
             Reward functions that score finished episodes. They see the environments, so an instance is kept for its
             episode until then, and no more episodes than instances are played before.
+        seed (`int`, *optional*):
+            Seed of the samples, in place of torch's random state, which is then left to other threads.
+        stopping (`threading.Event`, *optional*):
+            Another thread sets it to give the episodes up.
 
     Returns:
         `list[Episode]`: in the order of the tasks. An episode whose environment failed ends with its last clean turn.
+        One that consisted of several conversations has the others as its `segments`, see [`~types.all_conversations`].
+
+    Raises:
+        InterruptedError: If the episodes were given up.
     """
-    seed = int(torch.randint(2**62, ()))
+    seeding = nullcontext()
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        seeding = _random_numbers_of(seed)
     games = []
     for i, task in enumerate(tasks):
         name, keywords, tool_schemas = pool.route(task)
         rng = random.Random(f"{seed} {i}")
         if name in pool.seeded:
             keywords = {"seed": rng.getrandbits(31), **keywords}
-        recorder = Recorder(roles.actions, roles.prompts, task, tool_schemas, roles.options.max_prompt_length)
+        recorder = EpisodeRecorder(roles.actions, roles.prompts, task, tool_schemas, roles.options.max_prompt_length)
         games.append(_Game(i, name, keywords, recorder, rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
     waves = [games[i : i + size] for i in range(0, len(games), max(1, size))]
-    with _random_numbers_of(seed), roles.progress("rollout", len(games), "episode") as bar:
+    with seeding, roles.progress("rollout", len(games), "episode") as bar:
         while roles.generator.any_process(bool(waves)):
             wave = waves.pop(0) if waves else []
-            _Rollout(pool, roles, act or roles.act, keeps_instances=rewards is not None, bar=bar).play(wave)
+            _Rollout(pool, roles, act or roles.act, rewards is not None, bar, stopping).play(wave)
             if rewards is not None:
                 _score(pool, wave, rewards)
-    roles.metrics["environment/num_shortened"] += [float(game.recorder.num_shortened) for game in games]
+    roles.note("environment/num_shortened", [float(game.recorder.num_shortened) for game in games])
     return [game.recorder.episode() for game in games]
 
 
@@ -126,7 +141,7 @@ class _Game:
     index: int
     name: str
     keywords: dict[str, Any]
-    recorder: Recorder
+    recorder: EpisodeRecorder
     rng: random.Random
     worker: EnvironmentWorker | None = None
     job: str = ""  # of the environment: "reset", "step" or "reward"; "act" of the policy
@@ -154,12 +169,14 @@ class _Rollout:
         act: Act,
         keeps_instances: bool,
         bar: tqdm,
+        stopping: threading.Event | None,
     ):
         self.pool = pool
         self.roles = roles
         self.act = act
         self.keeps_instances = keeps_instances
         self.bar = bar
+        self.stopping = stopping
         self.patience = 1.0  # s
         self.pending: deque[_Game] = deque()
         self.busy: set[_Game] = set()
@@ -187,8 +204,13 @@ class _Rollout:
             if self.waiting:
                 patience_ends = min(patience_ends, now + self.patience)
             until = min(patience_ends, *(game.deadline for game in self.busy))
+            longest = threading.TIMEOUT_MAX
+            if self.stopping is not None:
+                longest = STOPPING_INTERVAL
+                if self.stopping.is_set():
+                    raise InterruptedError("Playing was given up.")
             try:
-                game = self.finished.get(timeout=min(max(0.0, until - now), threading.TIMEOUT_MAX))
+                game = self.finished.get(timeout=min(max(0.0, until - now), longest))
             except queue.Empty:
                 if time.monotonic() >= patience_ends:
                     return
@@ -236,7 +258,10 @@ class _Rollout:
         if answer.parsed is None:
             self._record(game, StepResult(self.roles.prompts.unreadable(self.roles.actions.name)))
         else:
-            self._submit(game, "step", partial(step, action=answer.parsed))
+            action = answer.parsed
+            if game.name in self.pool.takes_answers:
+                action = policy_answer(self.roles.actions, answer)
+            self._submit(game, "step", partial(step, action=action))
 
     def _submit(self, game: _Game, job: str, call: Callable[[TextEnvironment], Any]) -> None:
         timeout = self.pool.timeout
@@ -274,7 +299,11 @@ class _Rollout:
     def _record(self, game: _Game, result: StepResult) -> None:
         """Record a turn, then continue or end the game."""
         recorder, answer = game.recorder, game.answer
-        recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
+        try:
+            recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
+        except (MalformedResult, ValueError) as error:  # of a conversation that it opens
+            self._fail(game, error.kind if isinstance(error, MalformedResult) else "step", error)
+            return
         if not recorder.done:
             recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
         if recorder.done:
@@ -313,7 +342,8 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
     kind = "reward"
     try:
         scores = pool.call(
-            lambda: rewards.score([game.recorder for game in scored], environments), "the scoring by reward functions"
+            lambda: rewards.score([game.recorder.conversations[0] for game in scored], environments),
+            "the scoring by reward functions",
         )
     except (EnvironmentFailure, TimeoutError) as error:
         kind = "reward" if isinstance(error, EnvironmentFailure) else "timeout"
@@ -321,8 +351,12 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             game.recorder.fail(kind, error)
     else:
         for game, score in zip(scored, scores, strict=True):
-            game.recorder.add_reward(score.reward)
             game.recorder.extra = score.notes
+            if score.failure is None:
+                game.recorder.add_reward(score.reward)
+            else:
+                game.recorder.fail("reward", score.failure)
+                pool.last_failure = printable_traceback(score.failure)
     for game in scored:
         if kind == "timeout":  # the functions still have the instances
             pool.discard(game.worker)
@@ -330,18 +364,25 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             pool.release(game.worker)
 
 
-def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> list[Message]:
+def policy_answer(actions: ActionFormat, answer: Answer) -> PolicyAnswer:
+    """Make what an environment is told of a readable answer that wants more than the action."""
+    message = actions.message(answer.parsed, answer.text, list(answer.token_ids))
+    content = message["content"] if message.get("tool_calls") else answer.parsed
+    return PolicyAnswer(answer.parsed, content, answer.prompt.num_tokens, len(answer.token_ids))
+
+
+def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> Opening:
     """
     Call `reset` with copies of its keywords, check what it returns, and copy that. As [`step`] and [`final_reward`],
     it runs in the thread of the environment, so that nothing that the environment returns can harm another one.
 
     Raises:
-        MalformedResult: If it is neither text nor messages.
+        MalformedResult: If it is neither text nor messages nor an [`~environments.Opening`].
     """
     return checked_opening(finish(environment.reset(**deepcopy(keywords))))
 
 
-def step(environment: TextEnvironment, action: str) -> StepResult:
+def step(environment: TextEnvironment, action: str | PolicyAnswer) -> StepResult:
     """
     Call `step` and check what it returns.
 

@@ -27,7 +27,16 @@ from ..episodes.rollout import Act, play_episodes
 from ..method.critic import judge_actions
 from ..method.roles import Roles
 from ..types import Episode, Judgement, Transition
-from .metrics import CriticCalibration, PassHatK, SuccessRate, episode_metrics, is_played, mean_over_processes
+from .metrics import (
+    CriticCalibration,
+    PassHatK,
+    SuccessRate,
+    episode_metrics,
+    is_played,
+    mean_over_processes,
+    reward_metrics,
+    without_zero_kinds,
+)
 from .oracle import examine_critic
 
 
@@ -121,9 +130,12 @@ def evaluate_policy(
 
 def joint_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Combine the results of all processes."""
+    rates = _success_rates(gather_object(evaluation.outcomes))
     return {
-        **mean_over_processes(evaluation.means),
-        **_success_rates(gather_object(evaluation.outcomes)),
+        **rates,  # first
+        **without_zero_kinds(mean_over_processes(evaluation.means)),
+        **rates,  # of all episodes, in place of the mean of means
+        **reward_metrics(evaluation.episodes),
         **_critic_calibration(gather_object(evaluation.verdicts)),
     }
 

@@ -84,11 +84,17 @@ class HealthMonitor:
             Weight of the newest value.
         warm_up (`int`, *optional*, defaults to `5`):
             Number of values before the first warning.
+        rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
+            That of the run, for the advice.
+        beta (`float`, *optional*, defaults to `0.0`):
+            That of the run, for the advice.
     """
 
     warning_ratio: float
     smoothing: float = 0.2
     warm_up: int = 5
+    rehearsal_ratio: float = 0.0
+    beta: float = 0.0
     _count: Counter = field(default_factory=Counter)
     _level: dict[str, float] = field(default_factory=dict)
     _best: dict[str, float] = field(default_factory=dict)
@@ -125,11 +131,14 @@ class HealthMonitor:
 
     def describe(self, name: str) -> str:
         """Explain how far a metric has fallen, and what to do."""
+        rehearse = "pass a `rehearsal_dataset` of this role and set `rehearsal_ratio`"
+        if self.rehearsal_ratio:
+            rehearse = f"raise `rehearsal_ratio` ({self.rehearsal_ratio:g})"
+        near = f"raise `beta` ({self.beta:g})" if self.beta else "keep the policy near the initial weights with `beta`"
         return (
             f"The model is forgetting the role of the {_WATCHED[name]}: `{name}` fell from {self._best[name]:.2f} to "
-            f"{self._level[name]:.2f}. One set of weights plays all roles. Lower `learning_rate`, pass a "
-            "`rehearsal_dataset` of this role and set `rehearsal_ratio`, or keep the policy near the initial weights "
-            "with `beta`."
+            f"{self._level[name]:.2f}. One set of weights plays all roles. Lower `learning_rate`, {rehearse}, or "
+            f"{near}."
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,10 +176,13 @@ class FormatMonitor:
             Maximum length of an answer, in tokens, for the warning.
         smoothing (`float`, *optional*, defaults to `0.2`):
             Weight of the newest value.
+        rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
+            That of the run, for the advice.
     """
 
     max_completion_length: int
     smoothing: float = 0.2
+    rehearsal_ratio: float = 0.0
     _level: dict[str, float] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -210,10 +222,13 @@ class FormatMonitor:
                 "template's option to turn thinking off in `chat_template_kwargs`."
             )
             return {"completions/clipped_ratio": cause}
+        teach = "teach it with a `rehearsal_dataset` and `rehearsal_ratio`"
+        if self.rehearsal_ratio:
+            teach = f"raise `rehearsal_ratio` ({self.rehearsal_ratio:g})"
         return {
             name: f"Only {self._level[name]:.0%} of the answers of the {role} keep to their format (`{name}`), and "
-            "the others are never trained on. Show worked examples (`NLACPrompts.examples`), teach it with a "
-            "`rehearsal_dataset` and `rehearsal_ratio`, or use a model that follows instructions better."
+            f"the others are never trained on. Show worked examples (`NLACPrompts.examples`), {teach}, or use a model "
+            "that follows instructions better."
             for name, role in _FORMATS.items()
             if self._level.get(name, 1.0) < _MIN_FORMAT_RATE
         }
@@ -231,10 +246,13 @@ class SuccessMonitor:
             chance explains over a long run: their 99.9 % intervals do not touch.
         window (`int`, *optional*, defaults to `40`):
             Number of last episodes.
+        keeps_best (`bool`, *optional*, defaults to `False`):
+            Whether the run loads its best checkpoint at its end, for the advice.
     """
 
     warning_ratio: float
     window: int = 40
+    keeps_best: bool = False
     _outcomes: list[bool] = field(default_factory=list)
     _best: int = 0
     _warned: bool = False
@@ -257,10 +275,10 @@ class SuccessMonitor:
         is_news = has_fallen and not self._warned
         self._warned = has_fallen
         if is_news:
+            keep = "" if self.keeps_best else "keep the best checkpoint with `load_best_model_at_end`, "
             logger.warning(
                 "Success fell from %.2f to %.2f of %d training episodes. If tasks did not become harder, the policy "
-                "is being trained on badly sampled actions: keep the best checkpoint with `load_best_model_at_end`, "
-                "raise `min_p`, or lower `learning_rate`.",
+                f"is being trained on badly sampled actions: {keep}raise `min_p`, or lower `learning_rate`.",
                 self._best / self.window,
                 now / self.window,
                 self.window,

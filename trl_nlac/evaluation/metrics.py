@@ -15,8 +15,10 @@
 """Metrics of played episodes, as modules of the `evaluate` library that need no network."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from math import comb, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, stdev
+from typing import Any
 
 import datasets
 import evaluate
@@ -24,6 +26,9 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from ..types import FAILURE_KINDS, Episode
+
+
+_KIND_RATES = {f"environment/{kind}_failure_rate": kind for kind in FAILURE_KINDS}
 
 
 def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -130,15 +135,69 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
         success_threshold (`float`):
             Smallest score of a successful episode.
     """
-    kinds = [episode.failure.partition(":")[0] for episode in episodes if episode.failure is not None]
-    metrics = {"environment/failure_rate": len(kinds) / len(episodes)}
-    metrics.update({f"environment/{kind}_failure_rate": kinds.count(kind) / len(episodes) for kind in FAILURE_KINDS})
+    metrics = {}
     played = [episode for episode in episodes if is_played(episode)]
     if played:
-        metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
-        metrics["episode/length"] = sum(len(episode.turns) for episode in played) / len(played)
         metrics["episode/success_rate"] = sum(e.score >= success_threshold for e in played) / len(played)
+        metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
+        metrics["episode/length"] = sum(episode.num_turns for episode in played) / len(played)
+        if any(episode.segments for episode in played):
+            metrics["episode/num_segments"] = sum(1 + len(episode.segments) for episode in played) / len(played)
+    kinds = [episode.failure.partition(":")[0] for episode in episodes if episode.failure is not None]
+    metrics["environment/failure_rate"] = len(kinds) / len(episodes)
+    metrics.update({name: kinds.count(kind) / len(episodes) for name, kind in _KIND_RATES.items()})
     return metrics
+
+
+def reward_metrics(episodes: list[Episode]) -> dict[str, float]:
+    """
+    Return what [`~trl.GRPOTrainer`] logs about rewards and completions, under its names, of the played episodes of all
+    processes: mean and standard deviation of the episodes' rewards, in all and of each reward function, without those
+    that it gave no reward; and tokens of the policy in an episode, as they stand in the conversation. Every process
+    has to call it.
+
+    Args:
+        episodes (`list[Episode]`):
+            The episodes of this process.
+    """
+    own = [
+        (
+            episode.score,
+            sum(turn.action_length for one in (episode, *episode.segments) for turn in one.turns),
+            {name: value for name, value in episode.extra.items() if _is_reward(name, value)},
+        )
+        for episode in episodes
+        if is_played(episode)
+    ]
+    gathered = gather_object(own)
+    if not gathered:
+        return {}
+    scores, lengths, of_functions = zip(*gathered, strict=True)
+    metrics = _mean_and_std(scores, "reward", "reward_std")
+    for name in dict.fromkeys(name for rewards in of_functions for name in rewards):
+        rewards = [rewards[name] for rewards in of_functions if name in rewards]
+        metrics.update(_mean_and_std(rewards, f"{name}/mean", f"{name}/std"))
+    metrics["completions/mean_length"] = sum(lengths) / len(lengths)
+    metrics["completions/min_length"] = float(min(lengths))
+    metrics["completions/max_length"] = float(max(lengths))
+    return metrics
+
+
+def _is_reward(name: str, value: Any) -> bool:
+    return name.startswith("rewards/") and isinstance(value, int | float) and value == value
+
+
+def _mean_and_std(values: Sequence[float], mean: str, std: str) -> dict[str, float]:
+    """Return the mean, and the standard deviation of more than one value."""
+    metrics = {mean: sum(values) / len(values)}
+    if len(values) > 1:
+        metrics[std] = stdev(values)
+    return metrics
+
+
+def without_zero_kinds(metrics: dict[str, float]) -> dict[str, float]:
+    """Leave out the rates of those kinds of failures that did not occur."""
+    return {name: value for name, value in metrics.items() if value or name not in _KIND_RATES}
 
 
 def mean_over_processes(metrics: dict[str, float]) -> dict[str, float]:

@@ -15,6 +15,8 @@
 """Sampling through an engine: vLLM in this process, or a server."""
 
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from torch import nn
@@ -135,6 +138,16 @@ class EngineGenerator:
     def generate(
         self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
     ) -> list[Completion]:
+        return self._generate(prompts, sampling, seeds, self._adapter, bar)
+
+    def _generate(
+        self,
+        prompts: list[list[int]],
+        sampling: Sampling,
+        seeds: list[int],
+        adapter: Adapter | None,
+        bar: tqdm | None,
+    ) -> list[Completion]:
         rooms = [self.engine.max_model_length - len(prompt) for prompt in prompts]
         fitting = [i for i, room in enumerate(rooms) if room > 0]
         completions = [Completion([], False)] * len(prompts)
@@ -146,7 +159,7 @@ class EngineGenerator:
             )
         if fitting:
             params = [self._params(sampling, seeds[i], rooms[i]) for i in fitting]
-            answers = self.engine.generate([prompts[i] for i in fitting], params, self._adapter, bar)
+            answers = self.engine.generate([prompts[i] for i in fitting], params, adapter, bar)
             for i, answer in zip(fitting, answers, strict=True):
                 completions[i] = answer
         return completions
@@ -194,6 +207,38 @@ def forced(token_id: int) -> dict[str, Any]:
     return {"max_tokens": 1, "temperature": 0.0, "allowed_token_ids": [token_id]}
 
 
+def cache_shortage(sequences: list[list[int]], room: int, utilization: float, sleeps: bool) -> str | None:
+    """
+    Explain, for a warning, that an engine's key/value cache cannot keep the prompts and answers of a batch.
+
+    Args:
+        sequences (`list[list[int]]`):
+            Prompts with their answers. What they begin with in common is kept once.
+        room (`int`):
+            Tokens that the cache holds.
+        utilization (`float`), sleeps (`bool`):
+            The options `vllm_gpu_memory_utilization` and `vllm_enable_sleep_mode`.
+
+    Returns:
+        `str` or `None`: the explanation, if there is not enough room.
+    """
+    if sum(map(len, sequences)) <= room:
+        return None
+    needed, before = 0, np.empty(0, dtype=np.int64)
+    for tokens in sorted(sequences):
+        sequence = np.array(tokens)
+        length = min(len(before), len(sequence))
+        needed += len(sequence) - int(np.append(before[:length] != sequence[:length], True).argmax())
+        before = sequence
+    if needed <= room:
+        return None
+    asleep = "" if sleeps else ", with `vllm_enable_sleep_mode=True`, so that training has that memory in its turn"
+    return (
+        f"vLLM's cache has room for {room:,} tokens, and the prompts and answers of a batch are {needed:,}: the next "
+        f"role reads prompts again. Raise `vllm_gpu_memory_utilization` ({utilization}){asleep}."
+    )
+
+
 class FixedGenerator(EngineGenerator):
     """
     Sample with the weights that an engine was started with.
@@ -223,6 +268,9 @@ class SyncedGenerator(EngineGenerator):
     adapter, so that the base weights are never loaded again. Cached prefixes of other weights are cleared, others are
     reused.
 
+    A generator [`beside`] can use the engine between and during sessions, from other threads: with an adapter that was
+    [`share`]d at any time, with full weights as long as the engine has those that were shared.
+
     Args:
         engine ([`SyncedEngine`]):
             The engine.
@@ -240,18 +288,38 @@ class SyncedGenerator(EngineGenerator):
         self._loaded: list[int] | None = None  # fingerprint of the weights in the engine
         self._adapters: list[tuple[list[int], Adapter]] = []  # of the last weights, newest last
         self._num_adapters = 0
+        self._beside: BesideGenerator | None = None
+        self._shared: list[int] | None = None  # fingerprint of its weights
+
+    def beside(self) -> "BesideGenerator":
+        """Make a generator for other threads."""
+        self._beside = BesideGenerator(self.engine, self.eos_token_ids)
+        return self._beside
+
+    def share(self) -> None:
+        """Within a session: let the generator of [`beside`] use its weights, until others are shared."""
+        self._shared = self._loaded
+        self._beside.open(self._adapter)
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[None]:
+        weights = fingerprint(self.engine.model)
+        has_adapter = is_peft_model(self.engine.model)
+        # The same on all processes, which load together.
+        differs = gather_object([(weights != self._loaded, weights != self._shared)])
+        is_other, is_unshared = map(any, zip(*differs, strict=True))
+        if self._beside is not None and is_other and not has_adapter:
+            self._beside.close()
         with self.engine.awake():
-            weights = fingerprint(self.engine.model)
-            if is_peft_model(self.engine.model):
+            if has_adapter:
                 self._load_adapter(weights)
-            elif any(gather_object([weights != self._loaded])):  # all processes load together
+            elif is_other:
                 self.engine.sync_weights()
                 self._num_syncs += 1
             self._loaded = weights
             self._model = model
+            if self._beside is not None and not is_unshared:
+                self._beside.open(self._adapter)
             try:
                 yield
             finally:
@@ -269,15 +337,76 @@ class SyncedGenerator(EngineGenerator):
         return {"generation/num_syncs": float(num_syncs), **super().take_metrics()}
 
     def _load_adapter(self, weights: list[int]) -> None:
-        """Load the adapter, unless it is one of the last two: those of policy and target."""
+        """Load the adapter, unless it is one of the last two, those of policy and target, or the shared one."""
         known = [(other, adapter) for other, adapter in self._adapters if other == weights]
         if any(gather_object([not known])):
             self._num_adapters += 1
             known = [(weights, self.engine.add_adapter(self._num_adapters))]
         self._adapters = [entry for entry in self._adapters if entry[0] != weights] + known
         self._adapter = self._adapters[-1][1]
-        while len(self._adapters) > 2:
-            self.engine.drop_adapter(self._adapters.pop(0)[1])
+        for entry in self._adapters[:-2]:
+            if entry[0] != self._shared:
+                if self._beside is not None:
+                    self._beside.wait_for(entry[1])
+                self.engine.drop_adapter(entry[1])
+                self._adapters.remove(entry)
+
+
+class BesideGenerator(EngineGenerator):
+    """
+    Sample in other threads through the engine of a [`SyncedGenerator`]. While the engine has other weights than those
+    that were shared, calls wait.
+
+    Attributes:
+        is_open (`bool`):
+            Whether they do not.
+    """
+
+    def __init__(self, engine: SyncedEngine, eos_token_ids: list[int]):
+        super().__init__(engine, eos_token_ids)
+        self.is_open = False
+        self._gate = threading.Condition()
+        self._is_stopped = False
+        self._running: Counter[Adapter | None] = Counter()  # number of calls
+
+    def open(self, adapter: Adapter | None) -> None:
+        """Let calls go on, with an adapter or the engine's own weights."""
+        with self._gate:
+            self._adapter, self.is_open, self._is_stopped = adapter, True, False
+            self._gate.notify_all()
+
+    def close(self) -> None:
+        """Hold new calls, and wait for the end of those that run."""
+        with self._gate:
+            self.is_open = False
+            self._gate.wait_for(lambda: not self._running.total())
+
+    def wait_for(self, adapter: Adapter) -> None:
+        """Wait for the end of the calls with an adapter that is no longer the shared one."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._running[adapter])
+
+    def stop(self) -> None:
+        """Let new calls and those that wait raise `InterruptedError`."""
+        with self._gate:
+            self._is_stopped = True
+            self._gate.notify_all()
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
+    ) -> list[Completion]:
+        with self._gate:
+            self._gate.wait_for(lambda: self.is_open or self._is_stopped)
+            if self._is_stopped:
+                raise InterruptedError("Playing beside training was stopped.")
+            adapter = self._adapter
+            self._running[adapter] += 1
+        try:
+            return self._generate(prompts, sampling, seeds, adapter, bar)
+        finally:
+            with self._gate:
+                self._running[adapter] -= 1
+                self._gate.notify_all()
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@
 
 """Load the generator that the options ask for."""
 
+import os
 from typing import Any
 
 from accelerate import Accelerator
@@ -56,7 +57,7 @@ def load_generator(
             Arguments with which gradient checkpointing is enabled again after generation.
 
     Raises:
-        ValueError: If weights are sharded in a way that is not supported, also with vLLM.
+        ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes.
         ImportError: If `use_vllm` is set and vLLM is not installed.
         ConnectionError: If a vLLM server is configured and none answers.
     """
@@ -64,7 +65,13 @@ def load_generator(
     plugin = accelerator.state.deepspeed_plugin
     is_zero3 = plugin is not None and plugin.zero_stage == 3
     is_fsdp = accelerator.distributed_type == DistributedType.FSDP
-    gathers = options.ds3_gather_for_generation if is_zero3 else not is_fsdp
+    gathers = options.ds3_gather_for_generation or not (is_zero3 or is_fsdp)
+    of_node = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    if not gathers and not options.use_vllm and of_node < accelerator.num_processes:
+        raise ValueError(
+            "`ds3_gather_for_generation=False` without vLLM sends the whole model between the nodes for every token. "
+            "Leave it out, so that each process gathers the model once, or generate with `use_vllm=True`."
+        )
     generator = TransformersGenerator(
         accelerator,
         tokenizer,

@@ -61,6 +61,9 @@ class Reader:
         self.tokenizer = tokenizer
         self.prefixes = prefixes
         self.reads_ahead = reads_ahead
+        plain = model.get_base_model() if is_peft_model(model) else model
+        self._supported = inspect.signature(plain.forward).parameters
+        self._cache = "cache" if "cache" in self._supported else "past_key_values"  # before transformers 5.2x
 
     def begin(self, readings: list[Reading]) -> dict[str, Any]:
         """
@@ -74,7 +77,7 @@ class Reader:
     def end(self, readings: list[Reading], inputs: dict[str, Any]) -> None:
         """Keep what was read since [`begin`]. Readings can have grown by the tokens that were generated."""
         if self.prefixes is not None:
-            self.prefixes.keep(readings, inputs["past_key_values"])
+            self.prefixes.keep(readings, inputs[self._cache])
 
     def read(self, readings: list[Reading]) -> torch.Tensor:
         """Read a batch. Returns the logits of the last tokens, `(B, N, V)`, for the largest `num_last` N."""
@@ -95,25 +98,23 @@ class Reader:
             if self.reads_ahead:
                 self._read_ahead(readings)
             num_new = max(reading.num_unread for reading in readings)
-            inputs["past_key_values"] = self.prefixes.load(readings, width - num_new)
+            inputs[self._cache] = self.prefixes.load(readings, width - num_new)
         for reading in readings:
             reading.count(num_new)
         return inputs
 
     def _read(self, readings: list[Reading]) -> torch.Tensor:
         inputs = self._inputs(readings)
-        mask, cache = inputs["attention_mask"], inputs.get("past_key_values")
+        mask, cache = inputs["attention_mask"], inputs.get(self._cache)
         num_known = 0 if cache is None else cache.get_seq_length()
         num_last = max(reading.num_last for reading in readings)
         options = {
             "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, num_known:],
             "logits_to_keep": num_last,  # those of whole sequences would take most of the memory
         }
-        plain = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        supported = inspect.signature(plain.forward).parameters
         logits = self.model(
             **{**inputs, "input_ids": inputs["input_ids"][:, num_known:]},
-            **{name: value for name, value in options.items() if name in supported},
+            **{name: value for name, value in options.items() if name in self._supported},
             use_cache=cache is not None,
         ).logits[:, -num_last:]
         self.end(readings, inputs)

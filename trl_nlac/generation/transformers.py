@@ -16,12 +16,13 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import (
@@ -39,14 +40,16 @@ from transformers import (
     TypicalLogitsWarper,
 )
 from transformers.generation import GenerationMode
-from trl.models.utils import unwrap_model_for_generation
 
+from ..shards import kept_gathered
 from .base import Completion, Sampling
 from .prefix_cache import PrefixCache, Reading, can_be_continued
 from .reading import Reader
 
 
 logger = logging.getLogger(__name__)
+
+_WHOLE = 2**40  # of a probability of 1
 
 _WARPERS = {  # in the order of transformers
     "temperature": TemperatureLogitsWarper,
@@ -81,6 +84,9 @@ class TransformersGenerator:
             forward pass gathers them, and processes must generate together, see [`~generation.joint.JointGenerator`].
         prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
             Largest size of what is kept, in GiB. With 0 every prompt is read whole.
+        keeps_prefixes (`bool`, *optional*, defaults to `False`):
+            Whether what was read is also kept from one session to the next, until the weights are other ones. For a
+            model that is not trained.
     """
 
     is_concurrent = False
@@ -94,6 +100,7 @@ class TransformersGenerator:
         gradient_checkpointing_kwargs: dict[str, Any] | None = None,
         gathers: bool = True,
         prefix_cache_memory: float = 4.0,
+        keeps_prefixes: bool = False,
     ):
         self.accelerator = accelerator
         self.tokenizer = tokenizer
@@ -102,8 +109,10 @@ class TransformersGenerator:
         self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
         self.gathers = gathers
         self.prefix_cache_memory = prefix_cache_memory
+        self.keeps_prefixes = keeps_prefixes
         self._model: nn.Module | None = None
         self._reader: Reader | None = None  # with the session's weights
+        self._kept: tuple[list[Any], PrefixCache | None] | None = None  # with the mark of the weights that read
         self._num_tokens = self._num_read = 0  # since metrics were last taken
         self._has_warned = False
 
@@ -113,17 +122,37 @@ class TransformersGenerator:
         if self.accelerator is None:
             unwrapping = nullcontext(model)
         else:
+            from trl.models.utils import unwrap_model_for_generation  # which an agent does without
+
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
-        with unwrapping as unwrapped:
+        with unwrapping as unwrapped, self._gathering(unwrapped):
             self._model = unwrapped.eval()
-            self._reader = Reader(unwrapped, self.tokenizer, self._new_prefix_cache(), reads_ahead=self.gathers)
+            self._reader = Reader(unwrapped, self.tokenizer, self._prefix_cache(), reads_ahead=self.gathers)
             try:
                 yield
+            except BaseException:
+                self._kept = None  # it may have ended in the middle of a change
+                raise
             finally:
                 self._model = self._reader = None
                 unwrapped.train(training)
         if unwrapped.is_gradient_checkpointing:  # older versions of TRL enable it without these
             unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
+
+    def _prefix_cache(self) -> PrefixCache | None:
+        """Return the cache of earlier sessions, if it is kept and of these weights, or else a new one."""
+        if not self.keeps_prefixes:
+            return self._new_prefix_cache()
+        mark = weights_mark(self._model)
+        if self._kept is None or self._kept[0] != mark:
+            self._kept = mark, self._new_prefix_cache()
+        return self._kept[1]
+
+    def _gathering(self, model: nn.Module) -> AbstractContextManager:
+        """Return a context that gathers what FSDP2 shards. TRL's gathers what ZeRO-3 shards."""
+        if self.accelerator is None or not self.accelerator.is_fsdp2 or not self.gathers:
+            return nullcontext()
+        return kept_gathered(model, bool(self.accelerator.state.fsdp_plugin.reshard_after_forward))
 
     def _new_prefix_cache(self) -> PrefixCache | None:
         if not self.prefix_cache_memory:
@@ -161,7 +190,8 @@ class TransformersGenerator:
     @torch.no_grad()
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Completion]:
         finite = _FiniteScores()
-        processors = LogitsProcessorList([finite, *(_sampler(sampling, seeds) if sampling.temperature > 0 else [])])
+        sampler = _sampler(sampling, seeds, self._model.device) if sampling.temperature > 0 else []
+        processors = LogitsProcessorList([finite, *sampler])
         generation_config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,  # the processors leave one token to choose
@@ -193,10 +223,13 @@ class TransformersGenerator:
         return completions
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the share of prompt tokens that were not read again."""
+        """
+        Return the share of prompt tokens that were not read again: 0 where a cache was too small for its batch, and
+        some were read twice.
+        """
         tokens, read = self._num_tokens, self._num_read
         self._num_tokens = self._num_read = 0
-        return {"generation/prefix_hit_rate": 1 - read / tokens} if tokens else {}
+        return {"generation/prefix_hit_rate": max(0.0, 1 - read / tokens)} if tokens else {}
 
     @torch.no_grad()
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
@@ -228,6 +261,19 @@ class TransformersGenerator:
             if token_id in self.eos_token_ids:
                 return token_ids[: i + 1], True
         return token_ids, False
+
+
+@torch.no_grad()
+def weights_mark(model: nn.Module) -> list[Any]:
+    """
+    Return what is other after weights or adapters were changed: the number of changes of each parameter that torch
+    counts, and the sum of its first values, which shows other changes.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.device.type != "meta"]
+    sums = [parameter.data.flatten()[:256].double().sum().to(model.device) for parameter in parameters]
+    adapters = list(model.active_adapters) if is_peft_model(model) else []
+    places = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+    return [adapters, places, torch.stack(sums).tolist()]
 
 
 def _takes_cache(config: GenerationConfig, defaults: GenerationConfig) -> bool:
@@ -263,28 +309,34 @@ class _FiniteScores(LogitsProcessor):
 class _SeededChoice(LogitsProcessor):
     """
     Choose a token for each row by the row's own random numbers, so that it depends on nothing else in the batch: the
-    first token at which the cumulative probability exceeds the number.
+    first token at which the cumulative probability exceeds the number. Probabilities are summed as whole numbers,
+    because sums of floats depend on their order on a GPU, where `full_determinism` refuses them.
 
     Args:
         seeds (`list[int]`):
             One seed for each row.
         max_tokens (`int`):
             Number of choices for a row.
+        device (`torch.device`):
+            Where the scores are.
     """
 
-    def __init__(self, seeds: list[int], max_tokens: int):
+    def __init__(self, seeds: list[int], max_tokens: int, device: torch.device):
         rows = [torch.rand(max_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        self.numbers = iter(torch.stack(rows, dim=1).clamp(max=1 - 1e-6).unbind())  # of each step, (B,)
+        numbers = torch.stack(rows, dim=1).clamp(max=1 - 1e-6)  # (step, B)
+        self.numbers = numbers.to(device)  # in one copy for all tokens
+        self.step = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        cumulative = scores.float().softmax(-1).cumsum(-1)  # (B, V)
-        numbers = next(self.numbers).to(scores.device)[:, None] * cumulative[:, -1:]
+        cumulative = (scores.float().softmax(-1) * _WHOLE).long().cumsum(-1)  # (B, V)
+        numbers = (self.numbers[self.step][:, None] * cumulative[:, -1:]).long()
+        self.step += 1
         # The last one where the scores are not finite: that is noticed once all tokens are there.
         choice = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)  # (B, 1)
         return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
 
 
-def _sampler(sampling: Sampling, seeds: list[int]) -> list[LogitsProcessor]:
+def _sampler(sampling: Sampling, seeds: list[int], device: torch.device) -> list[LogitsProcessor]:
     """List the processors that turn logits into a sampled token."""
     options = {
         "temperature": sampling.temperature,
@@ -294,4 +346,4 @@ def _sampler(sampling: Sampling, seeds: list[int]) -> list[LogitsProcessor]:
         **sampling.generation_kwargs,
     }
     warpers = [warper(options[name]) for name, warper in _WARPERS.items() if options.get(name) is not None]
-    return [*warpers, _SeededChoice(seeds, sampling.max_tokens)]
+    return [*warpers, _SeededChoice(seeds, sampling.max_tokens, device)]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trl.trainer.utils import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from ..types import LOSSES, Prompt, Sample, TrainingExample
 from .prefix_tree import PrefixTree
@@ -293,8 +293,8 @@ class NLACCollator:
         """Return the model's arguments, and the column from which each token of a completion is predicted."""
         input_ids = [torch.tensor([*prompt, *completion]) for prompt, completion in sequences]
         inputs = {
-            "input_ids": pad(input_ids, padding_value=self.pad_token_id),
-            "attention_mask": pad([torch.ones_like(ids) for ids in input_ids], padding_value=0),
+            "input_ids": pad_sequence(input_ids, batch_first=True, padding_value=self.pad_token_id),
+            "attention_mask": pad_sequence([torch.ones_like(ids) for ids in input_ids], batch_first=True),
         }
         return inputs, torch.cat([torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in sequences])
 

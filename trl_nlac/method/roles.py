@@ -394,6 +394,21 @@ class Roles:
         finally:
             self._collected = None
 
+    def note(self, name: str, values: list[float]) -> None:
+        """Add values to a metric. Threads can do so at the same time."""
+        with self._recording:
+            self.metrics[name] += values
+
+    def absorb(self, other: "Roles") -> None:
+        """Take over the metrics and the counted tokens of roles in another thread."""
+        with other._recording:
+            metrics, other.metrics = other.metrics, defaultdict(list)
+            tokens, other.tokens = other.tokens, Counter()
+        with self._recording:
+            for name, values in metrics.items():
+                self.metrics[name] += values
+            self.tokens.update(tokens)
+
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""
         means = {name: sum(values) / len(values) for name, values in self.metrics.items()}

@@ -39,7 +39,7 @@ class TargetWeights:
         update_rate (`float`, *optional*, defaults to `0.005`):
             Tau, the weight of the model in each update.
         offload (`bool`, *optional*, defaults to `False`):
-            Whether the average is kept in CPU memory.
+            Whether the average is kept in CPU memory. Otherwise it is beside the weights that the optimizer updates.
 
     Attributes:
         places (`dict[str, Place]`):
@@ -69,8 +69,9 @@ class TargetWeights:
             return
         self.places = places
         self._averages = {
-            name: shard.master.to("cpu" if self.offload else shard.live.device, torch.float32, copy=True)
-            for name, shard in shards.items()
+            # Beside the masters, which DeepSpeed can keep in CPU memory.
+            name: master.to("cpu" if self.offload else master.device, torch.float32, copy=True)
+            for name, master in ((name, shard.master) for name, shard in shards.items())
         }
 
     @torch.no_grad()

@@ -32,8 +32,9 @@ class GenerationOptions:
         max_generation_batch_size (`int`, *optional*, defaults to `128`):
             Largest number of sequences that one device generates in one call.
         ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
-            Under DeepSpeed ZeRO-3, whether each process gathers the whole model to generate with transformers. If not,
-            every layer is gathered for every token, which is slow and needs little memory. FSDP2 always does that.
+            Under DeepSpeed ZeRO-3 and FSDP2, whether each process gathers the whole model to generate with
+            transformers. If not, every layer is gathered for every token, which is slow and needs little memory. On
+            several nodes that is refused.
         prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
             Largest size, in GiB on each device, of the keys and values that transformers keeps while weights stay the
             same, so that a beginning that prompts share is read once. With 0 every prompt is read whole. vLLM has its
@@ -84,7 +85,10 @@ class GenerationOptions:
     )
     ds3_gather_for_generation: bool = field(
         default=True,
-        metadata={"help": "Under ZeRO-3, whether each process gathers the whole model to generate with transformers."},
+        metadata={
+            "help": "Under ZeRO-3 and FSDP2, whether each process gathers the whole model to generate with "
+            "transformers."
+        },
     )
     prefix_cache_memory: float = field(
         default=4.0,

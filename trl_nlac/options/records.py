@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What a run writes down in addition to its metrics."""
+"""What a run writes down in addition to its metrics, and into which folder."""
 
 from dataclasses import dataclass, field
 
@@ -22,9 +22,14 @@ from .checks import check, check_at_least, check_types
 @dataclass
 class RecordOptions:
     r"""
-    Options of [`NLACConfig`] for what a run writes down in addition to its metrics. `trl-nlac report` shows it.
+    Options of [`NLACConfig`] for what a run writes down in addition to its metrics, and into which folder. `trl-nlac
+    report` shows it.
 
     Parameters:
+        overwrite_output_dir (`bool`, *optional*, defaults to `False`):
+            Whether a new run in a folder that has a run or a model already moves its files into a folder of
+            `_superseded`, checkpoints and model included, in place of being refused. Nothing is deleted. No effect on
+            a run that is resumed.
         log_completions (`bool`, *optional*, defaults to `False`):
             Whether all episodes, those of evaluations too, are written to parquet files in the folder `completions` of
             `output_dir` with each log, and those of training are printed and sent to `wandb` and `trackio`.
@@ -46,6 +51,10 @@ class RecordOptions:
         ValueError: If a value is out of range; the message names the option.
     """
 
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={"help": "Whether a new run moves what `output_dir` has aside, in place of being refused."},
+    )
     log_completions: bool = field(
         default=False,
         metadata={"help": "Whether episodes are written to parquet files, printed, and sent to wandb and trackio."},

@@ -226,10 +226,10 @@ class RoleOptions:
                 Options in place of those that were saved.
 
         Raises:
-            ValueError: If there is no such option, or a value is out of range.
+            ValueError: If there is no such option, a value is out of range, or the file is damaged.
         """
         path = cached_file(model, ROLES_FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
-        saved = {} if path is None else _updated(json.loads(Path(path).read_text(encoding="utf-8")))
+        saved = {} if path is None else _updated(_read(Path(path)))
         options = {**saved, **changes}
         names = [option.name for option in fields(cls)]
         unknown = sorted(options.keys() - set(names))
@@ -272,6 +272,16 @@ def _is_json(value: Any) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} is damaged: it is no JSON object of options.")
+    return saved
 
 
 def _updated(options: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ..nlac_config import NLACConfig
 from .memory import (
     ASLEEP,
     DEEPSPEED,
+    SHARDED,
     Precision,
     Sharing,
     activations,
@@ -206,7 +207,7 @@ class Plan:
         if self.args.use_vllm:
             gathered = {} if self.shape.has_adapters else {"gathered weights": 2 * self.shape.largest}
             return {**gathered, **({"engine": self._engine} if self._engine else {})}
-        whole = self.sharing.kind == "zero3" and self.args.ds3_gather_for_generation or self.precision.casts
+        whole = self.sharing.kind in SHARDED and self.args.ds3_gather_for_generation or self.precision.casts
         gathered = {"gathered weights": 2 * self.shape.parameters} if whole else {}
         kept = {"prefix cache": self.args.prefix_cache_memory * 2**30}
         return {**gathered, **kept, **generation_bytes(self.shape, self.sequences, *self.longest)}

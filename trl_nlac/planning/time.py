@@ -92,9 +92,39 @@ def answers(args: NLACConfig) -> tuple[float, float]:
     return target, refine
 
 
-def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool) -> float:
-    """Tokens read to train on a transition: a trunk and a branch for each loss, or as many sequences."""
-    return prompt + losses * answer if shares else losses * (prompt + answer)
+def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool, together: int = 1) -> float:
+    """
+    Tokens read to train on a transition: a trunk and a branch for each loss, or as many sequences. The trunk is shared
+    with those drawn `together` from an episode, see [`trunk_share`].
+    """
+    return prompt * trunk_share(together) + losses * answer if shares else losses * (prompt + answer)
+
+
+def trunk_share(together: int) -> float:
+    """
+    Tokens of the prompts that transitions drawn `together` from one episode have, each token counted once, for each
+    token of theirs counted one by one. Prompts grow from turn to turn, up to about twice their mean; the longest of t
+    drawn at random has t / (t + 1) of that, and contains the others.
+    """
+    return 2 / (together + 1)
+
+
+def written_share(args: NLACConfig, processes: int, turns: float) -> float:
+    """
+    Share of the Bellman targets that are written anew (`target_max_age`). A target is used again in the next W
+    iterations, in which the target weights are updated `target_max_age` times at most. A process draws S of N
+    transitions in each iteration, so that a target serves 1 + W S / N draws on average. N is what the buffer holds
+    halfway through `max_steps`, or all that fits.
+    """
+    if not args.target_max_age:
+        return 1.0
+    steps = args.samples_per_iteration * args.num_updates_per_generation // args.global_batch_size
+    iterations = int(args.target_max_age * args.target_sync_steps / steps)
+    stored = args.replay_buffer_size
+    if args.max_steps > 0 and args.episodes_per_iteration:
+        played = args.max_steps / steps / 2 * args.episodes_per_iteration * turns / processes
+        stored = min(stored, max(played, 1))
+    return 1 / (1 + iterations * args.samples_per_iteration / processes / stored)
 
 
 def training_flops(
@@ -116,7 +146,8 @@ def phases(
     """
     The phases of an iteration. Playing, targets and refinement take the time to read prompts and to generate; with
     vLLM the prompt of a transition is read once for each set of weights, and an episode once, otherwise for every
-    answer.
+    answer. `num_updates_per_generation` repeats the training, `transitions_per_episode` lets prompts share their
+    beginnings, `target_max_age` saves targets.
 
     Args:
         shape ([`ModelShape`]), sharing ([`Sharing`]), args ([`NLACConfig`]), rates ([`Rates`]), lengths ([`Lengths`]):
@@ -139,17 +170,21 @@ def phases(
     steps = episodes * turns
     waiting = turns * rates.environment_seconds
     found = [generating("rollout", steps, 2 * episodes * prompt if args.use_vllm else steps * prompt, waiting)]
-    for name, number in (("target", of_target), ("refine", of_refine)):
-        found.append(generating(name, samples * number, samples * prompt * (1 if args.use_vllm else number)))
+    written = samples * written_share(args, gpus, turns)
+    together = args.transitions_per_episode
+    for name, asked, number in (("target", written, of_target), ("refine", samples, of_refine)):
+        read = trunk_share(together) if args.use_vllm else number
+        found.append(generating(name, asked * number, asked * prompt * read))
     syncs = 0 if shape.has_adapters else 3 if args.replay_refinement_fraction else 2
     moves = args.use_vllm or sharing.kind in SHARDED
     received = syncs * 2 * shape.parameters if moves else 0
     found.append(Phase("sync", 0, 0, 0, received / rates.bandwidth / 1e9))
-    trained = samples * tokens_of_transition(prompt, answer, losses, args.share_prefixes)
+    updates = args.num_updates_per_generation
+    trained = updates * samples * tokens_of_transition(prompt, answer, losses, args.share_prefixes, together)
     teaching = int(args.critic_loss_type == "distill")
     computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, teaching)
     computing /= flops * rates.training_utilization * gpus
-    passes = samples / (args.per_device_train_batch_size * gpus)
+    passes = updates * samples / (args.per_device_train_batch_size * gpus)
     communicating = passes * _exchanged(shape, sharing, args.gradient_accumulation_steps) / rates.bandwidth / 1e9
     found.append(Phase("train", 0, 0, trained, max(computing, communicating)))
     return found

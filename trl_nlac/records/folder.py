@@ -36,9 +36,18 @@ TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
 # Not uploaded with the output folder, because of the underscore.
 AUDIT = "_audit"
+SETTINGS = "_settings.json"
+WARNINGS = "_warnings.jsonl"
 SUPERSEDED = "_superseded"
 # Files of episodes and of audited samples; those of an evaluation begin with its kind.
 RECORD_FILE = re.compile(r"(?:(?P<kind>.+)_)?(?:completions|audit)_(?P<step>\d+)(?:_process\d+)?\.parquet")
+# Files of a model that is saved into a folder, with what this package saves beside it.
+_WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
+_SAVED = (
+    *_WEIGHTS,
+    *("*.index.json", "*config.json", "*token*.json", "vocab.*", "merges.txt", "*.jinja", "training_args.bin"),
+    *("nlac_*.json", "_nlac_*", "README.md", "report.html", SETTINGS),
+)
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _SLASH = "%2F"
 _END = "train_runtime"  # in the last log of a run
@@ -71,10 +80,18 @@ def checkpoints(run: str | Path) -> dict[int, Path]:
 
 
 class TrainingLogCallback(TrainerCallback):
-    """Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`."""
+    """
+    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`.
+
+    Attributes:
+        is_on (`bool`):
+            Whether it does. Can be changed.
+    """
+
+    is_on = True
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and self.is_on:
             path = Path(args.output_dir, TRAINING_LOG)
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "a") as file:
@@ -85,25 +102,26 @@ class TrainingLogCallback(TrainerCallback):
 def check_unused(run: str | Path) -> None:
     """
     Raises:
-        RunRefused: If the folder has a checkpoint, or a run that has ended. What is left of one that was killed before
-            its first checkpoint is no obstacle: nobody can resume it.
+        RunRefused: If the folder has a checkpoint, a run that has ended, or a model. What is left of a run that was
+            killed before its first checkpoint is no obstacle: nobody can resume it.
     """
-    found = list(checkpoints(run).values())
-    if found or has_ended(run):
+    found, weights = list(checkpoints(run).values()), _matching(Path(run), _WEIGHTS)
+    if found or weights or has_ended(run):
         resume = f"resume it (`resume_from_checkpoint={str(found[-1])!r}`), " if found else ""
+        seen = found[-1].name if found else TRAINING_LOG if has_ended(run) else weights[0].name
         raise RunRefused(
-            f"`output_dir` {str(run)!r} has a run already, see {found[-1].name if found else TRAINING_LOG}: {resume}"
-            "choose another folder, or move or remove this one."
+            f"`output_dir` {str(run)!r} has a {'run' if found or has_ended(run) else 'model'} already, see {seen}: "
+            f"{resume}choose another folder, or set `overwrite_output_dir=True`, which moves this one's files aside."
         )
 
 
 def has_ended(run: str | Path, step: int | None = None) -> bool:
     """Whether the log of a run says that training ended, at this step if one is given."""
-    logs = map(_parse, _lines(Path(run)))
+    logs = map(_parse, _lines(Path(run, TRAINING_LOG)))
     return any(_END in logged and step in (None, logged["step"]) for logged in logs)
 
 
-def set_aside(run: str | Path, step: int, recorded: int) -> None:
+def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = False) -> None:
     """
     Move what belongs to later steps of a run into a new folder in its folder `_superseded`.
 
@@ -114,24 +132,26 @@ def set_aside(run: str | Path, step: int, recorded: int) -> None:
             Step of the checkpoint that it resumes from. Later checkpoints, logs and evaluations are set aside.
         recorded (`int`):
             Last step at which training wrote its records before that. The checkpoint has those of the steps since.
+        with_model (`bool`, *optional*, defaults to `False`):
+            Whether a model that is saved in the folder is moved, too.
     """
     run = Path(run)
-    later = {True: [], False: []}
-    for line in _lines(run):
-        later[_is_later(line, step)].append(line)
+    logs = {name: _split(run / name, step) for name in (TRAINING_LOG, WARNINGS)}
     files = [path for found, path in checkpoints(run).items() if found > step]
     files += _later_files(run, step, recorded)
-    if not later[True] and not files:
+    files += _matching(run, _SAVED) if with_model else []
+    if not any(later for _, later in logs.values()) and not files:
         return
     aside = _new_folder(run / SUPERSEDED)
     for path in files:
         (aside / path.parent.relative_to(run)).mkdir(exist_ok=True)
         path.rename(aside / path.relative_to(run))
-    if later[True]:
-        (aside / TRAINING_LOG).write_bytes(b"".join(later[True]))
-        written = run / f"{TRAINING_LOG}.new"
-        written.write_bytes(b"".join(later[False]))
-        os.replace(written, run / TRAINING_LOG)  # a process that is killed meanwhile leaves one or the other
+    for name, (before, later) in logs.items():
+        if later:
+            (aside / name).write_bytes(b"".join(later))
+            written = run / f"{name}.new"
+            written.write_bytes(b"".join(before))
+            os.replace(written, run / name)  # a process that is killed meanwhile leaves one or the other
     logger.warning(f"Training starts at step {max(0, step)}: what {run} had of other steps is now in {aside}.")
 
 
@@ -152,9 +172,21 @@ def _later_files(run: Path, step: int, recorded: int) -> Iterator[Path]:
                 yield path
 
 
-def _lines(run: Path) -> list[bytes]:
-    log = run / TRAINING_LOG
+def _matching(run: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """Find the files directly in a folder whose names match one of the patterns."""
+    return sorted({path for pattern in patterns for path in run.glob(pattern) if path.is_file()})
+
+
+def _lines(log: Path) -> list[bytes]:
     return log.read_bytes().splitlines(keepends=True) if log.exists() else []
+
+
+def _split(log: Path, step: int) -> tuple[list[bytes], list[bytes]]:
+    """Split the lines of a log into those until `step` and those of later ones."""
+    before, later = [], []
+    for line in _lines(log):
+        (later if _is_later(line, step) else before).append(line)
+    return before, later
 
 
 def _is_later(line: bytes, step: int) -> bool:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 LOCK = "_lock"  # not uploaded with the output folder, because of the underscore
 
+_held: set[Path] = set()  # by this process, which the system's lock does not keep out
+
 
 @contextmanager
 def locked(run: str | Path) -> Iterator[None]:
@@ -51,12 +53,19 @@ def locked(run: str | Path) -> Iterator[None]:
     """
     path = Path(run, LOCK)
     path.parent.mkdir(parents=True, exist_ok=True)
+    place = path.resolve()
+    if place in _held:  # to open and close its file would release the lock
+        raise _refusal(path, "this process, in another thread")
     with open(path, "a+", encoding="utf-8") as file:
         _acquire(file, path)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        yield
+        _held.add(place)
+        try:
+            yield
+        finally:
+            _held.discard(place)
 
 
 def _acquire(file: IO[str], path: Path) -> None:
@@ -67,13 +76,16 @@ def _acquire(file: IO[str], path: Path) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         file.seek(0)
-        owner = file.read() or "a process of which nothing is known"
-        raise RunRefused(
-            f"Another run is writing into `output_dir` {str(path.parent)!r} now: {owner}. Wait until it ends, or "
-            "choose another folder."
-        ) from error
+        raise _refusal(path, file.read() or "a process of which nothing is known") from error
     except OSError as error:
         logger.warning(
             f"{path.parent} cannot be locked ({error}): nothing prevents a second run in it, which would destroy the "
             "files of this one."
         )
+
+
+def _refusal(path: Path, owner: str) -> RunRefused:
+    return RunRefused(
+        f"Another run is writing into `output_dir` {str(path.parent)!r} now: {owner}. Wait until it ends, or choose "
+        "another folder."
+    )

@@ -35,6 +35,7 @@ RENAMED = {
     "refine/optimal_rate": "critic/optimal_rate",
 }
 _ONLY_OLD = {"critique/format_rate", "refine/optimal_rate"}
+_OF_FUNCTION = re.compile(r"eval_(?:.+_)?rewards/.+/(?:mean|std)")  # whose name may look like that of a group
 _EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|environment|episode|oracle)/.+)")
 
 
@@ -55,7 +56,7 @@ def find_evaluations(logs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str,
         found: dict[str, dict[str, Any]] = defaultdict(dict)
         for name, value in log.items():
             match = _EVALUATION.fullmatch(name)
-            if match:
+            if match and not _OF_FUNCTION.fullmatch(name):
                 found[match["dataset"] or ""][match["metric"]] = value
         for dataset, metrics in found.items():
             evaluations[dataset].append({"step": log["step"], **metrics})

@@ -15,6 +15,7 @@
 """Collect the metrics of a run, and write down its episodes and audited samples."""
 
 import math
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -26,9 +27,15 @@ from accelerate.utils import gather_object
 
 from ..evaluation.evaluation import Evaluation
 from ..evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor
-from ..evaluation.metrics import episode_metrics, is_played, mean_over_processes
+from ..evaluation.metrics import (
+    episode_metrics,
+    is_played,
+    mean_over_processes,
+    reward_metrics,
+    without_zero_kinds,
+)
 from ..nlac_config import NLACConfig
-from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample
+from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, all_conversations
 from .audit import AuditTrail
 from .log import RENAMED
 from .tables import EpisodeTables
@@ -66,14 +73,16 @@ class Records:
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args
         self.metrics: dict[str, list[float]] = defaultdict(list)
+        self._adding = threading.Lock()  # of reward functions, which can run beside training
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
         self.num_environment_steps = 0
         self.tokens: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()  # of this process's roles
         self.num_samples: int | None = 0
-        self.health = HealthMonitor(args.health_warning_ratio)
-        self.success = SuccessMonitor(args.health_warning_ratio)
-        self.formats = FormatMonitor(args.max_completion_length)
+        rehearsal = args.rehearsal_ratio
+        self.health = HealthMonitor(args.health_warning_ratio, rehearsal_ratio=rehearsal, beta=args.beta)
+        self.success = SuccessMonitor(args.health_warning_ratio, keeps_best=bool(args.load_best_model_at_end))
+        self.formats = FormatMonitor(args.max_completion_length, rehearsal_ratio=rehearsal)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self._recorded: int | None = 0  # step at which they were written down last, `None` if it is not known
@@ -90,12 +99,13 @@ class Records:
 
     def add_metric(self, name: str, value: float) -> None:
         """
-        Add a value that a user's function logs.
+        Add a value that a user's function logs, in any thread.
 
         Raises:
             TypeError, ValueError: If it is no number.
         """
-        self.metrics[str(name)].append(float(value))
+        with self._adding:
+            self.metrics[str(name)].append(float(value))
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
@@ -105,17 +115,17 @@ class Records:
             episodes (`list[Episode]`):
                 The episodes of this process.
             numbers (`list[int]`):
-                Their ids in the replay buffer.
+                Ids in the replay buffer of [`~types.all_conversations`] of them.
             step (`int`):
                 Number of optimizer steps before.
         """
         if self.tables is not None:
-            self._rows += self.tables.rows(episodes, numbers, step, self.num_environment_steps)
+            self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
         metrics = episode_metrics(episodes, self.args.success_threshold) if episodes else {}
-        for name, value in mean_over_processes(metrics).items():
+        for name, value in {**mean_over_processes(metrics), **reward_metrics(episodes)}.items():
             self.metrics[name].append(value)
         outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]
-        of_processes = gather_object([(outcomes, sum(len(episode.turns) for episode in episodes))])
+        of_processes = gather_object([(outcomes, sum(episode.num_turns for episode in episodes))])
         self.success.update([outcome for outcomes, _ in of_processes for outcome in outcomes])
         self.num_environment_steps += sum(num_steps for _, num_steps in of_processes)
 
@@ -219,15 +229,17 @@ class Records:
     def take(self, step: int) -> dict[str, float]:
         """Return the means of the metrics since the last call, and write down episodes and audited samples."""
         means = {}
-        for name, values in self.metrics.items():
-            valid = [value for value in values if not math.isnan(value)]
-            if valid:
-                means[name] = sum(valid) / len(valid)
-        self.metrics.clear()
+        with self._adding:
+            for name, values in self.metrics.items():
+                valid = [value for value in values if not math.isnan(value)]
+                if valid:
+                    means[name] = sum(valid) / len(valid)
+            self.metrics.clear()
         self.write(step)
         if self.num_samples is not None and self.num_environment_steps:
             means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps
         counts = {f"tokens/{name}": number for name, number in {**_totals(self.tokens), **self.tokens}.items()}
+        means = without_zero_kinds(means)
         return {**means, "environment/steps": self.num_environment_steps, "num_tokens": self.num_tokens, **counts}
 
     def write(self, step: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from accelerate.utils import gather_object
+import torch.distributed as dist
 from trl.trainer.utils import print_prompt_completions_sample
 
 from ..nlac_config import NLACConfig
@@ -132,8 +132,8 @@ class EpisodeTables:
 
     def write(self, rows: list[dict[str, Any]], step: int, kind: str = "") -> None:
         """Write down the rows of all processes at `step`; `kind` is the prefix of an evaluation's metrics."""
-        rows = gather_object(rows)
-        if not rows or self.args.process_index != 0:
+        rows = _on_first_process(rows, self.args)
+        if not rows:
             return
         extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
         table = pa.Table.from_pylist(rows, schema=EPISODE)
@@ -155,15 +155,24 @@ class EpisodeTables:
             notes = {name: [printable(str(value)) for value in values] for name, values in extra.items()}
             tasks = [printable(prompt) for prompt in prompts]
             print_prompt_completions_sample(tasks, shown, {"return": returns}, None, step, number, notes)
-        trackers = _trackers(self.args.report_to)
-        if trackers:
-            texts = ["\n".join(f"{m['role']}: {m['content']}" for m in messages) for messages in completions]
-            columns = {"step": [step] * len(rows), "prompt": prompts, "completion": texts, "return": returns, **extra}
-            frame = pd.DataFrame(columns)
-            if self.args.log_unique_prompts:
-                frame = frame.drop_duplicates("prompt")
-            for tracker in trackers:
-                tracker.log({"completions": tracker.Table(dataframe=frame)})
+        if self.args.log_unique_prompts:
+            firsts = dict(zip(reversed(prompts), reversed(range(len(rows))), strict=True))
+            chosen = sorted(firsts.values())
+        else:
+            chosen = range(len(rows))
+        if "wandb" in self.args.report_to:
+            _log_to_wandb([rows[i] for i in chosen], [completions[i] for i in chosen], step)
+        if "trackio" in self.args.report_to:
+            _log_to_trackio([rows[i] for i in chosen], [completions[i] for i in chosen], step)
+
+
+def _on_first_process(rows: list[dict[str, Any]], args: NLACConfig) -> list[dict[str, Any]]:
+    """Gather the rows of all processes on the first; the others get none, since nobody reads them there."""
+    if args.world_size == 1:
+        return rows
+    gathered = [None] * args.world_size if args.process_index == 0 else None
+    dist.gather_object(rows, gathered)
+    return [row for of_process in gathered or [] for row in of_process]
 
 
 def _messages(turns: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -184,15 +193,34 @@ def _array(values: list[Any]) -> pa.Array:
         return pa.array([None if value is None else str(value) for value in values])
 
 
-def _trackers(report_to: list[str]) -> list[Any]:
-    """List the trackers of tables, wandb and trackio, that the run reports to."""
-    trackers = []
-    if "wandb" in report_to:
-        import wandb
+def _log_to_wandb(rows: list[dict[str, Any]], completions: list[list[dict[str, str]]], step: int) -> None:
+    """Send episodes as a table, as TRL's trainers do with completions."""
+    import wandb
 
-        trackers += [wandb] if wandb.run is not None else []
-    if "trackio" in report_to:
-        import trackio
+    if wandb.run is None:
+        return
+    texts = ["\n".join(f"{m['role']}: {m['content']}" for m in messages) for messages in completions]
+    extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
+    columns = {
+        "step": [step] * len(rows),
+        "prompt": [row["prompt"] for row in rows],
+        "completion": texts,
+        "return": [row["return"] for row in rows],
+        **extra,
+    }
+    wandb.log({"completions": wandb.Table(dataframe=pd.DataFrame(columns))})
 
-        trackers.append(trackio)
-    return trackers
+
+def _log_to_trackio(rows: list[dict[str, Any]], completions: list[list[dict[str, str]]], step: int) -> None:
+    """Send episodes as conversations, which the dashboard shows as such and searches."""
+    import trackio
+
+    names = ("task", "episode", "return", "success", "terminated", "truncated", "failure")
+    traces = [
+        trackio.Trace(
+            [{"role": "user", "content": row["prompt"]}, *messages],
+            {**{name: row[name] for name in names}, **row["extra"], "step": step},
+        )
+        for row, messages in zip(rows, completions, strict=True)
+    ]
+    trackio.log({"episodes": traces})

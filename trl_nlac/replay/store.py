@@ -135,7 +135,7 @@ def encode_episode(episode: Episode) -> bytes:
     token_ids = np.asarray(episode.token_ids, dtype=np.int32).tobytes()
     turns = [list(vars(turn).values()) for turn in episode.turns]
     fields = {**vars(episode), "turns": turns}
-    del fields["token_ids"], fields["extra"]
+    del fields["token_ids"], fields["extra"], fields["segments"]
     try:
         rest = json.dumps(fields, ensure_ascii=False).encode(errors="surrogatepass")
     except TypeError as error:

@@ -14,4 +14,5 @@
 
 """The run report: one HTML page about a training run, which needs only a browser."""
 
-from .page import write_report
+from .comparison import write_comparison
+from .page import RunReport, write_report

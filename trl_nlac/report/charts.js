@@ -209,7 +209,7 @@ for (const place of document.querySelectorAll("[data-reliability]")) {
   reliabilityDiagram(place, data.reliability[place.dataset.reliability]);
 }
 // The fragment of the URL is reserved for the episodes.
-for (const link of document.querySelectorAll("nav a")) {
+for (const link of document.querySelectorAll('a[href^="#"]')) {
   link.addEventListener("click", (event) => {
     event.preventDefault();
     document.getElementById(link.hash.slice(1)).scrollIntoView({ behavior: "smooth" });

@@ -185,9 +185,10 @@ def critic_charts(log: TrainingLog) -> list[Chart]:
 
 def time_charts(log: TrainingLog) -> list[Chart]:
     """Return the charts of run time, tokens and environment failures."""
-    failures = _colored(
-        [(log.training, name, _words(name)) for name in _names(log.training, "environment/", "failure_rate")]
-    )
+    names = _names(log.training, "environment/", "failure_rate")
+    # Logs have the kinds that occurred.
+    rows = [{**dict.fromkeys(names, 0.0), **row} if "environment/failure_rate" in row else row for row in log.training]
+    failures = _colored([(rows, name, _words(name)) for name in names])
     return _with_data(
         Chart(
             "Time before gradient steps",
@@ -198,6 +199,32 @@ def time_charts(log: TrainingLog) -> list[Chart]:
         Chart("Generated tokens", _generated(log.training), "In training so far, by role."),
         Chart("Gradient steps", [_curve(log.training, "time/train", "seconds", "blue")], "Seconds per micro-batch."),
         Chart("Environment failures", [series for series in failures if any(series.y)], "Share of episodes."),
+    )
+
+
+def comparison_charts(logs: dict[str, TrainingLog]) -> list[Chart]:
+    """Return charts with a curve for each run, given the logs by name of the run."""
+
+    def of_training(metric: str) -> list[Series]:
+        return _colored([(log.training, metric, name) for name, log in logs.items()])
+
+    datasets = list(dict.fromkeys(dataset for log in logs.values() for dataset in log.evaluations))
+    charts = []
+    for dataset in datasets:
+        of_dataset = f", {dataset}" if dataset else ""
+        rows = {name: log.evaluations.get(dataset, []) for name, log in logs.items()}
+        success, brier = (_with_intervals(rows, metric) for metric in ("episode/success_rate", "critic/brier"))
+        charts.append(Chart(f"Success in evaluation{of_dataset}", success, is_rate=True, is_wide=True))
+        charts.append(Chart(f"Brier score{of_dataset}", brier, "0 is perfect, 0.25 is a coin flip."))
+    return _with_data(
+        *charts,
+        Chart("Success in training", of_training("episode/success_rate"), is_rate=True, is_wide=not datasets),
+        Chart("Return in training", of_training("episode/return")),
+        Chart("Turns per episode", of_training("episode/length")),
+        Chart("Critic loss", of_training("critic/loss")),
+        Chart("Policy loss", of_training("policy/loss")),
+        Chart("Actions changed by refinement", of_training("refine/changed_rate"), is_rate=True),
+        Chart("Generated tokens", of_training("tokens/generated"), "In training so far."),
     )
 
 
@@ -240,9 +267,14 @@ def _both(log: TrainingLog, metric: str) -> list[Series]:
 
 def _evaluation_curves(log: TrainingLog, metric: str) -> list[Series]:
     """Make a curve for each dataset, with its interval if there is one."""
-    curves = _colored([(rows, metric, dataset or "evaluation") for dataset, rows in log.evaluations.items()])
+    return _with_intervals({dataset or "evaluation": rows for dataset, rows in log.evaluations.items()}, metric)
+
+
+def _with_intervals(evaluations: dict[str, Rows], metric: str) -> list[Series]:
+    """Make a curve of each evaluation by its label, with its interval if there is one."""
+    curves = _colored([(rows, metric, label) for label, rows in evaluations.items()])
     lows, highs = (
-        _colored([(rows, f"{metric}_{end}", "") for rows in log.evaluations.values()]) for end in ("low", "high")
+        _colored([(rows, f"{metric}_{end}", "") for rows in evaluations.values()]) for end in ("low", "high")
     )
     return [
         replace(curve, low=low.y, high=high.y) if low.x == high.x == curve.x else curve

@@ -20,6 +20,7 @@ const SORTS = {
   shortest: ["fewest turns", (e) => e.turns.length],
 };
 const DEFAULTS = { split: "", outcome: "", wrong: "", audited: "", q: "", sort: "newest", page: "1", episode: "" };
+const SAME = 24;
 const LONG = { characters: 700, lines: 12 };
 
 const haystacks = new Map();
@@ -233,6 +234,7 @@ function listRow(episode, i, isOpen, open) {
       "span",
       { className: "words" },
       el("span", { className: "title", dir: "auto" }, titleOf(episode)),
+      el("span", { className: "last", dir: "auto" }, visible((episode.turns.at(-1)?.action ?? "").slice(0, 120))),
       el(
         "span",
         { className: "facts" },
@@ -250,7 +252,28 @@ function pair(name, value) {
   return el("div", {}, el("dt", { dir: "auto" }, name), el("dd", { dir: "auto" }, value));
 }
 
-function detail(episode, q, buttons) {
+/** Create links to the other episodes of the same task, by step; at most `SAME` of them, evenly over time. */
+function sameTask(episode, open) {
+  const key = ({ task, prompt }) => (task && task !== "{}" ? task : prompt);
+  const same = data.episodes.map((other, i) => [other, i]).filter(([other]) => key(other) && key(other) === key(episode));
+  if (same.length < 2) return null;
+  const size = Math.ceil(same.length / SAME);
+  const links = same
+    .filter(([other], i) => other === episode || (same.length - 1 - i) % size === 0)
+    .map(([other, i]) => {
+      const [sign, name] = OUTCOMES[other.outcome];
+      const label = `${kindOf(other)}, step ${format(other.step)}: ${name}`;
+      const isHere = other === episode;
+      const node = el("button", { type: "button", className: "time", title: label, "aria-label": label });
+      node.append(el("span", { className: `outcome ${other.outcome}` }, sign), short(other.step));
+      node.setAttribute("aria-current", isHere);
+      node.addEventListener("click", () => open(i));
+      return node;
+    });
+  return block("The same task over time, by step", "plain", [], el("div", { className: "times" }, ...links));
+}
+
+function detail(episode, q, buttons, open) {
   const facts = [
     ["step", format(episode.step)],
     ["environment steps before", format(episode.environment_steps)],
@@ -270,6 +293,7 @@ function detail(episode, q, buttons) {
     ),
     el("dl", { className: "pairs" }, ...facts.map(([name, value]) => pair(name, String(value)))),
     episode.task && episode.task !== "{}" ? block("Task", "plain", [], textBlock(episode.task, q, "code")) : null,
+    sameTask(episode, open),
     episode.failure ? block("The environment failed", "broken", [], textBlock(episode.failure, q, "code")) : null,
     episode.extra
       ? el(
@@ -304,13 +328,16 @@ function browse(root) {
     const state = { ...read(), ...changes };
     const told = Object.keys(DEFAULTS).filter((name) => state[name] !== DEFAULTS[name]);
     const fragment = new URLSearchParams(told.map((name) => [name, state[name]]));
-    history[isNewPlace ? "pushState" : "replaceState"](null, "", `#${fragment}`);
+    const address = new URL(location.href); // not relative: in a frame of a notebook that would be the notebook's
+    address.hash = fragment;
+    history[isNewPlace ? "pushState" : "replaceState"](null, "", address.href);
     render();
   };
   const open = (i) => {
     go({ episode: String(i) }, !read().episode);
     const isOnly = getComputedStyle(panes).display === "block"; // the list is not next to it
-    if (isOnly || article.getBoundingClientRect().top < 0) article.scrollIntoView();
+    const { top } = article.getBoundingClientRect();
+    if (isOnly || top < 0 || top > innerHeight / 2) article.scrollIntoView();
   };
 
   const has = (name) => data.episodes.some((episode) => episode[name]);
@@ -376,13 +403,29 @@ function browse(root) {
             button("All episodes", true, () => go({ episode: "" })),
             button("‹ Previous", at > 0, () => open(found[at - 1])),
             button("Next ›", at < found.length - 1, () => open(found[at + 1])),
-          ])
-        : [el("p", { className: "empty" }, found.length ? "Choose an episode." : "No episode matches these filters.")]),
+          ], open)
+        : found.length
+          ? detail(data.episodes[found[0]], state.q, [button("Next ›", found.length > 1, () => open(found[1]))], open)
+          : [el("p", { className: "empty" }, "No episode matches these filters.")]),
     );
   }
+  /** Keys: j and k for the next and the previous episode, / to search, Escape back to the list. */
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+    const { episode } = read();
+    const found = select(read());
+    const at = found.indexOf(Number(episode || -1));
+    if (event.key === "/") search.focus();
+    else if (event.key === "Escape" && episode) go({ episode: "" });
+    else if (event.key === "j" && at + 1 < found.length) open(found[at + 1]);
+    else if (event.key === "k" && at > 0) open(found[at - 1]);
+    else return;
+    event.preventDefault();
+  });
   addEventListener("hashchange", render);
   render();
+  return open;
 }
 
 const browser = document.getElementById("browser");
-if (browser) browse(browser);
+const openEpisode = browser ? browse(browser) : null;

@@ -14,40 +14,56 @@
 
 """The page of the report."""
 
-import base64
-import hashlib
-import json
-from dataclasses import asdict
+import html
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import jinja2
 
 from ..records.folder import AUDIT, COMPLETIONS, TRAINING_LOG
 from ..records.log import TrainingLog, read_log
-from ..secrets import hide_secrets
 from .calibration import first_and_last
 from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
+from .highlights import find_highlights
+from .notes import read_settings, read_warnings
+from .rendering import write_page
 from .run_files import Episodes, read_episodes
-from .summary import summarize
+from .summary import spent_tokens, summarize
 
 
-_HERE = Path(__file__).parent
+MAX_TASKS = 40  # of a dataset, in the table of tasks over time
 _STYLES = ("page.css", "episodes.css")
-_SCRIPTS = ("dom.js", "charts.js", "episodes.js")
-_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+_SCRIPTS = ("dom.js", "charts.js", "episodes.js", "highlights.js", "follow.js")
 
 
-def write_report(run: str | Path, output: str | Path | None = None) -> Path:
+@dataclass(frozen=True)
+class RunReport:
     """
-    Write one HTML page about a training run: its curves, the critic's calibration, and its episodes turn by turn. The
-    page needs neither a network nor a server, and can be written during the run.
+    A written report. A notebook shows it inline, in a frame that can reach neither the notebook nor a network.
+
+    Args:
+        path (`Path`):
+            The page.
+    """
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.path.read_text(encoding="utf-8"))
+        style = "width: 100%; height: 800px; border: 1px solid #8888"
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}" title="Run report"></iframe>'
+
+
+def write_report(run: str | Path, output: str | Path | None = None, refresh: int | None = None) -> Path:
+    """
+    Write one HTML page about a training run: its settings, curves, highlights, the critic's calibration, its episodes
+    turn by turn, and its warnings. The page needs neither a network nor a server, and can be written during the run.
 
     Args:
         run (`str` or `Path`):
             Folder of the run, the `output_dir` of its configuration.
         output (`str` or `Path`, *optional*):
             File to write. If `None`, `report.html` in the folder of the run.
+        refresh (`int`, *optional*):
+            Seconds after which an open page loads itself again, for a run that goes on. If `None`, it does not.
 
     Returns:
         `Path`: The file.
@@ -65,12 +81,10 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
             f"`run` is {run}, which has no readable {TRAINING_LOG}, {COMPLETIONS}/*.parquet or {AUDIT}/*.parquet. "
             "Pass the `output_dir` of a training run that has logged at least once."
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(_page(run, log, episodes), encoding="utf-8", errors="replace")  # names can have lone surrogates
-    return output
+    return _write(run, log, episodes, output, refresh if log.seconds is None else None)
 
 
-def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
+def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refresh: int | None) -> Path:
     charts = {
         "learning": learning_charts(log),
         "training": training_charts(log),
@@ -79,41 +93,30 @@ def _page(run: Path, log: TrainingLog, episodes: Episodes) -> str:
         "time": time_charts(log),
     }
     reliability = first_and_last(episodes.verdicts)
+    highlights = find_highlights(episodes.shown, episodes.first_success)
     data = {
         "charts": {key: [asdict(chart) for chart in group] for key, group in charts.items()},
         "reliability": [[asdict(evaluation) for evaluation in evaluations] for evaluations in reliability],
         "episodes": episodes.shown,
+        "tasks": {dataset: dict(sorted(tasks.items())[:MAX_TASKS]) for dataset, tasks in episodes.tasks.items()},
+        "highlights": [highlight._asdict() for highlight in highlights],
+        "refresh": refresh,
     }
-    style, script = (
-        "\n".join((_HERE / name).read_text(encoding="utf-8") for name in names) for names in (_STYLES, _SCRIPTS)
-    )
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.jinja").render(
+    has_times = any(len({step for task in tasks.values() for step in task}) > 1 for tasks in episodes.tasks.values())
+    return write_page(
+        *(output, "page.html.jinja", _STYLES, _SCRIPTS, data),
         summary=summarize(run, log),
+        settings=read_settings(run),
+        warnings=read_warnings(run),
+        num_failed=sum(failures.count for failures in episodes.failures.values()),
+        spent=spent_tokens(log.training[-1]) if log.training else None,
         log=log,
         charts=charts,
         max_points=MAX_POINTS,
         reliability=reliability,
+        highlights=highlights,
         episodes=episodes,
-        style=style,
-        script=script,
-        # Even if a text of the model or an environment were not escaped, only this script could run.
-        policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'",
-        data=_json(hide_secrets(data)),
+        refresh=refresh,
+        has_times=has_times,
+        max_tasks=MAX_TASKS,
     )
-
-
-def _source(text: str) -> str:
-    """Return the name of an inline style or script in a content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _json(data: Any) -> str:
-    """Encode JSON in ASCII, without characters that have a meaning in HTML."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)

@@ -16,7 +16,7 @@
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ from .episodes import audited_episode, played_episode
 logger = logging.getLogger(__name__)
 
 MAX_EPISODES = 1000
+MAX_REASONS = 20  # of failures
+MAX_REASON = 300  # characters
 _KEYS = ["step", "process", "episode"]
 
 Key = tuple[int, int]  # process, and number of the episode there
@@ -53,6 +55,12 @@ class Episodes:
             Number of all evaluation episodes.
         verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
             Verdict scores of actions and whether their episodes succeeded, by dataset and step of the evaluation.
+        tasks (`dict[str, dict[int, dict[int, list[int]]]]`):
+            Numbers of successes and of episodes in evaluation, by dataset, number of the task, and step.
+        first_success (`int`, *optional*):
+            Index, among those of the page, of the first episode of training that succeeded, or else of evaluation.
+        failures (`dict[str, Failures]`):
+            Failures of environments by their reason, the most frequent first.
         unreadable (`list[str]`):
             Names of files of which something could not be read, such as one that was being written when the run was
             killed. Their other rows are among the episodes.
@@ -62,7 +70,19 @@ class Episodes:
     num_train: int
     num_eval: int
     verdicts: dict[tuple[str, int], list[tuple[float, bool]]]
+    tasks: dict[str, dict[int, dict[int, list[int]]]]
+    first_success: int | None
+    failures: dict[str, "Failures"]
     unreadable: list[str]
+
+
+@dataclass
+class Failures:
+    """How many episodes failed for a reason, and the steps of the first and the last of them."""
+
+    count: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -84,13 +104,16 @@ class _Place:
     key: Key | None  # `None` in evaluation
     file: _File | None
     row: int
+    succeeded: bool = False
+    task: int = -1  # number of the task in an evaluation
 
 
 def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
     """
-    Read the episodes of the page: the newest of evaluation, and an even sample over training. Evaluation and training
-    get half of `limit` each, and episodes with audited samples half of training's share. If one group needs less, the
-    others get the rest.
+    Read the episodes of the page: the newest evaluation and, as far as there is room, the same tasks in the others,
+    and an even sample over training. Evaluation and training get half of `limit` each, and episodes with audited
+    samples half of training's share. If one group needs less, the others get the rest. The first success is always
+    among them.
 
     Args:
         run (`Path`):
@@ -108,12 +131,22 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
     audited += [_Place(step, key, None, 0) for key, step in first_audits.items() if key not in known]
     others = [place for place in played if place.key not in first_audits]
 
-    chosen = evaluations[-max(limit // 2, limit - len(audited) - len(others)) :]
+    chosen = _over_time(evaluations, max(limit // 2, limit - len(audited) - len(others)))
     room = limit - len(chosen)
     chosen += _spread(sorted(audited, key=lambda place: place.step), max(room // 2, room - len(others)))
     chosen += _spread(others, limit - len(chosen))
-    shown = list(_read(files, sorted(chosen, key=lambda place: place.step), audits))
-    return Episodes(shown, len(audited) + len(others), len(evaluations), verdicts, list(files.unreadable))
+    first = next((place for place in [*played, *evaluations] if place.succeeded), None)
+    if first is not None and first not in chosen:
+        chosen[len(chosen) // 2] = first
+    shown, first_success = [], None
+    for place, episode in _read(files, sorted(chosen, key=lambda place: place.step), audits):
+        if place == first:
+            first_success = len(shown)
+        shown.append(episode)
+    num_train, num_eval = len(audited) + len(others), len(evaluations)
+    failures = dict(sorted(files.failures.items(), key=lambda item: -item[1].count))
+    unreadable = list(files.unreadable)
+    return Episodes(shown, num_train, num_eval, verdicts, _tasks(evaluations), first_success, failures, unreadable)
 
 
 class _Files:
@@ -121,6 +154,7 @@ class _Files:
 
     def __init__(self):
         self.unreadable: dict[str, None] = {}  # names, in order
+        self.failures: dict[str, Failures] = {}
 
     def find(self, folder: Path) -> Iterator[_File]:
         """Yield the files of a folder by step."""
@@ -145,6 +179,16 @@ class _Files:
                     yield from zip(numbers, table.to_pylist(), strict=True)
                 start = end
 
+    def note_failure(self, row: dict[str, Any]) -> None:
+        """Count the failure of an episode, if its environment failed."""
+        if row["failure"] is not None:
+            reason, step = " ".join(row["failure"][:MAX_REASON].split()), int(row["step"])
+            if reason not in self.failures and len(self.failures) >= MAX_REASONS:
+                reason = "other reasons"
+            failures = self.failures.setdefault(reason, Failures(0, step, step))
+            failures.count += 1
+            failures.first, failures.last = min(step, failures.first), max(step, failures.last)
+
     @contextmanager
     def skipping(self, file: _File) -> Iterator[None]:
         """Name the file where something in it is odd, and go on after it."""
@@ -163,21 +207,25 @@ def _look_at_evaluations(
     """Return the places of the episodes, and the critic's verdicts on them."""
     places, verdicts = [], defaultdict(list)
     for file in evaluations:
-        for i, row in files.rows(file, ["step", "turns", "success", "failure"]):
+        for i, row in files.rows(file, ["step", "episode", "turns", "success", "failure"]):
             with files.skipping(file):
+                files.note_failure(row)
                 if row["failure"] is None:
                     scores = [turn["verdict_score"] for turn in row["turns"]]
                     pairs = [(score, row["success"]) for score in scores if score is not None and math.isfinite(score)]
                     verdicts[file.dataset, file.step] += pairs
-                places.append(_Place(int(row["step"]), None, file, i))
+                succeeded = row["failure"] is None and bool(row["success"])
+                places.append(_Place(int(row["step"]), None, file, i, succeeded, int(row["episode"])))
     return places, {evaluation: pairs for evaluation, pairs in verdicts.items() if pairs}
 
 
 def _look_at_training(files: _Files, completions: list[_File]) -> Iterator[_Place]:
     for file in completions:
-        for i, row in files.rows(file, _KEYS):
+        for i, row in files.rows(file, [*_KEYS, "success", "failure"]):
             with files.skipping(file):
-                yield _Place(int(row["step"]), (row["process"], row["episode"]), file, i)
+                files.note_failure(row)
+                succeeded = row["failure"] is None and bool(row["success"])
+                yield _Place(int(row["step"]), (row["process"], row["episode"]), file, i, succeeded)
 
 
 def _look_at_audits(files: _Files, audits: list[_File]) -> dict[Key, int]:
@@ -190,6 +238,42 @@ def _look_at_audits(files: _Files, audits: list[_File]) -> dict[Key, int]:
     return steps
 
 
+def _tasks(evaluations: list[_Place]) -> dict[str, dict[int, dict[int, list[int]]]]:
+    """Count successes and episodes of evaluations by dataset, task and step."""
+    found: dict[str, dict[int, dict[int, list[int]]]] = {}
+    for place in evaluations:
+        counts = found.setdefault(place.file.dataset, {}).setdefault(place.task, {}).setdefault(place.step, [0, 0])
+        counts[0] += place.succeeded
+        counts[1] += 1
+    return found
+
+
+def _over_time(places: list[_Place], number: int) -> list[_Place]:
+    """
+    Return at most `number` places of evaluations: of the newest evaluation of each dataset, and of the same tasks at
+    all other times, first one episode of each, then a second one, and so on.
+    """
+    if len(places) <= number:
+        return list(places)
+    newest = {place.file.dataset: place.step for place in places}
+    is_newest = [place.step == newest[place.file.dataset] for place in places]
+    now = [place for place, is_so in zip(places, is_newest, strict=True) if is_so]
+    before = [place for place, is_so in zip(places, is_newest, strict=True) if not is_so]
+    now = _in_turns(now)[: number // 2 if before else number]
+    return now + _in_turns(before)[: number - len(now)]
+
+
+def _in_turns(places: list[_Place]) -> list[_Place]:
+    """Order places so that each task at each time comes once before any comes again."""
+    seen: Counter[tuple[str, int, int]] = Counter()
+    keyed = []
+    for place in places:
+        evaluation = (place.file.dataset, place.task, place.step)
+        keyed.append(((seen[evaluation], place.task, place.step), place))
+        seen[evaluation] += 1
+    return [place for _, place in sorted(keyed, key=lambda pair: pair[0])]
+
+
 def _spread(places: list[_Place], number: int) -> list[_Place]:
     """Return at most `number` of the places, evenly spaced, including the last one."""
     if len(places) <= number:
@@ -197,7 +281,7 @@ def _spread(places: list[_Place], number: int) -> list[_Place]:
     return [places[(i + 1) * len(places) // number - 1] for i in range(number)]
 
 
-def _read(files: _Files, places: list[_Place], audits: list[_File]) -> Iterator[dict[str, Any]]:
+def _read(files: _Files, places: list[_Place], audits: list[_File]) -> Iterator[tuple[_Place, dict[str, Any]]]:
     """Read the episodes at these places, in order."""
     keys = {place.key for place in places}
     samples = defaultdict(list)
@@ -216,8 +300,8 @@ def _read(files: _Files, places: list[_Place], audits: list[_File]) -> Iterator[
         of_it = samples[place.key] if place.key else []
         if place.file is None:
             if of_it:
-                yield audited_episode(of_it)
+                yield place, audited_episode(of_it)
         elif (place.file, place.row) in rows:
             split = "eval" if place.file.kind else "train"
             with files.skipping(place.file):
-                yield played_episode(rows[place.file, place.row], split, place.file.dataset, of_it)
+                yield place, played_episode(rows[place.file, place.row], split, place.file.dataset, of_it)

@@ -28,6 +28,7 @@ from ..terminal import printable
 
 logger = logging.getLogger(__name__)
 
+ROLE_NAMES = {"act": "acting", "policy": "policy, not acting", "critique": "critic", "score": "verdict scores"}
 TOKEN_KINDS = ("generated", "prefilled", "cached", "trained")
 
 
@@ -112,6 +113,34 @@ def summarize(run: Path, log: TrainingLog) -> Summary:
         training_success=training_rates[-1] if training_rates else None,
         unreadable=unreadable,
     )
+
+
+@dataclass(frozen=True)
+class SpentTokens:
+    """
+    Tokens of training by role.
+
+    Args:
+        kinds (`list[str]`):
+            Kinds of tokens.
+        roles (`dict[str, list[int | None]]`):
+            Number of each kind, by role; `None` where it was not counted.
+    """
+
+    kinds: list[str]
+    roles: dict[str, list[int | None]]
+
+
+def spent_tokens(row: dict[str, float]) -> SpentTokens | None:
+    """Read the tokens of each role out of a log; `None` if it does not have them."""
+    found: dict[str, dict[str, int]] = {}
+    for name, number in row.items():
+        if name.startswith("tokens/") and name.count("/") == 2:
+            _, kind, role = name.split("/")
+            found.setdefault(ROLE_NAMES.get(role, role), {})[kind] = round(number)
+    kinds = [kind for kind in TOKEN_KINDS if any(kind in numbers for numbers in found.values())]
+    order = sorted(found, key=lambda role: -sum(found[role].get(kind, 0) for kind in ("generated", "prefilled")))
+    return SpentTokens(kinds, {role: [found[role].get(kind) for kind in kinds] for role in order}) if kinds else None
 
 
 def _tokens(row: dict[str, float]) -> dict[str, int]:

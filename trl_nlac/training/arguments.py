@@ -23,14 +23,33 @@ from typing import Any
 import pyarrow as pa
 import torch
 from accelerate.utils import is_peft_model
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback, TrainingArguments
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..nlac_config import NLACConfig
 from ..prompts import NLACPrompts
 from ..terminal import shown
+
+
+def refuse_rollout_func(rollout_func: Any) -> None:
+    """
+    Raises:
+        ValueError: If there is one.
+    """
+    if rollout_func is not None:
+        raise ValueError(
+            "`rollout_func` is not taken: it returns tokens and log-probabilities, and this trainer plays by itself. "
+            "Give an `environment_factory`: a class with `reset` and `step`, or `AgentEnvironment(run_agent)` for an "
+            "agent that you have."
+        )
+
+
+def plays_prompts(environment_factory: Any, tools: Any, reward_funcs: Any, train_dataset: Dataset | None) -> bool:
+    """Whether tasks are prompts and their answers are scored by functions, as in [`~trl.GRPOTrainer`]."""
+    is_scored = bool(reward_funcs) and train_dataset is not None and "prompt" in train_dataset.column_names
+    return environment_factory is None and not tools and is_scored
 
 
 @contextmanager
@@ -52,9 +71,21 @@ def check_arguments(**arguments: Any) -> None:
     Check the types of the trainer's arguments, by name.
 
     Raises:
-        TypeError: If one has another type.
+        TypeError: If one has another type, or was given in the place that it has in [`~trl.GRPOTrainer`].
     """
+    is_reward = callable(arguments["args"]) or isinstance(arguments["args"], str | list | tuple)
+    if is_reward or isinstance(arguments["train_dataset"], TrainingArguments):
+        raise TypeError(
+            f"`args` must be {_EXPECTED['args'][1]}, got {shown(arguments['args'])}. The arguments of `NLACTrainer` "
+            "are in another order than those of `GRPOTrainer`: name them, as in `NLACTrainer(model, reward_funcs=..., "
+            "args=..., train_dataset=...)`."
+        )
     for name, value in arguments.items():
+        if isinstance(value, IterableDataset):
+            raise TypeError(
+                f"`{name}` is an `IterableDataset`, whose rows cannot be counted or drawn again. Load them: "
+                "`Dataset.from_list(list(dataset.take(1000)))`."
+            )
         is_valid, expected = _EXPECTED[name]
         if not is_valid(value):
             raise TypeError(f"`{name}` must be {expected}, got {shown(value)}.")
@@ -146,6 +177,14 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def _is_reward(value: Any) -> bool:
+    return callable(value) or isinstance(value, str) and value != ""
+
+
+def _is_tokenizer(value: Any) -> bool:
+    return value is None or isinstance(value, PreTrainedTokenizerBase)
+
+
 def _is_dataset_or_several(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(name, str) and name and isinstance(one, Dataset) for name, one in value.items())
@@ -179,8 +218,12 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "eval_dataset": (_is_dataset_or_several, "a `datasets.Dataset`, a dict of them by name, or None"),
     "processing_class": (_optional(PreTrainedTokenizerBase, ProcessorMixin), "a tokenizer, a processor, or None"),
     "reward_funcs": (
-        lambda value: callable(value) or _list_of(callable)(value),
-        "a function, a list of them, or None",
+        lambda value: _is_reward(value) or _list_of(_is_reward)(value),
+        "a function, a model or its name, a list of them, or None",
+    ),
+    "reward_processing_classes": (
+        lambda value: _is_tokenizer(value) or _list_of(_is_tokenizer)(value),
+        "a tokenizer, a list of them, or None",
     ),
     "tools": (_list_of(inspect.isroutine), "a list of functions, or None"),
     "prompts": (_optional(NLACPrompts), "`NLACPrompts`, or None"),

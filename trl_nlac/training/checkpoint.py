@@ -16,17 +16,19 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate.logging import get_logger
+from accelerate.utils import is_peft_model
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import PretrainedConfig
+from transformers.trainer import OPTIMIZER_NAME
 
 from ..chat.encoder import ChatEncoder
 from ..method.target_weights import TargetWeights
@@ -34,6 +36,10 @@ from ..replay.buffer import PrioritizedReplay
 from ..types import Prompt, RunRefused, TrainingExample
 from .manifest import check_manifest, check_unlisted
 
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 logger = get_logger(__name__)
 
@@ -147,6 +153,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         RunRefused: If files are missing or damaged.
         FileNotFoundError: If the checkpoint has no such state.
     """
+    if not checkpoint.is_dir():
+        raise FileNotFoundError(f"There is no checkpoint {checkpoint}: no such folder.")
     is_listed = check_manifest(checkpoint)
     folder = _folder(checkpoint, 0)
     _check_state(checkpoint, folder, 0)
@@ -157,18 +165,19 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def describe_run(
-    config: PretrainedConfig,
+    model: "PreTrainedModel | PeftModel",
     chat: ChatEncoder,
     prompts: dict[str, Any],
     action_format: str,
     environment: dict[str, Any],
+    optimizer: str,
 ) -> dict[str, dict[str, Any]]:
     """
     Describe what a run must have in common with a checkpoint that it resumes from, for [`check_identity`].
 
     Args:
-        config ([`~transformers.PretrainedConfig`]):
-            Configuration of the model.
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The model.
         chat ([`~chat.encoder.ChatEncoder`]):
             Encodes messages with the tokenizer.
         prompts (`dict[str, Any]`):
@@ -177,10 +186,14 @@ def describe_run(
             How actions are written.
         environment (`dict[str, Any]`):
             Properties of the environment.
+        optimizer (`str`):
+            Name of the optimizer.
     """
-    shape = config.get_text_config().to_dict()
+    shape = model.config.get_text_config().to_dict()
     return {
         "model": {name: shape.get(name) for name in _SHAPE},
+        "adapter": _describe_adapter(model),
+        "optimizer": {"name": optimizer},
         "tokenizer": {
             "vocabulary": _digest(sorted(chat.tokenizer.get_vocab().items())),
             "chat_template": _digest(chat.tokenizer.chat_template),
@@ -193,6 +206,16 @@ def describe_run(
     }
 
 
+def _describe_adapter(model: "PreTrainedModel | PeftModel") -> dict[str, Any]:
+    """Describe what decides on the shapes of an adapter's weights."""
+    if not is_peft_model(model):
+        return {"type": "none"}
+    config = model.peft_config[model.active_adapter].to_dict()
+    shape = {name: config.get(name) for name in ("r", "rank_pattern", "target_modules", "modules_to_save", "use_dora")}
+    sets = {name: sorted(value) if isinstance(value, set | list) else value for name, value in shape.items()}
+    return {"type": config["peft_type"].value, "shape": _digest(sets)}
+
+
 def _digest(value: Any) -> dict[str, str]:
     return {"sha256": hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()}
 
@@ -200,7 +223,7 @@ def _digest(value: Any) -> dict[str, str]:
 def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict[str, dict[str, Any]]) -> None:
     """
     Compare what a run was made of with what a checkpoint was. Parts that the checkpoint does not know, because an
-    earlier version wrote it, pass.
+    earlier version wrote it, pass, and so does another optimizer where the state of the former was deleted.
 
     Args:
         checkpoint (`Path`):
@@ -213,6 +236,8 @@ def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict
     """
     foreign = []
     for part, properties in own.items():
+        if part == "optimizer" and not (checkpoint / OPTIMIZER_NAME).exists():
+            continue
         others = saved.get(part, properties)
         foreign += [
             f"{name} of the {part} ({_difference(others.get(name), properties.get(name))})"
@@ -316,7 +341,7 @@ def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeigh
 
 
 def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None:
-    """Fill the current shards from the saved ones: each reads what it needs of all files."""
+    """Fill the current shards from the saved ones: of each file only its description is read, and what is needed."""
     state = {name: torch.empty_like(average) for name, average in target_weights.state_dict().items()}
     missing = {name: place.size for name, place in target_weights.places.items()}
     for path in [*directory.glob(_TARGET_WEIGHTS), *directory.glob(f"nlac/*/{_TARGET_WEIGHTS}")]:
@@ -325,11 +350,11 @@ def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None
                 place = target_weights.places.get(name)
                 if place is None or list(place.shape) != shape:
                     raise ValueError(f"The target weights in {path} do not fit the model, for example `{name}`.")
-                values = file.get_tensor(name).flatten()
-                first, last = max(start, place.start), min(start + len(values), place.start + place.size)
+                saved = math.prod(file.get_slice(name).get_shape())
+                first, last = max(start, place.start), min(start + saved, place.start + place.size)
                 if first < last:
                     own = state[name].view(-1)[first - place.start : last - place.start]
-                    own.copy_(values[first - start : last - start])
+                    own.copy_(_read_range(file, name, first - start, last - start))
                     missing[name] -= len(own)
     incomplete = [name for name, number in missing.items() if number != 0]
     if incomplete:
@@ -338,6 +363,18 @@ def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None
             "the files of all processes copied?"
         )
     target_weights.load_state_dict(state)
+
+
+def _read_range(file: safe_open, name: str, first: int, last: int) -> torch.Tensor:
+    """Read a range of a flattened tensor: of a file, the rows that it lies in."""
+    part = file.get_slice(name)
+    shape = part.get_shape()
+    if not shape:
+        return file.get_tensor(name).flatten()
+    row_size = math.prod(shape[1:])
+    start = first // row_size
+    rows = part[start : -(-last // row_size)]
+    return rows.flatten()[first - start * row_size : last - start * row_size]
 
 
 def _folder(directory: Path, rank: int) -> Path:

@@ -14,6 +14,8 @@
 
 """Whether the output layer of a model can be called for a few tokens at a time."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
@@ -23,15 +25,17 @@ from transformers import PreTrainedConfig
 from ..method.answers import answer_values, output_layer
 from ..method.batches import NLACCollator
 from ..method.losses import token_logps
-from ..nlac_config import NLACConfig
 from ..shards import has_gathered_weights
 from ..types import Prompt, TrainingExample
 
 
+if TYPE_CHECKING:
+    from ..nlac_config import NLACConfig
+
 logger = get_logger(__name__)
 
 
-def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> bool:
+def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> bool:
     """
     Return whether a model's log-probabilities are those of its output layer, called in chunks. If not, a warning names
     the reason. All processes decide alike.
@@ -53,7 +57,7 @@ def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: NLACConfig)
     return not reason
 
 
-def _unfit(model: nn.Module, args: NLACConfig) -> str:
+def _unfit(model: nn.Module, args: "NLACConfig") -> str:
     """Explain why the output layer cannot be called alone, as far as can be seen."""
     if args.torch_compile:
         return "the model is compiled (`torch_compile`)"
@@ -66,7 +70,7 @@ def _unfit(model: nn.Module, args: NLACConfig) -> str:
     return ""
 
 
-def _difference(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
+def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> str:
     """Explain how what the output layer gives differs from what the model gives; empty if it does not."""
     vocabulary = min(config.get_text_config().vocab_size, 1000)
     sequences = torch.randint(vocabulary, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()

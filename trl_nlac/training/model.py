@@ -73,6 +73,12 @@ def load_model(
             "`model_init_kwargs` and `quantization_config` are ignored, because `model` is already instantiated."
         )
     _check_model(model)
+    if args.num_idle_gpus:
+        number = 1 + args.num_idle_gpus
+        logger.warning(
+            f"This process sees {number} GPUs and trains on the first of them. To train on all, start a process for "
+            f"each: `accelerate launch --num_processes {number} ...`."
+        )
     if peft_config is not None:
         from trl.experimental.utils import prepare_peft_model
 
@@ -149,8 +155,10 @@ def load_by_name(
                 "`quantization_config` is given both to the trainer and in `model_init_kwargs`. Give it only once."
             )
         kwargs["quantization_config"] = quantization_config
-    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-        kwargs["device_map"] = None  # "auto" does not work with distributed training
+    if args.distributed_state.distributed_type != "NO":
+        kwargs["device_map"] = None  # each process has the device that Accelerate gives it
+    elif args.device.type not in ("cpu", "mps"):
+        kwargs.setdefault("device_map", {"": args.device})  # TRL's "auto" would spread it over all GPUs
     with named(f"`model={name!r}`, loaded with {shown(hide_secrets(kwargs))} (see `model_init_kwargs`),"):
         return create_model_from_path(name, **kwargs)
 
@@ -161,6 +169,13 @@ def _check_model(model: "PreTrainedModel | PeftModel") -> None:
         raise ValueError(
             f"`model` is a {type(base).__name__}, which is no causal language model. Give one that continues text, "
             "such as those of `AutoModelForCausalLM`."
+        )
+    devices = sorted({str(weights.device) for weights in model.parameters() if not weights.is_meta})
+    if len(devices) > 1:
+        raise ValueError(
+            f"`model` is spread over the devices {', '.join(devices)}, and every process trains on one. Load it "
+            "without `device_map` (see `model_init_kwargs`); if it does not fit on one GPU, start a process for each "
+            "and shard it, for example with `--accelerate_config zero3`."
         )
     for name, weights in model.named_parameters():
         if weights.is_meta:

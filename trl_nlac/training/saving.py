@@ -98,6 +98,12 @@ class AtomicSavingTrainer(_BaseTrainer):
         if pushes:
             self._push_from_checkpoint(str(checkpoint))
 
+    def _find_best(self) -> None:
+        """Find the best checkpoint of a run that was moved or copied: it is in its folder now."""
+        best = Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+        if self.state.best_global_step and best.is_dir():
+            self.state.best_model_checkpoint = str(best)
+
     def _load_learned(self, checkpoint: Path, learning_rate_factor: float) -> None:
         """
         Load weights and optimizer of a checkpoint during training. Steps, data and the schedule of the learning rate

@@ -15,6 +15,7 @@
 """Attention over token trees, as an attention implementation of transformers."""
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.logging import get_logger
@@ -29,13 +30,17 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ..method.answers import answer_logits
 from ..method.batches import NLACCollator
 from ..method.prefix_tree import PrefixTree
-from ..nlac_config import NLACConfig
 from ..types import Prompt, TrainingExample
 
+
+if TYPE_CHECKING:
+    from ..nlac_config import NLACConfig
 
 logger = get_logger(__name__)
 
 TREE_ATTENTION = "sdpa_with_prefix_trees"
+# Types of devices on which FlexAttention computes trees, and those on which CPU kernels compute them piece by piece.
+FLEX_DEVICES, PIECEWISE_DEVICES = {"cuda"}, {"cpu"}
 _BLOCK = 128  # tokens; of FlexAttention
 _WINDOW_BLOCK = 512  # queries of which a mask is written out, in layers with a sliding window
 
@@ -83,14 +88,15 @@ def attend(
         )
     if dropout:
         raise ValueError(f"Attention over prefix trees has no dropout, and it is {dropout}.")
+    flexes = query.device.type in FLEX_DEVICES
     if sliding_window not in prefix_tree.layouts:
-        make = pieces if query.device.type == "cpu" else block_mask
+        make = block_mask if flexes else pieces
         prefix_tree.layouts[sliding_window] = make(prefix_tree, sliding_window)
     layout = prefix_tree.layouts[sliding_window]
     if torch.is_autocast_enabled(query.device.type):  # as it does for SDPA: a norm may have left float32
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if query.device.type != "cpu":
+    if flexes:
         return flex_attention_forward(module, query, key, value, layout, scaling=scaling, **kwargs)[0], None
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ValueError("On a CPU, attention over prefix trees knows neither capped scores nor attention sinks.")
@@ -226,7 +232,7 @@ def _indices(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return chosen.sum(1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
-def start_sharing(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> bool:
+def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> bool:
     """
     Let a model read trees, if it computes on a small one what it computes on separate sequences. Otherwise the model
     stays as it is, and a warning names the reason. All processes decide alike.
@@ -253,14 +259,14 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) 
     return not reason
 
 
-def _unfit(config: PreTrainedConfig, args: NLACConfig) -> str:
+def _unfit(config: PreTrainedConfig, args: "NLACConfig") -> str:
     """Explain why a model cannot read trees, as far as its configuration shows."""
     values = config.to_dict()
     if args.torch_compile:
         return "the model is compiled (`torch_compile`)"
     if config._attn_implementation != "sdpa":
         return f"`attn_implementation` is '{config._attn_implementation}', and trees need 'sdpa'"
-    if args.device.type not in ("cpu", "cuda"):
+    if args.device.type not in FLEX_DEVICES | PIECEWISE_DEVICES:
         return f"there is no attention over trees for the device '{args.device.type}'"
     dropouts = [name for name, value in values.items() if "drop" in name and isinstance(value, float) and value > 0]
     if dropouts:
@@ -269,7 +275,7 @@ def _unfit(config: PreTrainedConfig, args: NLACConfig) -> str:
     return f"the model has layers of the type '{min(others)}'" if others else ""
 
 
-def _difference(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
+def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> str:
     """Explain how the model's output on a tree differs from that on separate sequences; empty if it does not."""
     generator = torch.Generator().manual_seed(0)
 

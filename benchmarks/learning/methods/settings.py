@@ -144,6 +144,7 @@ KEEPS_TARGETS = {"target_max_age": None}  # MAX_AGE, in updates
 KEEPS_BEST = {"refine_best_actions": False}
 STORED_ACTIONS = {"replay_refinement_fraction": 1.0}
 TWO_UPDATES = {"num_updates_per_generation": 2, "episodes_per_iteration": 8}  # as many steps, on half the transitions
+FOUR_UPDATES = {"num_updates_per_generation": 4, "episodes_per_iteration": 16}
 FRUGAL = "nlac_frugal"
 SAVINGS = {
     "nlac_keeps_targets": KEEPS_TARGETS,
@@ -152,6 +153,17 @@ SAVINGS = {
     "nlac_two_updates": TWO_UPDATES,
     FRUGAL: merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS),
     "nlac_frugal_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS, TWO_UPDATES),
+    # Fresh actions, as in the paper.
+    "nlac_kept_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, TWO_UPDATES),
+    "nlac_kept_four_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, FOUR_UPDATES),
+}
+# Playing beside training: episodes of weights that are this number of optimizer steps old, with the frugal settings.
+# An iteration has four steps, so that a staleness of one needs iterations of one step.
+ONE_STEP = {"samples_per_iteration": 32, "episodes_per_iteration": 1}
+STALE = {
+    "nlac_stale_1": merge_settings(SAVINGS[FRUGAL], ONE_STEP, {"staleness": 1}),
+    "nlac_stale_4": merge_settings(SAVINGS[FRUGAL], {"staleness": 4}),
+    "nlac_stale_16": merge_settings(SAVINGS[FRUGAL], {"staleness": 16}),
 }
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
@@ -175,7 +187,7 @@ def default_settings(task: LearningTask, method: str) -> dict:
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
         return merge_settings(defaults, changes.get(method, {}))
-    changes = {**ABLATIONS, **SAVINGS}.get(method, {})
+    changes = {**ABLATIONS, **SAVINGS, **STALE}.get(method, {})
     if method == "hindsight":
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}))
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC

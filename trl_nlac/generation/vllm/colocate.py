@@ -14,22 +14,29 @@
 
 """vLLM in the process of the trainer."""
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from accelerate.utils import is_peft_model
+from tqdm.auto import tqdm
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from vllm import LLM
 
-from ..engine import Adapter
+from ..base import Completion
+from ..engine import Adapter, cache_shortage
 from .local import LocalEngine, allowed_rank, cpu_options
 from .requests import RequestLoop
 from .weights import save_adapter, weights_of
+
+
+logger = logging.getLogger(__name__)
 
 
 class ColocatedEngine(LocalEngine, VLLMGeneration):
@@ -43,6 +50,8 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
         args, kwargs:
             As for [`~trl.generation.vllm_generation.VLLMGeneration`].
     """
+
+    _has_warned = False
 
     def _init_vllm(self) -> None:
         # The trainer's precision; for float32 weights vLLM would choose half precision.
@@ -67,6 +76,8 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
             self.llm.sleep(level=self.sleep_level)
         self.max_model_length = self.llm.model_config.max_model_len
         self.forgets_weights = self.sleep_level == 2
+        cache = self.llm.llm_engine.vllm_config.cache_config
+        self.cache_room = cache.num_gpu_blocks * cache.block_size  # tokens
         self._adapters_dir = tempfile.TemporaryDirectory(prefix="nlac_adapters_")
 
     @contextmanager
@@ -79,6 +90,18 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
             self.requests.cancel()  # what an error left behind
             if self.sleep_level:
                 self.llm.sleep(level=self.sleep_level)
+
+    def generate(
+        self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
+    ) -> list[Completion]:
+        completions = super().generate(prompts, params, adapter, bar)
+        if not self._has_warned:
+            sequences = [p + completion.token_ids for p, completion in zip(prompts, completions, strict=True)]
+            shortage = cache_shortage(sequences, self.cache_room, self.gpu_memory_utilization, self.sleep_level > 0)
+            if shortage is not None:
+                self._has_warned = True
+                logger.warning(shortage)
+        return completions
 
     def sync_weights(self) -> None:
         if self.sleep_level:

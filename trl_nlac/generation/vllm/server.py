@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 _MAX_ATTEMPTS = 4
 _HEALTH_INTERVAL = 10.0  # s
+_PROBES = 16  # requests at the same time, of which each process of a server gets one
 
 
 class _ServerLost(Exception):
@@ -70,7 +71,7 @@ class ServerEngine(VLLMGeneration):
 
     Raises:
         ConnectionError: If no server answers within `server_timeout` seconds.
-        ValueError: If weights cannot be sent in this way.
+        ValueError: If weights cannot be sent in this way, or the server has several API processes.
     """
 
     forgets_weights = False
@@ -103,6 +104,9 @@ class ServerEngine(VLLMGeneration):
         self._cache_counts = self._read_cache_counts()
         if not has_adapters:
             self.vllm_client.get_server_info()  # raises if the server cannot load weights on request
+            ids = self._probe("/server_info?config_format=json", _id_in)
+            if len(set(ids)) > 1:
+                raise ValueError(self._several_processes)
         if self.weights_dir is not None:
             if is_main:
                 Path(self.weights_dir).mkdir(parents=True, exist_ok=True)
@@ -152,6 +156,9 @@ class ServerEngine(VLLMGeneration):
         save_adapter(self, adapter.path, writes=self.accelerator.is_main_process)
         if self.accelerator.is_main_process:
             self._insist(lambda: self._load_adapter(adapter))
+            # A process of the server knows the adapters that it was itself asked to load.
+            if not self._adapters and not all(self._probe("/v1/models", lambda text: f'"{adapter.name}"' in text)):
+                raise ValueError(self._several_processes)
         self.accelerator.wait_for_everyone()
         self._adapters.append(adapter)
         return adapter
@@ -169,7 +176,9 @@ class ServerEngine(VLLMGeneration):
                 ) from error
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        self._adapters.remove(adapter)
+        self.accelerator.wait_for_everyone()  # until no process generates with it
+        with self._recovery:  # which loads them again
+            self._adapters.remove(adapter)
         if self.accelerator.is_main_process:
             try:
                 self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": adapter.name})
@@ -270,7 +279,29 @@ class ServerEngine(VLLMGeneration):
                 "group. Resume from the last checkpoint (`trl-nlac train --resume_from_checkpoint last`). With "
                 "`vllm_server_weights_dir`, servers can be restarted during training."
             )
-        self._load_weights()
+        self._load_weights_once()
+
+    def _load_weights_once(self) -> None:
+        """Load the weights into a restarted server, unless another process of the trainer does; then wait for it."""
+        server_id = self._read_server_id()
+        claim = self._path / f"claimed_{self._version}_{server_id}"
+        done = claim.with_name(claim.name.replace("claimed", "loaded"))
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError:
+            end = time.monotonic() + self.server_timeout
+            while claim.exists() and not done.exists() and time.monotonic() < end:
+                time.sleep(0.1)
+            if not done.exists():
+                raise _ServerLost("another process has not loaded the weights") from None
+            self._server_id = server_id
+            return
+        try:
+            self._load_weights()
+        except BaseException:
+            claim.unlink()
+            raise
+        done.touch()
 
     def _server_id_from_now(self) -> str:
         """Return the server's id at a moment after this call. Threads that ask at the same time share an answer."""
@@ -283,7 +314,24 @@ class ServerEngine(VLLMGeneration):
 
     def _read_server_id(self) -> str:
         """Return an id that is different for each start of a server."""
-        return json.loads(self._request("GET", "/server_info?config_format=json"))["vllm_config"]["instance_id"]
+        return _id_in(self._request("GET", "/server_info?config_format=json"))
+
+    def _probe(self, path: str, read: Callable[[str], T]) -> list[T]:
+        """Ask many times at once, and read each answer."""
+
+        async def ask() -> list[str]:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_PROBES)) as session:
+                return await asyncio.gather(*(self._ask(session, "GET", path) for _ in range(_PROBES)))
+
+        return [read(text) for text in finish(ask())]
+
+    @property
+    def _several_processes(self) -> str:
+        return (
+            f"The vLLM server at {self._shown_url} has several API processes, as with `--data-parallel-size`, and "
+            "each knows only what it was told itself. Start it with `--api-server-count 1`: one process takes the "
+            "requests for all of its engines."
+        )
 
     def _request(self, method: str, path: str, **kwargs) -> str:
         return finish(self._watched(lambda session: self._ask(session, method, path, **kwargs)))
@@ -332,3 +380,7 @@ class ServerEngine(VLLMGeneration):
                 except (aiohttp.ClientError, asyncio.TimeoutError):
                     await asyncio.sleep(min(1.0, self.server_timeout / 10))
         return False
+
+
+def _id_in(server_info: str) -> str:
+    return json.loads(server_info)["vllm_config"]["instance_id"]

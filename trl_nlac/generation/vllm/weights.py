@@ -69,4 +69,7 @@ def save_adapter(engine: VLLMGeneration, directory: Path, writes: bool = True) -
     adapter = [parameter for parameter in engine.model.parameters() if parameter.requires_grad]
     with engine._dist.gather_params(adapter):
         if writes:
-            engine.model.save_pretrained(directory, selected_adapters=engine.model.active_adapters)
+            # "auto" would ask the Hub about the base model each time. vLLM's adapters have no embeddings.
+            engine.model.save_pretrained(
+                directory, selected_adapters=engine.model.active_adapters, save_embedding_layers=False
+            )

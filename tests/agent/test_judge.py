@@ -1,0 +1,150 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+from functools import partial
+
+import pytest
+from helpers.chat_server import ChatServer
+from helpers.testing_utils import make_roles, make_trainer, play
+
+from trl_nlac import JudgeReward
+from trl_nlac.agent.judge import parse_score, transcript
+from trl_nlac.environments import EnvironmentFailure, StepResult
+from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.event_loop import finish
+
+
+STATE = [{"role": "user", "content": "situ 2"}]
+
+
+def said(text: str) -> list[dict]:
+    return [{"role": "assistant", "content": text}]
+
+
+class Judge:
+    """Judges by the length of what the assistant said last, at most 10, after some answers without a score."""
+
+    def __init__(self, num_unreadable: int = 0):
+        self.num_unreadable = num_unreadable
+
+    def __call__(self, messages: list[dict]) -> str:
+        if self.num_unreadable:
+            self.num_unreadable -= 1
+            return "Good."
+        last = messages[-1]["content"].rpartition("assistant: ")[2].partition("\n")[0]
+        if last == "unjudged":
+            return "I cannot say."
+        return f"It has {len(last)} letters.\nScore: {min(10, len(last))}"
+
+
+@pytest.mark.parametrize(
+    "text, score",
+    [
+        ("Fine.\nScore: 7", 0.7),
+        ("**Score: 10**", 1.0),
+        ("score: 3.5/10.", 0.35),
+        ("Score: 0 out of 10\nScore: 0", 0.0),
+        ("Score: 11", None),
+        ("Score: 3\nScore: 4", None),
+        ("A score of 7 would be too much.", None),
+        ("", None),
+    ],
+)
+def test_scores(text, score):
+    assert parse_score(text) == score
+
+
+def test_transcripts():
+    call = {"type": "function", "function": {"name": "route", "arguments": '{"team": "legal"}'}}
+    messages = [{"role": "assistant", "content": "I do.", "tool_calls": [call]}, {"role": "tool", "content": "done"}]
+    expected = 'user: situ 2\n\nassistant: I do.\n[calls route with {"team": "legal"}]\n\ntool: done'
+    assert transcript("situ 2", messages) == transcript(STATE, messages) == expected
+
+
+def test_rewards_cache_and_cost(tmp_path):
+    server, metrics = ChatServer(Judge()), {}
+    with server.running() as url:
+        make = partial(JudgeReward, url, "Short answers.", "teacher", cache=tmp_path / "scores" / "cache.jsonl")
+        judge = make(price=(1.0, 2.0))
+        completions = [said("ab"), said("abcd"), said("ab"), "abc"]
+        scores = finish(judge([STATE] * 3 + ["situ 2"], completions, log_metric=metrics.__setitem__))
+        assert scores == [0.2, 0.4, 0.2, 0.3]
+        assert len(server.requests) == 3 and metrics["judge/judged"] == 3 and judge.cost == metrics["judge/cost"] == 0
+        request = server.requests[0]
+        assert "Short answers." in request["messages"][0]["content"] and request["model"] == "teacher"
+        with (tmp_path / "scores" / "cache.jsonl").open("a") as file:
+            file.write('{"key": "cut')
+        again = make()
+        assert finish(again([STATE], [said("abcd")])) == [0.4] and again.cost is None
+        assert again.counts["cached"] == 1 and len(server.requests) == 3
+        other = JudgeReward(url, "Long answers.", "teacher", cache=tmp_path / "scores" / "cache.jsonl")
+        finish(other([STATE], [said("abcd")]))
+        assert len(server.requests) == 4  # another rubric is another question
+
+
+def test_an_answer_without_a_score_is_asked_for_again():
+    with ChatServer(Judge(num_unreadable=2)).running() as url:
+        judge = JudgeReward(url, "Short answers.", "teacher", max_retries=2)
+        assert finish(judge([STATE], [said("ab")])) == [0.2]
+
+
+def test_what_cannot_be_judged_fails_alone():
+    """It is no episode with a reward of 0."""
+
+    class Ends:
+        def reset(self):
+            return "begin"
+
+        def step(self, action):
+            return StepResult("end", terminated=True)
+
+    with ChatServer(Judge()).running() as url:
+        judge = JudgeReward(url, "Short answers.", "teacher", max_retries=0)
+        roles = make_roles(["abc", "unjudged"])
+        judged, failed = play([{}, {}], Ends, roles, rewards=EpisodeRewards([judge]), max_instances=2)
+    assert judged.score == 0.3 and judged.terminated and judged.failure is None
+    assert failed.failure.startswith("reward: EnvironmentFailure: the judge 'teacher' at http://127.0.0.1")
+    assert "no line `Score: N`" in failed.failure and not failed.turns and not failed.terminated
+    assert judge.counts["failed"] == judge.counts["judged"] == 1
+
+
+def test_a_server_that_is_gone():
+    judge = JudgeReward(
+        "http://127.0.0.1:9/v1", "Short answers.", "teacher", max_retries=0, api_key="sk-1234567890abcdefgh"
+    )
+    (failure,) = finish(judge([STATE], [said("ab")]))
+    assert isinstance(failure, EnvironmentFailure) and "APIConnectionError" in str(failure)
+
+
+def test_training(tmp_path):
+    with ChatServer(Judge()).running() as url:
+        judge = JudgeReward(url, "Short answers.", "teacher", max_retries=0, cache=tmp_path / "cache.jsonl")
+        trainer = make_trainer(tmp_path / "run", {"logging_steps": 1}, reward_funcs=judge)
+        trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert all(log["judge/judged"] + log["judge/failed"] > 0 for log in logs)
+    assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == judge.counts["judged"]
+    assert json.loads((tmp_path / "cache.jsonl").read_text().splitlines()[0])["score"] <= 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rubric": " "}, {"model": ""}, {"max_concurrency": 0}, {"max_retries": -1}],
+    ids=lambda change: next(iter(change)),
+)
+def test_arguments(change):
+    arguments = {"endpoint": "http://127.0.0.1:9/v1", "rubric": "Short answers.", "model": "teacher", **change}
+    with pytest.raises(ValueError, match=f"`{next(iter(change))}`"):
+        JudgeReward(**arguments)

@@ -1,0 +1,166 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Environments on the machines of a Ray cluster: the same as in threads, wherever they are."""
+
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers.testing_utils import make_roles, make_trainer
+
+from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.rollout import play_episodes
+
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # keeps to 127.0.0.1; read when Ray is imported
+ray = pytest.importorskip("ray")
+from trl_nlac.environments.ray_process import RayEnvironment, connect  # noqa: E402
+
+
+NUM_MACHINES = 2
+TIMEOUT = 300  # a process takes long to start on a machine that is busy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A cluster of several machines, as Ray's own tests make it: all of them are this one."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(NUM_MACHINES - 1):
+        cluster.add_node(**node)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    yield cluster
+    del os.environ["RAY_ADDRESS"]
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def make_game(folder):
+    """Make a factory. Classes within functions travel by value."""
+
+    class Game(TextEnvironment):
+        takes_seed = True
+
+        def reset(self, seed, fault=None):
+            self.seed, self.fault, self.turn = seed, fault, 0
+            return f"win {seed % 10}"
+
+        async def step(self, action):
+            self.turn += 1
+            if self.turn == 2 and self.fault == "exception":
+                raise RuntimeError("broken")
+            if self.turn == 2 and self.fault == "exit":
+                sys.exit(1)
+            if self.turn == 2 and self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            while self.turn == 2 and self.fault == "hang":
+                time.sleep(0.1)
+            return StepResult(f"win {self.turn}", float(self.turn == 3), terminated=self.turn == 3)
+
+        def final_reward(self):
+            return self.seed % 7
+
+        def close(self):
+            (folder / f"{os.getpid()}").touch()
+
+    return lambda: Game()
+
+
+def play_in(workers, factory, tasks, timeout=TIMEOUT):
+    pool = EnvironmentPool(factory, workers=workers, timeout=timeout)
+    try:
+        torch.manual_seed(0)
+        return play_episodes(pool, tasks, make_roles("take red", max_turns=8))
+    finally:
+        pool.close()
+
+
+def test_the_same_as_in_threads(tmp_path):
+    faults = [None, "exception", None, "exit", None]
+    tasks = [{"fault": fault} for fault in faults]
+    in_threads, on_cluster = (
+        [
+            (e.token_ids.tolist(), e.turns, e.score, e.terminated, e.failure)
+            for e in play_in(workers, make_game(tmp_path), tasks)
+        ]
+        for workers in ("thread", "ray")
+    )
+    assert in_threads == on_cluster
+    assert [failure is None for *_, failure in on_cluster] == [fault is None for fault in faults]
+    closed = {int(path.name) for path in tmp_path.iterdir()}
+    assert os.getpid() in closed and len(closed) == 1 + len(tasks)  # each closed itself, in its own process
+
+
+def test_all_machines_take_part(tmp_path):
+    class Where:
+        def reset(self):
+            return "win"
+
+        def step(self, action):
+            return StepResult(ray.get_runtime_context().get_node_id(), terminated=True)
+
+    episodes = play_in("ray", lambda: Where(), [{}] * 4 * NUM_MACHINES)
+    assert len({episode.turns[0].next_observation for episode in episodes}) == NUM_MACHINES
+
+
+def test_an_actor_that_dies_is_one_failed_episode(tmp_path):
+    killed, clean = play_in("ray", make_game(tmp_path), [{"fault": "killed"}, {"fault": None}])
+    assert killed.failure == "step: EnvironmentFailure: the Ray actor of the environment has died"
+    assert [len(episode.turns) for episode in (killed, clean)] == [1, 3] and clean.terminated
+
+
+def test_an_actor_that_hangs_is_ended(tmp_path):
+    connect()
+    environment = RayEnvironment(make_game(tmp_path))
+    environment.reset(seed=1, fault="hang")
+    environment.step("")
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(environment.step, "")
+        while not environment._calling.locked():
+            time.sleep(0.01)
+        environment.close()
+        with pytest.raises(EnvironmentFailure, match="has died"):
+            hanging.result(timeout=TIMEOUT)
+    assert not list(tmp_path.iterdir())  # it had no time to close itself
+
+
+def test_training(tmp_path):
+    class Game:
+        def reset(self, start):
+            return f"{start}"
+
+        def step(self, action):
+            return StepResult("won", 1.0, terminated=True)
+
+    def judge(completions, environments, **kwargs):
+        return [0.0] * len(completions)
+
+    options = {"environment_workers": "ray", "max_steps": 1}
+    arguments = {"train_dataset": Dataset.from_dict({"start": [1] * 4}), "environment_factory": lambda: Game()}
+    trainer = make_trainer(tmp_path, options, **arguments)
+    trainer.train()
+    assert trainer.num_environment_steps == 4
+    with pytest.raises(ValueError, match="`judge` reads `environments`.*environment_workers='ray'"):
+        make_trainer(tmp_path, options, **arguments, reward_funcs=judge)

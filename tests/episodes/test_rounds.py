@@ -1,0 +1,265 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Playing beside training: nothing is lost or counted twice, and no weights are older than they may be."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+
+import pytest
+from datasets import Dataset
+from helpers.engine_utils import TinyEngine, make_async_trainer
+from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, weights
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.engine import SyncedGenerator
+
+
+def logged(trainer, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def starts(number: int) -> Dataset:
+    """Tasks of two turns."""
+    return Dataset.from_dict({"start": [2] * number})
+
+
+class Played(Countdown):
+    """Notes the tasks that were begun."""
+
+    begun: list[int] = []
+
+    def reset(self, number, start, fails_at):
+        self.begun.append(number)
+        return super().reset(start, fails_at)
+
+
+def test_environments_play_while_the_model_trains(monkeypatch, tmp_path):
+    training = threading.Event()
+
+    class Waits:
+        def reset(self, number):
+            self.number = number
+            return f"{number}"
+
+        def step(self, action):
+            if self.number >= 4 and not training.wait(20):  # after the first iteration, which waits for its episodes
+                raise RuntimeError("training waited for this episode")
+            return StepResult("won", 1.0, terminated=True)
+
+    class Training(RecordingTrainer):
+        def compute_loss(self, *args, **kwargs):
+            if len(self.micro_batches) == 1:  # of the second iteration
+                training.set()
+            return super().compute_loss(*args, **kwargs)
+
+    tasks = Dataset.from_dict({"number": list(range(12))})
+    config = {"max_steps": 3, "shuffle_dataset": False}
+    trainer = make_async_trainer(
+        monkeypatch, tmp_path, config, trainer_class=Training, train_dataset=tasks, environment_factory=Waits
+    )
+    trainer.train()
+    assert [episode.failure for episode in trainer.replay.episodes] == [None] * 8
+    assert [int(episode.task["number"]) for episode in trainer.replay.episodes] == list(range(8))
+    assert logged(trainer, "rollout/staleness") == [0.0, 1.0]  # of the first iteration and of the last
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
+    """Also those under way at checkpoints, evaluations and the end, and those that fail."""
+    Played.begun = []
+    numbers = list(range(40))
+    fails_at = [0 if number == 5 else -1 for number in numbers]
+    tasks = Dataset.from_dict({"number": numbers, "start": [2] * 40, "fails_at": fails_at})
+    config = {"max_steps": 5, "shuffle_dataset": False, "max_staleness": max_staleness, "log_completions": False}
+    config |= {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "num_eval_critiques": 0,
+    }
+    evaluated = Dataset.from_dict({"number": [99], "start": [2], "fails_at": [-1]})
+    trainer = make_async_trainer(
+        monkeypatch, tmp_path, config, train_dataset=tasks, eval_dataset=evaluated, environment_factory=Played
+    )
+    trainer.train()
+    stored = [int(episode.task["number"]) for episode in trainer.replay.episodes]
+    begun = sorted(number for number in Played.begun if number != 99)
+    assert stored == begun == numbers[: len(stored)] and len(stored) == 16  # nothing begins in the last iteration
+    failed = [int(episode.task["number"]) for episode in trainer.replay.episodes if episode.failure]
+    assert failed == [5] and trainer.num_environment_steps == 2 * len(stored) - 1
+    staleness = logged(trainer, "rollout/staleness")
+    assert staleness[0] == 0 and max(staleness) <= max_staleness
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+class Stopped(RecordingTrainer):
+    """Gets a SIGTERM in its third optimizer step."""
+
+    def compute_loss(self, *args, **kwargs):
+        if len(self.micro_batches) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().compute_loss(*args, **kwargs)
+
+
+def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path):
+    """
+    To the last bit, from checkpoints with episodes under way, which end before they are saved. With the smallest
+    staleness it does not matter how fast anything is.
+    """
+    config = {"max_steps": 4, "max_staleness": 1, "save_strategy": "steps", "save_steps": 2}
+    whole = make_async_trainer(monkeypatch, tmp_path / "whole", config)
+    whole.train()
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "whole", killed)  # as it was after two steps
+    shutil.rmtree(killed / "checkpoint-4")
+    stopped = make_async_trainer(monkeypatch, tmp_path / "stopped", config, trainer_class=Stopped)
+    with pytest.raises(SystemExit):
+        stopped.train()
+    assert {path.name for path in (tmp_path / "stopped").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    for folder in ("killed", "stopped"):
+        resumed = make_async_trainer(monkeypatch, tmp_path / folder, config)
+        resumed.train(resume_from_checkpoint=True)
+        assert_same(weights(whole.model), weights(resumed.model))
+        played = [[episode.token_ids.tolist() for episode in one.replay.episodes] for one in (whole, resumed)]
+        assert played[0] == played[1] and len(played[0]) == 3 * 4
+        assert whole.num_environment_steps == resumed.num_environment_steps
+
+
+def test_a_callback_can_generate_while_episodes_are_under_way(monkeypatch, tmp_path):
+    """With other weights than those that play, which go on with the policy's newest ones."""
+
+    class Generates(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            with trainer.roles.generator.session(trainer.model):
+                trainer.roles.generator.generate([[5, 6]], Sampling(2), [0])
+
+    class Slow(Countdown):
+        def step(self, action):
+            time.sleep(0.2)
+            return super().step(action)
+
+    arguments = {"train_dataset": starts(8), "environment_factory": Slow, "callbacks": [Generates()]}
+    trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 3, "max_staleness": 1}, **arguments)
+    trainer.train()
+    assert len(trainer.replay.episodes) == 2 * 4
+
+
+def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):
+    class Losing(RecordingTrainer):
+        def compute_loss(self, *args, **kwargs):
+            if len(self.micro_batches) == 1:
+                self.roles.generator.engine.error = ConnectionError("the server is gone")
+            return super().compute_loss(*args, **kwargs)
+
+    class Slow(Countdown):
+        def step(self, action):
+            time.sleep(0.2)
+            return super().step(action)
+
+    trainer = make_async_trainer(
+        *(monkeypatch, tmp_path, {"max_steps": 4, "max_staleness": 1}),
+        trainer_class=Losing,
+        train_dataset=starts(8),
+        environment_factory=Slow,
+    )
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        trainer.train()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    deadline = time.monotonic() + 10
+    while trainer.environments.num_left_behind and time.monotonic() < deadline:
+        time.sleep(0.05)  # the steps that were under way
+    assert not trainer.environments.num_left_behind
+
+
+def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):
+    """After Ctrl-C, for example: the thread ends at the next action."""
+
+    class Interrupted(RecordingTrainer):
+        def compute_loss(self, *args, **kwargs):
+            if len(self.micro_batches) == 1:
+                raise KeyboardInterrupt
+            return super().compute_loss(*args, **kwargs)
+
+    class Slow(Countdown):
+        def step(self, action):
+            time.sleep(0.2)
+            return super().step(action)
+
+    tasks = Dataset.from_dict({"start": [50] * 8})
+    arguments = {"trainer_class": Interrupted, "train_dataset": tasks, "environment_factory": Slow}
+    trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 4, "max_turns": 2}, **arguments)
+    trainer.args.max_turns = 100  # of the players, from the second iteration
+    trainer.rollouts.players.options.max_turns = 2
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+def test_answers_beside_wait_for_their_weights():
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+    generator = SyncedGenerator(TinyEngine(model, tokenizer), None, [tokenizer.eos_token_id])
+    beside = generator.beside()
+    prompts, sampling, answers = [tokenizer("baku 2")["input_ids"]], Sampling(8, temperature=0.0), []
+
+    def ask() -> threading.Thread:
+        thread = threading.Thread(target=lambda: answers.append(beside.generate(prompts, sampling, [0])))
+        thread.start()
+        thread.join(0.3)
+        return thread
+
+    early = ask()
+    assert early.is_alive()  # nothing is shared
+    with generator.session(model):
+        generator.share()
+        early.join(20)
+        expected = generator.generate(prompts, sampling, [0])
+    assert not ask().is_alive() and answers == [expected] * 2  # also between sessions
+    embedding = model.get_input_embeddings().weight.data
+    embedding.mul_(-1)  # as the target weights are other ones
+    with generator.session(model):
+        assert generator.generate(prompts, sampling, [0]) != expected
+        waiting = ask()
+        assert waiting.is_alive()
+    assert waiting.is_alive()
+    embedding.mul_(-1)
+    with generator.session(model):
+        waiting.join(20)
+    assert answers == [expected] * 3
+
+
+def test_what_cannot_work_is_refused(monkeypatch, tmp_path):
+    for options, message in (
+        ({"async_rollouts": True}, "`async_rollouts=True` .*`use_vllm=False`.*Start a server"),
+        ({"async_rollouts": True, "use_vllm": True}, "`vllm_mode='colocate'`"),
+        ({"max_staleness": 4}, "`max_staleness` must be None without `async_rollouts=True`, got 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_config(tmp_path, **options)
+    server = {"async_rollouts": True, "use_vllm": True, "vllm_mode": "server"}
+    with pytest.raises(ValueError, match="`max_staleness` must be at least 3.*got 2"):
+        make_config(tmp_path, **server, max_staleness=2, samples_per_iteration=12)
+    assert make_config(tmp_path, **server, samples_per_iteration=12).max_staleness == 6
+    logs = make_logs(tmp_path / "logs")
+    offline = {"train_dataset": None, "environment_factory": None, "replay_dataset": logs}
+    with pytest.raises(ValueError, match="`async_rollouts=True` plays, and there is no `environment_factory`"):
+        make_async_trainer(monkeypatch, tmp_path, **offline)

@@ -1,0 +1,58 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Playing beside training, with a real vLLM server: `make test-vllm`."""
+
+import pytest
+from helpers.testing_utils import RecordingTrainer, assert_same, weights
+from helpers.vllm_utils import Server, compare, free_port, logged, make_client
+from peft import LoraConfig
+
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server") / "log.txt", free_port())
+    server.start()
+    server.wait()
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("adapters", [True, False])  # full weights replace the server's base model
+def test_async_rollouts(server, tmp_path, adapters):
+    """Staleness is bounded, every episode is stored, and the same seed gives the same run."""
+    lora = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
+    runs = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        config = {
+            "async_rollouts": True,
+            "max_staleness": 1,
+            "max_steps": 5,
+            "save_strategy": "steps",
+            "save_steps": 3,
+        }
+        arguments = {"peft_config": lora, "trainer_class": RecordingTrainer}
+        trainer = make_client(server, tmp_path / name, config, **arguments)
+        trainer.train()
+        assert len(list(trainer.replay.episodes)) == 4 * 8
+        assert max(logged(trainer, "rollout/staleness")) == 1
+        assert len(trainer.micro_batches) == 5
+        runs.append(trainer)
+    for trainer in runs:
+        compare(trainer)
+    assert_same(weights(runs[0].model), weights(runs[1].model))

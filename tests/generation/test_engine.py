@@ -1,0 +1,52 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import peft
+import pytest
+from peft import LoraConfig, get_peft_model
+from peft.utils import save_and_load
+from transformers import AutoModelForCausalLM
+
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.engine import cache_shortage
+
+
+def test_what_a_cache_has_no_room_for():
+    """Beginnings count once: 100 tokens, and 10 of each of five answers."""
+    sequences = [[*range(100), *[1000 + i] * 10] for i in range(5)]
+    assert cache_shortage(sequences, 150, 0.3, False) is None
+    text = cache_shortage(sequences, 149, 0.3, False)
+    assert text.startswith("vLLM's cache has room for 149 tokens, and the prompts and answers of a batch are 150")
+    assert "`vllm_gpu_memory_utilization` (0.3), with `vllm_enable_sleep_mode=True`" in text
+    assert "vllm_enable_sleep_mode" not in cache_shortage(sequences, 149, 0.8, True)
+    assert cache_shortage([[1, 2], [1, 2], [1]], 2, 0.3, False) is None
+    assert cache_shortage([], 0, 0.3, False) is None
+
+
+def test_adapters_are_handed_over_without_the_hub(tmp_path, monkeypatch):
+    """Of a base model that was loaded from the Hub."""
+    pytest.importorskip("requests")
+    weights = pytest.importorskip("trl_nlac.generation.vllm.weights")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LoraConfig(task_type="CAUSAL_LM"))
+    model.peft_config["default"].base_model_name_or_path = "my-org/my-model"
+    asked = []
+    monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *names: asked.append(names))
+    engine = SimpleNamespace(model=model, _dist=SimpleNamespace(gather_params=lambda parameters: nullcontext()))
+    weights.save_adapter(engine, tmp_path / "adapter")
+    assert not asked
+    saved = peft.load_peft_weights(str(tmp_path / "adapter"))
+    assert saved and all("lora_" in name for name in saved)

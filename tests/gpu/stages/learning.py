@@ -1,0 +1,83 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The embedded model learns a service desk on a device. Needs trl and datasets."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from common import main
+
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
+
+
+def run(device: torch.device, small: bool) -> dict:
+    from helpers.testing_utils import make_config
+
+    from trl_nlac import NLACTrainer
+    from trl_nlac.environments.embedded import (
+        COMPACT_PROMPTS,
+        TINY_MODEL,
+        make_environment,
+        make_rehearsal_dataset,
+        make_tasks,
+    )
+
+    desk, tasks = make_tasks("service_desk", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        args = make_config(
+            folder,
+            use_cpu=device.type == "cpu",
+            max_steps=4 if small else 140,
+            logging_steps=4 if small else 20,
+            lr_scheduler_type="constant",
+            adam_beta2=0.95,
+            per_device_train_batch_size=32,
+            samples_per_iteration=128,
+            episodes_per_iteration=4,
+            max_generation_batch_size=512,
+            max_completion_length=48,
+            max_turns=2,
+            role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
+            target_update_rate=0.05,
+            rehearsal_ratio=0.5,
+            num_eval_episodes=2 if small else 48,
+        )
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=args,
+            train_dataset=tasks,
+            eval_dataset=tasks,
+            environment_factory=lambda: make_environment(desk),
+            prompts=COMPACT_PROMPTS,
+            rehearsal_dataset=make_rehearsal_dataset("service_desk"),
+        )
+        assert trainer.model.device.type == device.type
+        trainer.train()
+        result = trainer.evaluate()
+        success = result["eval_episode/success_rate"]
+        found = {
+            "success": success,
+            "environment steps": trainer.num_environment_steps,
+            "trees": trainer._collate.shares_prefixes,
+        }
+        assert small or success > 0.7, found
+    return found
+
+
+if __name__ == "__main__":
+    main(run)

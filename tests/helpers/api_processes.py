@@ -1,0 +1,86 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A server with vLLM's interface and several API processes, each of which knows only what it was told itself."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+
+from helpers.http_utils import JSONHandler
+
+
+class APIProcesses:
+    """
+    Answers what the trainer asks before it generates.
+
+    Args:
+        number (`int`):
+            Number of processes; each request goes to the next one.
+
+    Attributes:
+        starts (`int`):
+            Counts how often the server was started.
+        loads (`list[str]`):
+            Where each load of weights came from.
+    """
+
+    def __init__(self, number: int):
+        self.number = number
+        self.starts = 0
+        self.loads: list[str] = []
+        self.adapters: list[set[str]] = [set() for _ in range(number)]
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def next_process(self) -> int:
+        with self._lock:
+            self._next = (self._next + 1) % self.number
+            return self._next
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Serve in a `with` block and return the URL."""
+        handler = type("Handler", (_Handler,), {"server_of_tests": self})
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            server.request_queue_size = 64
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_port}"
+            server.shutdown()
+
+
+class _Handler(JSONHandler):
+    server_of_tests: APIProcesses
+
+    def do_GET(self):
+        server = self.server_of_tests
+        process = server.next_process()
+        names = ["base", *server.adapters[process]]
+        config = {"instance_id": f"{server.starts}-{process}"}
+        answers = {
+            "/health": {},
+            "/metrics": {},
+            "/v1/models": {"data": [{"id": name, "max_model_len": 512} for name in names]},
+            "/server_info": {"vllm_config": config},
+        }
+        self.answer(answers[self.path.partition("?")[0]])
+
+    def do_POST(self):
+        server, body = self.server_of_tests, self.read()
+        if self.path == "/v1/load_lora_adapter":
+            server.adapters[server.next_process()].add(body["lora_name"])
+        elif self.path == "/collective_rpc":
+            server.loads.append(body["kwargs"]["weights_path"])
+        self.answer({})

@@ -1,0 +1,54 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Configuration files of the command line."""
+
+from pathlib import Path
+
+import yaml
+
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+def write_config(folder: Path, **options) -> None:
+    """
+    Write `run.yaml`: a run with every record, of two steps, with tasks in `tasks.jsonl`.
+
+    Args:
+        folder (`Path`):
+            Where.
+        **options:
+            Further options, and others in place of these; `None` leaves one out.
+    """
+    settings = dict(
+        model_name_or_path=TINY_MODEL,
+        dataset_name="tasks.jsonl",
+        eval_strategy="steps",
+        eval_steps=2,
+        output_dir="run",
+        use_cpu=True,
+        bf16=False,
+        max_steps=2,
+        max_turns=2,
+        logging_steps=2,
+        action_format="text",
+        max_completion_length=32,
+        report_to="none",
+        log_completions=True,
+        audit_samples=4,
+        save_strategy="steps",
+        save_steps=2,
+    )
+    written = {name: value for name, value in {**settings, **options}.items() if value is not None}
+    (folder / "run.yaml").write_text(yaml.safe_dump(written))

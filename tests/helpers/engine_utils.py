@@ -1,0 +1,98 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""An engine with weights of its own, as a vLLM server has them, and a trainer that uses it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+
+from helpers.testing_utils import make_trainer
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks.kills import train
+from trl_nlac import NLACTrainer, nlac_trainer
+from trl_nlac.generation.base import Completion, Sampling
+from trl_nlac.generation.engine import SyncedGenerator
+from trl_nlac.generation.transformers import TransformersGenerator
+
+
+class TinyEngine:
+    """
+    Generates with a copy of the model, for one thread after the other.
+
+    Attributes:
+        error (`Exception`, *optional*):
+            What the next call raises.
+    """
+
+    forgets_weights = False
+    max_model_length = 512
+
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase):
+        self.model = model
+        self.error: Exception | None = None
+        self._copy = deepcopy(model)
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._num_running = 0
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        yield
+
+    def sync_weights(self) -> None:
+        assert not self._num_running, "answers of two sets of weights"
+        self._copy.load_state_dict(self.model.state_dict())
+
+    def generate(self, prompts, params, adapter, bar) -> list[Completion]:
+        if self.error is not None:
+            raise self.error
+        self._num_running += 1
+        try:
+            return self._complete(prompts, [own["seed"] for own in params], **params[0])
+        finally:
+            self._num_running -= 1
+
+    def _complete(self, prompts, seeds, max_tokens, temperature, stop_token_ids, **others) -> list[Completion]:
+        generator = TransformersGenerator(None, self._tokenizer, stop_token_ids, batch_size=128)
+        with self._lock, generator.session(self._copy):
+            return generator.generate(prompts, Sampling(max_tokens, temperature), seeds)
+
+    def take_cache_counts(self) -> tuple[int, int]:
+        return 0, 0
+
+
+BESIDE = {"use_vllm": True, "vllm_mode": "server", "async_rollouts": True}
+
+
+def load_tiny_engine(model, options, accelerator, tokenizer, eos_token_ids, **others) -> SyncedGenerator:
+    """Load a generator with an engine in place of a vLLM server."""
+    scorer = TransformersGenerator(accelerator, tokenizer, eos_token_ids, batch_size=128)
+    return SyncedGenerator(TinyEngine(model, tokenizer), scorer, eos_token_ids)
+
+
+def make_async_trainer(monkeypatch, output_dir, config: dict | None = None, **kwargs) -> NLACTrainer:
+    """Make a trainer that plays beside training, with an engine in place of a vLLM server."""
+    monkeypatch.setattr(nlac_trainer, "load_generator", load_tiny_engine)
+    return make_trainer(output_dir, {**BESIDE, "logging_steps": 1, **(config or {})}, **kwargs)
+
+
+def train_beside(output_dir: Path, kill: tuple[str, float] | None = None, **changes) -> None:
+    """Train as `benchmarks.kills` does, in a process of its own, and play beside training."""
+    nlac_trainer.load_generator = load_tiny_engine
+    train(output_dir, kill, **BESIDE, **changes)

@@ -1,0 +1,98 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The formulas of the time: tokens of an iteration, counted by hand or in a run."""
+
+import json
+import random
+
+import pytest
+from helpers.hub_configs import CONFIGS
+from helpers.testing_utils import make_config
+from transformers import AutoConfig
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniTextConfig
+
+from trl_nlac.planning.memory import Sharing
+from trl_nlac.planning.shape import model_shape
+from trl_nlac.planning.time import Lengths, Phase, Rates, phases, trunk_share, written_share
+
+
+SHAPE = model_shape(AutoConfig.for_model(**json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text())))
+LENGTHS = Lengths(prompt=1000, answer=100, turns=5)
+
+
+def plan(tmp_path, **options) -> dict[str, Phase]:
+    options = {"samples_per_iteration": 64, "episodes_per_iteration": 4, "use_vllm": True, **options}
+    args = make_config(tmp_path, **options)
+    found = phases(SHAPE, Sharing("zero3", 1), args, Rates(), LENGTHS, 0, 2)
+    return {phase.name: phase for phase in found}
+
+
+def test_updates_repeat_the_training_alone(tmp_path):
+    one, three = plan(tmp_path), plan(tmp_path, num_updates_per_generation=3)
+    assert three.pop("train")[3:] == pytest.approx([3 * value for value in one.pop("train")[3:]])
+    assert one == three
+
+
+def test_transitions_of_an_episode_share_their_beginnings(tmp_path):
+    one, four = plan(tmp_path), plan(tmp_path, transitions_per_episode=4)
+    assert one["target"].read == 64 * 1000 and four["target"].read == pytest.approx(64 * 400)
+    assert one["train"].trained == 64 * 1200 and four["train"].trained == pytest.approx(64 * (400 + 200))
+    assert four["rollout"] == one["rollout"]
+    separate = plan(tmp_path, transitions_per_episode=4, share_prefixes=False)
+    assert separate["train"].trained == 64 * 2 * 1100
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_share_of_the_trunk(together):
+    """Of prompts that grow by the same number of tokens in each turn."""
+    rng, turns = random.Random(0), 100
+    drawn = [[rng.randint(1, turns) for _ in range(together)] for _ in range(20000)]
+    share = sum(map(max, drawn)) / sum(map(sum, drawn))
+    assert share * together == pytest.approx(trunk_share(together) * together, rel=0.02)
+
+
+@pytest.mark.parametrize("age", [0, 4, 16])
+def test_share_of_targets_that_are_written(tmp_path, age):
+    """Against a simulated buffer that has all of its transitions from the start."""
+    config = make_config(
+        tmp_path,
+        target_max_age=age,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+        samples_per_iteration=64,
+        replay_buffer_size=200,
+        episodes_per_iteration=8,
+        max_steps=10**6,
+    )
+    rng, written, updates = random.Random(0), {}, 0
+    counts = [0, 0]
+    for _ in range(400):
+        for number in rng.sample(range(200), 64):
+            is_new = number not in written or updates - written[number] > age
+            if is_new or age == 0:
+                written[number] = updates
+            counts[0] += is_new or age == 0
+            counts[1] += 1
+        updates += 2
+    assert written_share(config, 1, 4) == pytest.approx(counts[0] / counts[1], rel=0.1)
+
+
+def test_sizes_of_the_models():
+    """The files of configurations are written from memory; transformers has the sizes of one as defaults."""
+    config = json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text())
+    known = Qwen2_5OmniTextConfig()  # the same language model
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        assert config[name] == known.to_dict()[name], name
+    assert config["num_key_value_heads"] == known.num_key_value_heads

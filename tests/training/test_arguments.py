@@ -1,0 +1,136 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from helpers.testing_utils import TASKS, make_config
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.episodes.rewards import RewardModel
+
+
+PROMPTS = Dataset.from_dict(
+    {
+        "prompt": [[{"role": "user", "content": f"{word} one"}] for word in ("take", "put", "win", "lose")],
+        "worth": [1, 2, 3, 4],
+    }
+)
+
+
+def length(completions, worth, **kwargs):
+    return [worth[i] + len(completion[0]["content"]) for i, completion in enumerate(completions)]
+
+
+def look() -> str:
+    """Look around."""
+    return "nothing"
+
+
+def make(tmp_path, **kwargs) -> NLACTrainer:
+    arguments = dict(args=make_config(tmp_path, action_format=None), train_dataset=PROMPTS, prompts=COMPACT_PROMPTS)
+    return NLACTrainer(TINY_MODEL, **{**arguments, **kwargs})
+
+
+@pytest.fixture
+def reward_model(tmp_path) -> str:
+    """A folder with a reward model, drawn at random."""
+    folder = str(tmp_path / "reward-model")
+    config = AutoConfig.from_pretrained(TINY_MODEL, num_labels=1)
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY_MODEL).save_pretrained(folder)
+    return folder
+
+
+class TestUsersOfGRPO:
+    def test_positional_arguments_of_grpo(self, tmp_path):
+        for arguments in ((length, make_config(tmp_path), PROMPTS), (length,), ("org/reward-model",), ([length],)):
+            with pytest.raises(TypeError, match=r"name them, as in `NLACTrainer\(model, reward_funcs=") as raised:
+                NLACTrainer(TINY_MODEL, *arguments)
+            assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+    def test_iterable_datasets(self, tmp_path, name):
+        rows = IterableDataset.from_generator(lambda: iter(PROMPTS))
+        with pytest.raises(TypeError, match=rf"`{name}` is an `IterableDataset`.*Dataset.from_list"):
+            make(tmp_path, reward_funcs=length, **{name: rows})
+
+    def test_rollout_func(self, tmp_path):
+        with pytest.raises(ValueError, match=r"`rollout_func` is not taken.*AgentEnvironment\(run_agent\)"):
+            make(tmp_path, reward_funcs=length, rollout_func=lambda prompts, trainer: {})
+
+
+class TestPrompts:
+    def test_a_prompt_is_a_task_of_a_single_step(self, tmp_path):
+        trainer = make(tmp_path, reward_funcs=length)
+        args = trainer.args
+        assert (args.action_format, args.single_step, args.max_turns) == ("text", True, 1)
+        trainer.train()
+        episodes = trainer.replay.episodes
+        assert len(episodes) == trainer.num_environment_steps == 8
+        for episode in episodes:
+            (turn,) = episode.turns
+            assert episode.opening == tuple(episode.task["prompt"]) and not episode.failure
+            if episode.terminated:
+                assert episode.score == episode.task["worth"] + len(turn.action)
+        assert any(episode.terminated for episode in episodes)
+
+    def test_text_prompts(self, tmp_path):
+        trainer = make(
+            tmp_path, reward_funcs=length, train_dataset=Dataset.from_dict({"prompt": ["win"], "worth": [1]})
+        )
+        trainer.train()
+        assert trainer.replay.episodes[0].opening == ({"role": "user", "content": "win"},)
+
+    def test_what_is_missing_is_said(self, tmp_path):
+        with pytest.raises(ValueError, match="Nothing gives rewards"):
+            make(tmp_path, tools=[look])
+        with pytest.raises(ValueError, match="with the column `prompt` and `reward_funcs`"):
+            make(tmp_path, train_dataset=TASKS, reward_funcs=length)
+
+
+class TestRewardModels:
+    def test_by_name_and_as_a_model(self, tmp_path, reward_model):
+        model = AutoModelForSequenceClassification.from_pretrained(reward_model)
+        tokenizer = AutoTokenizer.from_pretrained(reward_model)
+        trainer = make(
+            tmp_path / "run",
+            reward_funcs=[reward_model, model, length],
+            reward_processing_classes=[None, tokenizer, None],
+            args=make_config(tmp_path / "run", action_format=None, reward_weights=[1.0, 1.0, 0.0]),
+        )
+        trainer.train()
+        assert trainer.state.global_step == 2 and any(episode.terminated for episode in trainer.replay.episodes)
+        for episode in trainer.replay.episodes:
+            completion = [{"role": "assistant", "content": episode.turns[0].action}]
+            text = tokenizer.apply_chat_template([*episode.opening, *completion], tokenize=False)
+            inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+            expected = model(**inputs).logits.item()
+            if episode.terminated:
+                assert episode.score == pytest.approx(2 * expected, rel=1e-3, abs=1e-5)
+
+    def test_what_cannot_be_used_is_refused_before_anything_starts(self, tmp_path, reward_model):
+        with pytest.raises(ValueError, match="reward model 'org/missing' in `reward_funcs` cannot be loaded"):
+            make(tmp_path, reward_funcs="org/missing")
+        with pytest.raises(ValueError, match="`reward_processing_classes` has 2 entries for 1"):
+            make(tmp_path, reward_funcs=length, reward_processing_classes=[None, None])
+        with pytest.raises(TypeError, match="`reward_processing_classes` must be a tokenizer"):
+            make(tmp_path, reward_funcs=length, reward_processing_classes="tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(reward_model)
+        tokenizer.chat_template = None
+        with pytest.raises(ValueError, match="its tokenizer no chat template"):
+            RewardModel(reward_model, tokenizer)

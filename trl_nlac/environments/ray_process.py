@@ -1,0 +1,61 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Environments in the processes of a Ray cluster."""
+
+from collections.abc import Callable
+
+import cloudpickle
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from .base import EnvironmentFailure, TextEnvironment
+from .process import CLOSING_SECONDS, Host, RemoteEnvironment
+
+
+def connect() -> None:
+    """Connect to the cluster that `RAY_ADDRESS` names or that this machine is part of; without one, start one here."""
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False)
+
+
+class RayEnvironment(RemoteEnvironment):
+    """
+    Plays an environment in a Ray actor. The machines of the cluster are taken in turn.
+
+    Args:
+        make (`Callable[[], TextEnvironment]`):
+            Makes the environment, in the actor.
+    """
+
+    def __init__(self, make: Callable[[], TextEnvironment]):
+        super().__init__()
+        # It reserves no processor: actors that found none free would wait, and count as hanging.
+        actor = ray.remote(Host).options(num_cpus=0, scheduling_strategy="SPREAD")
+        self._actor = actor.remote(cloudpickle.dumps(make))
+
+    def _ask_host(self, request: bytes) -> bytes:
+        try:
+            return ray.get(self._actor.answer.remote(request))
+        except RayActorError as lost:
+            raise EnvironmentFailure("the Ray actor of the environment has died") from lost
+
+    def _close_host(self) -> None:
+        try:
+            ray.get(self._actor.close.remote(), timeout=CLOSING_SECONDS)
+        except (GetTimeoutError, RayActorError):
+            pass
+
+    def _kill_host(self) -> None:
+        ray.kill(self._actor)

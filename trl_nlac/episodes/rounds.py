@@ -1,0 +1,244 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Rollouts of the iterations: before training, or in a thread while the model trains."""
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..environments.pool import EnvironmentPool
+from ..method.roles import Roles
+from ..types import Episode
+from .rewards import EpisodeRewards
+from .rollout import play_episodes
+
+
+STOPPING_SECONDS = 10.0  # how long to wait for the thread where playing is given up
+
+
+@dataclass
+class _Round:
+    """The tasks of an iteration, which are played or will be."""
+
+    tasks: list[dict[str, Any]]
+    seed: int
+    step: int  # number of optimizer steps before
+    episodes: Future[list[Episode]] = field(default_factory=Future)
+
+
+class Rollouts:
+    """
+    Play the tasks of each iteration, and wait for their episodes.
+
+    Args:
+        pool ([`~environments.pool.EnvironmentPool`]):
+            The environments.
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
+            Reward functions.
+    """
+
+    def __init__(self, pool: EnvironmentPool, roles: Roles, rewards: EpisodeRewards | None):
+        self.pool = pool
+        self.roles = roles
+        self.rewards = rewards
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether there are episodes that were not returned yet."""
+        return False
+
+    @property
+    def are_held(self) -> bool:
+        """Whether there are episodes that go on only with other weights in the engine."""
+        return False
+
+    def wait(self, step: int, for_all: bool = False) -> None:
+        """
+        Wait for the episodes that would be too old for the next iteration, or for all. Call it before weights change.
+
+        Args:
+            step (`int`):
+                Number of optimizer steps before.
+            for_all (`bool`, *optional*, defaults to `False`):
+                Whether to wait for all that are under way.
+        """
+
+    def play(self, tasks: list[dict[str, Any]], step: int, waits: bool, is_last: bool) -> list[Episode]:
+        """
+        Play tasks, within a session of the policy's weights.
+
+        Args:
+            tasks (`list[dict[str, Any]]`):
+                Rows of the dataset.
+            step (`int`):
+                Number of optimizer steps before.
+            waits (`bool`):
+                Whether to wait for all episodes, if they are played beside training.
+            is_last (`bool`):
+                Whether no iteration follows. What is played beside training, and not waited for, does not begin then.
+
+        Returns:
+            `list[Episode]`: those that have ended, also of earlier tasks. Each is returned once.
+        """
+        return play_episodes(self.pool, tasks, self.roles, rewards=self.rewards)
+
+    def take(self) -> list[Episode]:
+        """Return the episodes of earlier tasks that have ended. Each is returned once."""
+        return []
+
+    def take_staleness(self) -> list[float]:
+        """Return how many optimizer steps each round that was returned since the last call was old."""
+        return []
+
+    def play_on(self) -> None:
+        """Within a session of the policy's weights: let what is under way go on with them."""
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+
+
+class AsyncRollouts(Rollouts):
+    """
+    Play the tasks of each iteration while the model trains, with weights that are at most `max_staleness` optimizer
+    steps older than those that train on the episodes.
+
+    Rounds of tasks end in the order in which they began. Those that wait when others have ended are played together.
+    An iteration gets the rounds that have ended, and waits only for those that would be too old for the next.
+
+    Args:
+        pool ([`~environments.pool.EnvironmentPool`]):
+            The environments. Nobody else plays in them while rounds are under way.
+        roles ([`~method.roles.Roles`]):
+            The roles of the main thread, with a [`~generation.engine.SyncedGenerator`].
+        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
+            Reward functions.
+        players ([`~method.roles.Roles`]):
+            The roles that play, with the generator [`~generation.engine.SyncedGenerator.beside`] that of `roles`.
+        max_staleness (`int`):
+            Largest number of optimizer steps from the weights that begin an episode to those that train on it first.
+        updates_per_iteration (`int`):
+            Number of optimizer steps of an iteration.
+    """
+
+    def __init__(
+        self,
+        pool: EnvironmentPool,
+        roles: Roles,
+        rewards: EpisodeRewards | None,
+        players: Roles,
+        max_staleness: int,
+        updates_per_iteration: int,
+    ):
+        super().__init__(pool, roles, rewards)
+        self.players = players
+        self.max_staleness = max_staleness
+        self.updates_per_iteration = updates_per_iteration
+        self._staleness: list[float] = []
+        self._ended: list[Episode] = []
+        self._under_way: deque[_Round] = deque()  # oldest first, those that have ended included
+        self._lock = threading.Lock()
+        self._unplayed: list[_Round] = []
+        self._thread: threading.Thread | None = None  # while there are rounds to play
+        self._stopping = threading.Event()
+
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._under_way or self._ended)
+
+    @property
+    def are_held(self) -> bool:
+        return bool(self._under_way) and not self.players.generator.is_open
+
+    def wait(self, step: int, for_all: bool = False) -> None:
+        while self._under_way:
+            oldest = self._under_way[0]
+            if not (for_all or self._is_due(oldest, step) or self._has_ended(oldest)):
+                break
+            self._ended += oldest.episodes.result()  # or the error that ended it
+            self._staleness.append(float(step - oldest.step))
+            self._under_way.popleft()
+        self.roles.absorb(self.players)
+
+    def play(self, tasks: list[dict[str, Any]], step: int, waits: bool, is_last: bool) -> list[Episode]:
+        self.play_on()
+        if waits or not is_last:
+            self._begin(_Round(tasks, int(torch.randint(2**62, ())), step))
+        if waits:
+            self.wait(step, for_all=True)
+        return self.take()
+
+    def take(self) -> list[Episode]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take_staleness(self) -> list[float]:
+        staleness, self._staleness = self._staleness, []
+        return staleness
+
+    def play_on(self) -> None:
+        self.roles.generator.share()
+
+    def stop(self) -> None:
+        thread = self._thread
+        if thread is not None:
+            self._stopping.set()
+            self.players.generator.stop()
+            thread.join(STOPPING_SECONDS)
+        self._under_way.clear()
+        self._ended.clear()
+
+    def _is_due(self, one: _Round, step: int) -> bool:
+        """Whether its episodes would be too old for the iteration after that of `step`."""
+        return one.step + self.max_staleness < step + self.updates_per_iteration
+
+    def _has_ended(self, one: _Round) -> bool:
+        return one.episodes.done()
+
+    def _begin(self, begun: _Round) -> None:
+        self._under_way.append(begun)
+        with self._lock:
+            self._unplayed.append(begun)
+            if self._thread is None:
+                self._stopping = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._stopping,), daemon=True, name="rollouts"
+                )
+                self._thread.start()
+
+    def _work(self, stopping: threading.Event) -> None:
+        while True:
+            with self._lock:
+                rounds, self._unplayed = self._unplayed, []
+                if not rounds or stopping.is_set():
+                    self._thread = None
+                    return
+            tasks, seed = [task for one in rounds for task in one.tasks], rounds[0].seed
+            try:
+                played = play_episodes(
+                    self.pool, tasks, self.players, rewards=self.rewards, seed=seed, stopping=stopping
+                )
+            except BaseException as error:  # the main thread raises it
+                for one in rounds:
+                    one.episodes.set_exception(error)
+            else:
+                episodes = iter(played)
+                for one in rounds:
+                    one.episodes.set_result([next(episodes) for _ in one.tasks])

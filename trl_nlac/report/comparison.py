@@ -1,0 +1,83 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""A page that compares runs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ..records.folder import TRAINING_LOG
+from ..records.log import read_log
+from .charts import comparison_charts
+from .notes import read_settings
+from .rendering import write_page
+from .summary import TOKEN_KINDS, summarize
+
+
+_STYLES = ("page.css",)
+_SCRIPTS = ("dom.js", "charts.js", "follow.js")
+
+
+def write_comparison(
+    runs: Sequence[str | Path], output: str | Path = "comparison.html", refresh: int | None = None
+) -> Path:
+    """
+    Write one HTML page that compares training runs: results and costs, the settings that differ, and curves.
+
+    Args:
+        runs (`Sequence[str | Path]`):
+            Folders of at least two runs.
+        output (`str` or `Path`, *optional*, defaults to `"comparison.html"`):
+            File to write.
+        refresh (`int`, *optional*):
+            Seconds after which an open page loads itself again, while one of the runs goes on. If `None`, it does not.
+
+    Returns:
+        `Path`: The file.
+
+    Raises:
+        ValueError: If a folder has no log of a run.
+    """
+    folders = [Path(run).resolve() for run in runs]
+    names = short_names(folders)
+    logs = [read_log(folder / TRAINING_LOG) for folder in folders]
+    for folder, log in zip(folders, logs, strict=True):
+        if not (log.training or log.evaluations):
+            raise ValueError(f"`run` is {folder}, which has no readable {TRAINING_LOG}. Leave it out.")
+    settings = [read_settings(folder) for folder in folders]
+    options = [{**of_run.others, **of_run.chosen} for of_run in settings]
+    known = dict.fromkeys(name for of_run in options for name in of_run)
+    different = {name: [of_run.get(name) for of_run in options] for name in known}
+    charts = comparison_charts(dict(zip(names, logs, strict=True)))
+    refresh = refresh if any(log.seconds is None for log in logs) else None
+    return write_page(
+        *(Path(output), "comparison.html.jinja", _STYLES, _SCRIPTS),
+        {"charts": {"comparison": [asdict(chart) for chart in charts]}, "refresh": refresh},
+        names=names,
+        summaries=[summarize(folder, log) for folder, log in zip(folders, logs, strict=True)],
+        models=[of_run.model for of_run in settings],
+        different={name: values for name, values in different.items() if len(set(values)) > 1},
+        token_kinds=TOKEN_KINDS,
+    )
+
+
+def short_names(folders: list[Path]) -> list[str]:
+    """Name folders by their last parts, as many as tell them apart."""
+    for length in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-length:]) for folder in folders]
+        if max(Counter(names).values()) == 1:
+            return names
+    raise ValueError(f"`runs` names a folder twice: {', '.join(map(str, folders))}.")

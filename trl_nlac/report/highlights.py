@@ -1,0 +1,160 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What to look at first: the first success, a mistake of the critic, and a refinement."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .calibration import probability
+
+
+class Highlight(NamedTuple):
+    """
+    A turn that the report opens with.
+
+    Args:
+        title (`str`):
+            What it is.
+        why (`str`):
+            Why it was chosen, in a sentence.
+        episode (`int`):
+            Index of the episode among those of the page.
+        turn (`int`):
+            Index of the turn among those of the episode.
+        sample (`int`, *optional*):
+            Index of the audited sample among those of the turn.
+    """
+
+    title: str
+    why: str
+    episode: int
+    turn: int
+    sample: int | None
+
+
+def find_highlights(episodes: list[dict[str, Any]], first_success: int | None) -> list[Highlight]:
+    """
+    Choose at most one highlight of each kind.
+
+    Args:
+        episodes (`list[dict[str, Any]]`):
+            Episodes of the page.
+        first_success (`int`, *optional*):
+            Index of the first one of the run that succeeded.
+    """
+    found = [_success(episodes, first_success), _mistake(episodes), _refinement(episodes)]
+    return [highlight for highlight in found if highlight is not None]
+
+
+def _success(episodes: list[dict[str, Any]], index: int | None) -> Highlight | None:
+    if index is None or not episodes[index]["turns"]:
+        return None
+    episode = episodes[index]
+    audited = [t for t, turn in enumerate(episode["turns"]) if turn["samples"]]
+    turn = audited[-1] if audited else len(episode["turns"]) - 1
+    where = "in training" if episode["split"] == "train" else "in evaluation"
+    why = f"The first recorded episode that succeeded: {where}, at step {episode['step']:,}."
+    return Highlight("The first success", why, index, turn, 0 if audited else None)
+
+
+def _mistake(episodes: list[dict[str, Any]]) -> Highlight | None:
+    """Choose the most confident of the critic's mistakes, of an audited sample if there is one."""
+    audited = [place for place in _samples(episodes) if place[3]["wrong"]]
+    if audited:
+        i, t, s, sample = max(audited, key=lambda place: (_is_told(place[3]), abs(place[3].get("verdict_score", 0.0))))
+        target = "Yes" if sample["target_verdict"] else "No"
+        return Highlight(
+            "The critic was wrong",
+            f"{_said(sample)}. Its Bellman target, which is written after what happened, says “{target}”.",
+            *(i, t, s),
+        )
+    wrong = [
+        (i, t, turn)
+        for i, episode in enumerate(episodes)
+        for t, turn in enumerate(episode["turns"])
+        if turn["wrong"] and "critique" in turn
+    ]
+    if not wrong:
+        return None
+    i, t, turn = max(wrong, key=lambda place: abs(place[2].get("verdict_score", 0.0)))
+    outcome = "failed" if turn["verdict"] else "succeeded"
+    return Highlight("The critic was wrong", f"{_said(turn)}, and the episode {outcome}.", i, t, None)
+
+
+def _refinement(episodes: list[dict[str, Any]]) -> Highlight | None:
+    """Choose the newest refined action, of those that led to success elsewhere if there are any."""
+    refined = [
+        place
+        for place in _samples(episodes)
+        if place[3].get("attempt_verdict") is False
+        and {"attempt", "refined_action", "attempt_critique"} <= place[3].keys()
+        and place[3]["attempt"] != place[3]["refined_action"]
+    ]
+    if not refined:
+        return None
+    proven = {
+        (_task(episode), before, turn.get("action")): episode["step"]
+        for episode in episodes
+        if episode["outcome"] == "success"
+        for before, turn in zip(_observations(episode), episode["turns"], strict=True)
+        if before is not None
+    }
+
+    def evidence(place: tuple[int, int, int, dict[str, Any]]) -> int | None:
+        i, t, _, sample = place
+        return proven.get((_task(episodes[i]), _observations(episodes[i])[t], sample["refined_action"]))
+
+    helped = [place for place in refined if evidence(place) is not None]
+    i, t, s, sample = place = max(helped or refined, key=lambda place: place[3]["step"])
+    if helped:
+        step = f"{evidence(place):,}"
+        why = f"An episode of step {step} of the same task took this action after the same observation, and succeeded."
+        return Highlight("A refinement that helped", why, i, t, s)
+    why = "The critic called an action not the best, and it was rewritten. No recorded episode tells if that helps."
+    return Highlight("A refined action", why, i, t, s)
+
+
+def _samples(episodes: list[dict[str, Any]]) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
+    """Yield audited samples with the indices of episode, turn and sample."""
+    for i, episode in enumerate(episodes):
+        for t, turn in enumerate(episode["turns"]):
+            for s, sample in enumerate(turn["samples"]):
+                yield i, t, s, sample
+
+
+def _observations(episode: dict[str, Any]) -> list[str | None]:
+    """Return the observation before each turn; `None` where it was not recorded."""
+    found = []
+    last: dict[str, Any] = {"number": -1, "next_observation": episode.get("prompt")}
+    for turn in episode["turns"]:
+        follows = last["number"] == turn["number"] - 1
+        found.append(turn.get("observation", last.get("next_observation") if follows else None))
+        last = turn
+    return found
+
+
+def _task(episode: dict[str, Any]) -> tuple[str | None, str | None]:
+    return episode.get("task"), episode.get("prompt")
+
+
+def _is_told(sample: dict[str, Any]) -> bool:
+    return {"critique", "target"} <= sample.keys()
+
+
+def _said(judged: dict[str, Any]) -> str:
+    word = "Yes" if judged["verdict"] else "No"
+    if "verdict_score" not in judged:
+        return f"It said “{word}”"
+    return f"It said “{word}”, with a probability of a “Yes” of {probability(judged['verdict_score']):.2f}"

@@ -1,0 +1,86 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""One HTML file with its styles, scripts and data."""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..secrets import hide_secrets
+
+
+_HERE = Path(__file__).parent
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+
+
+def write_page(
+    output: Path, template: str, styles: Sequence[str], scripts: Sequence[str], data: dict[str, Any], **values: Any
+) -> Path:
+    """
+    Write a page. A reader never sees half of it.
+
+    Args:
+        output (`Path`):
+            File to write.
+        template (`str`):
+            Name of the template.
+        styles (`Sequence[str]`):
+            Names of the style sheets.
+        scripts (`Sequence[str]`):
+            Names of the scripts.
+        data (`dict[str, Any]`):
+            What the scripts read, without the secrets in it.
+        **values:
+            Variables of the template.
+    """
+    style, script = (
+        "\n".join((_HERE / name).read_text(encoding="utf-8") for name in part) for part in (styles, scripts)
+    )
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(template).render(
+        style=style,
+        script=script,
+        # Even if a text of the model or an environment were not escaped, only this script could run.
+        policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'",
+        data=_json(hide_secrets(data)),
+        **values,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    written = output.with_name(f".{output.name}.new")
+    written.write_text(page, encoding="utf-8", errors="replace")  # names can have lone surrogates
+    os.replace(written, output)
+    return output
+
+
+def _source(text: str) -> str:
+    """Return the name of an inline style or script in a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _json(data: Any) -> str:
+    """Encode JSON in ASCII, without characters that have a meaning in HTML."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)

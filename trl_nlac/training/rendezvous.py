@@ -1,0 +1,63 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Where processes wait for those that still play."""
+
+import logging
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+logger = logging.getLogger(__name__)
+
+_LONG = timedelta(days=365)
+
+
+class Rendezvous:
+    """
+    Let processes wait for one another, however long the environments of some take. In a collective of NCCL the
+    watchdog would end those that wait after `ddp_timeout` seconds, and with them the run.
+
+    Args:
+        interval (`float`):
+            Seconds after which a process that waits says so, again and again.
+    """
+
+    def __init__(self, interval: float):
+        self.interval = interval
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._group = None if is_alone else dist.new_group(backend="gloo", timeout=_LONG)
+
+    def wait(self) -> None:
+        """
+        Return when all processes have called this.
+
+        Raises:
+            RuntimeError: If one of them has ended.
+        """
+        if self._group is None:
+            return
+        arrival, start, next_report = dist.barrier(self._group, async_op=True), time.monotonic(), self.interval
+        while not arrival.is_completed():
+            time.sleep(0.005)
+            waited = time.monotonic() - start
+            if waited > next_report:
+                next_report += self.interval
+                logger.warning(
+                    f"Process {dist.get_rank()} has waited for {waited:,.0f} seconds for others, which still play. "
+                    "Lower `environment_timeout` or `max_turns` if their environments hang."
+                )
+        arrival.wait()
