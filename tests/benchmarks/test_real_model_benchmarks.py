@@ -17,11 +17,12 @@ from functools import partial
 
 import pytest
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.formats.run import ask_roles, table, versions
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
-from benchmarks.real_learning.run import ROLES, conversations
+from benchmarks.real_learning.run import ROLES, conversations, train
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal import chat_roles, play_transitions
 from trl_nlac.agent.transcripts import read_transcript
@@ -113,6 +114,25 @@ def test_samples_that_begin_another_are_encoded_within_it():
     assert trained == [[*said[0], *said[1]], said[2]]
     for row in encoded:
         assert all(label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+
+
+def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
+    """With the embedded model, which cannot read these prompts: what is trained on are the teacher's samples."""
+    adapter, rehearsal, saved = tmp_path / "adapter", tmp_path / "rehearsal.jsonl", []
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(adapter)
+    sample = {"role": "policy", "prompt": [{"role": "user", "content": "closed"}]}
+    Dataset.from_list(
+        [
+            {**sample, "completion": [{"role": "assistant", "content": action}]}
+            for action in ("route billing jade photo noon", "route billing")
+        ]
+    ).to_json(rehearsal)
+    for max_steps in (1, 2):
+        train(tmp_path, str(TINY_MODEL), adapter, rehearsal, 0, max_steps, saved.append)
+    assert [point["optimizer_steps"] for point in saved[-1]["curve"]] == [0, 1, 2]
+    assert {"success", "low", "high", "eval_oracle/readable_rate"} <= saved[-1]["curve"][0].keys()
+    assert saved[-1]["curve"][-1]["environment_steps"] > saved[0]["curve"][0]["environment_steps"] == 0
 
 
 def test_format_rates_of_every_role():
