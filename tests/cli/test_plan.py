@@ -26,7 +26,7 @@ from helpers.hub_configs import cache_configs
 
 from trl_nlac.cli.main import main
 from trl_nlac.cli.packaged import PACKAGE
-from trl_nlac.cli.plan import _parser, launch_lines, make_plan
+from trl_nlac.cli.plan import launch_lines, make_parser, make_plan
 from trl_nlac.cli.train_options import TrainParser
 from trl_nlac.planning.plan import Plan
 
@@ -45,7 +45,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def plan_of(line: str) -> tuple[Plan, list[str]]:
-    args, words = _parser().parse_known_args(shlex.split(line))
+    args, words = make_parser().parse_known_args(shlex.split(line))
     plan, names = make_plan(args, words)
     return plan, launch_lines(plan, names, words)
 

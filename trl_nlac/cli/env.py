@@ -17,7 +17,6 @@
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-import torch
 from trl.scripts.env import print_env
 
 from ..secrets import hide_secrets
@@ -40,6 +39,8 @@ def run(words: list[str]) -> None:
 
 def details() -> dict[str, str]:
     """Return what else matters for GPUs, which TRL does not print."""
+    import torch  # slow, and shells read this file to complete a command
+
     has_cuda = torch.cuda.is_available()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}

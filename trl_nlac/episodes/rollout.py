@@ -366,8 +366,10 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
 
 def policy_answer(actions: ActionFormat, answer: Answer) -> PolicyAnswer:
     """Make what an environment is told of a readable answer that wants more than the action."""
-    message = actions.message(answer.parsed, answer.text, list(answer.token_ids))
-    content = message["content"] if message.get("tool_calls") else answer.parsed
+    content = answer.parsed
+    if actions.calls_tools:
+        message = actions.message(answer.parsed, answer.text, list(answer.token_ids))
+        content = message["content"] if message.get("tool_calls") else content
     return PolicyAnswer(answer.parsed, content, answer.prompt.num_tokens, len(answer.token_ids))
 
 

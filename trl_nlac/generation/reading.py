@@ -63,7 +63,7 @@ class Reader:
         self.reads_ahead = reads_ahead
         plain = model.get_base_model() if is_peft_model(model) else model
         self._supported = inspect.signature(plain.forward).parameters
-        self._cache = "cache" if "cache" in self._supported else "past_key_values"  # before transformers 5.2x
+        self._cache = "cache" if "cache" in self._supported else "past_key_values"  # the name in earlier versions
 
     def begin(self, readings: list[Reading]) -> dict[str, Any]:
         """
