@@ -21,30 +21,38 @@ model: it answers messages in every role, but only about the requests of the kno
 
 import random
 import re
+from dataclasses import dataclass
+from typing import Any
 
 from datasets import Dataset
 
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult
-from trl_nlac.environments.embedded.names import CUSTOMERS
+from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.service_desk import (
     ARGUMENTS,
     POSITIONS,
     VALUES,
     Call,
     DeskState,
+    ServiceDeskOracle,
     format_call,
+    has_ended,
     parse_call,
 )
 from trl_nlac.environments.embedded.service_desk_dialogues import KNOWN_REQUESTS, follow
-from trl_nlac.types import Message
+from trl_nlac.types import Message, Transition
 
 
 NAMES = list(ARGUMENTS)
+EXAMPLE = tuple(values[-1] for values in VALUES)
+NO_CALL = "That is not a call."
+UNREADABLE_RATE = 0.1  # of the teacher's calls
 INSTRUCTIONS = "\n".join(
     [
-        f"You route the requests of a service desk. An action is a call: route <{'> <'.join(NAMES)}>",
-        *(f"{name}: {', '.join(values)}" for name, values in ARGUMENTS.items()),
+        "You route the requests of a service desk. An action is a call of five words: route, then a "
+        f"{', a '.join(NAMES[:-1])} and a {NAMES[-1]}, for example: {format_call(EXAMPLE)}",
+        *(f"A {name} is one of: {', '.join(values)}." for name, values in ARGUMENTS.items()),
         "Every kind of request has one right call.",
     ]
 )
@@ -66,7 +74,7 @@ def spoken(observation: str) -> str:
     *words, rest = observation.split()
     end = "The request is lost." if rest == "lose" else calls_left(int(rest))
     if words[-1] == "unreadable":
-        return f"That is not a call. {end}"
+        return f"{NO_CALL} {end}"
     return f"Refused: the {NAMES[POSITIONS[words[-1]]]} must be {words[-1]}. {end}"
 
 
@@ -75,8 +83,48 @@ def asked_values(text: str) -> list[str]:
     return [value for value in re.findall(r"must be (\w+)", text) if value in POSITIONS]
 
 
+def written(action: str) -> str:
+    """Return an action without the marks that models put around it."""
+    return action.strip(" .`\"'")
+
+
+@dataclass(frozen=True)
+class SpokenDeskOracle(ServiceDeskOracle):
+    """The ground truth of a desk that is spoken. A future is right if all of its refusals and its end are."""
+
+    def quality(self, transition: Transition, action: str) -> float:
+        return super().quality(transition, written(action))
+
+    def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
+        state, rest = self._state(transition), future
+        call = written(action)
+        while True:
+            ((answer, _),) = self.world.answers(state, call).items()
+            if not rest.startswith(spoken(answer)):
+                return False
+            rest = rest.removeprefix(spoken(answer)).strip()
+            if has_ended(answer):
+                return not rest
+            state = self.world.after(state, call, answer)
+            found = re.match(r"I call (.*?)\. ", rest)
+            if found is None or parse_call(found[1]) is None:
+                return False
+            call, rest = found[1], rest[found.end() :]
+
+    def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
+        probes = super().probes(number, seed)
+        return [({**task, "customer": HELD_OUT_CUSTOMERS[0]}, actions) for task, actions in probes]
+
+    def _state(self, transition: Transition) -> DeskState:
+        return DeskState(transition.episode.task["request"], self.world.attempts - transition.index)
+
+
 class SpokenDesk(ServiceDeskEnvironment):
     """Plays a told desk in plain English."""
+
+    def __init__(self, world: ServiceDesk):
+        super().__init__(world)
+        self.oracle = SpokenDeskOracle(world)
 
     def reset(self, request: str, customer: str = "", **task) -> list[Message]:
         super().reset(request, customer, **task)
@@ -84,7 +132,7 @@ class SpokenDesk(ServiceDeskEnvironment):
         return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": opening}]
 
     def step(self, action: str) -> StepResult:
-        result = super().step(action.strip(" .`\"'"))
+        result = super().step(written(action))
         return StepResult(spoken(result.observation), reward=result.reward, terminated=result.terminated)
 
 
@@ -101,7 +149,8 @@ class Teacher:
         prompts ([`NLACPrompts`]):
             The prompts, by which it knows what it is asked for.
         seed (`int`, *optional*, defaults to `0`):
-            Seed of its mistakes as the policy: most of its calls are wrong, so that there is something to judge.
+            Seed of its mistakes as the policy: most of its calls are wrong, and some are no calls, so that there is
+            something to judge.
     """
 
     def __init__(self, prompts: NLACPrompts, seed: int = 0):
@@ -125,20 +174,25 @@ class Teacher:
                 role, seen = (found[0] if found else "policy"), turn["content"]
         said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
         if role == "policy":
-            return format_call(self._act(DeskState(request, left), call, seen))
+            return self._misspelt(format_call(self._act(DeskState(request, left), call, seen)))
         if role == "refine":
             values = [word for word in re.findall(r"\w+", said[-1].partition("Optimality:")[2]) if word in POSITIONS]
-            return format_call(follow(call, values) if call else self._act(state, None, ""))
-        if call is None:
-            return _judged(
-                f"That is not a call. {calls_left(left) if left else 'The request is lost.'}", "Write a call."
-            )
+            return format_call(follow(call or self._act(state, None, ""), values))
         if role == "critique":
             return self._judge(self._future(state, call))
         if role == "successor":
             return self._continued(DeskState(request, left), call, seen)
         observation = (seen if role == "backup_terminated" else turns[-3]["content"]).split("\n")[1]
         return self._judge(observation if role == "backup_terminated" else f"{observation} {said[-1]}")
+
+    def _misspelt(self, action: str) -> str:
+        """Return a call, or sometimes what is no call."""
+        if self.rng.random() >= UNREADABLE_RATE:
+            return action
+        words = action.split()
+        place = self.rng.randrange(1, len(words))
+        words[place : place + 1] = self.rng.choice([[], [f"{words[place]}s"], ["request"]])
+        return " ".join(words)
 
     def _act(self, state: DeskState, call: Call | None, seen: str) -> Call:
         """Choose the right call, one with some wrong values, or the last one repaired as the refusal asks."""
@@ -152,23 +206,20 @@ class Teacher:
             for values, right in zip(VALUES, rule, strict=True)
         )
 
-    def _future(self, state: DeskState, call: Call) -> str:
-        """Foresee the answer to a call, and what follows, up to the end."""
-        ((answer, _),) = self.desk.answers(state, format_call(call)).items()
+    def _future(self, state: DeskState, call: Call | None) -> str:
+        """Foresee the answer to a call, `None` for what is none, and what follows, up to the end."""
+        ((answer, _),) = self.desk.answers(state, format_call(call) if call else "").items()
         told = spoken(answer)
         state = state._replace(attempts_left=state.attempts_left - 1)
-        ended = answer.endswith((" win", " lose"))
-        return told if ended else f"{told} {self._continued(state, call, told)}"
+        return told if has_ended(answer) else f"{told} {self._continued(state, call, told)}"
 
-    def _continued(self, state: DeskState, call: Call, seen: str) -> str:
-        repaired = follow(call, asked_values(seen))
+    def _continued(self, state: DeskState, call: Call | None, seen: str) -> str:
+        repaired = follow(call, asked_values(seen)) if call else self._act(state, None, "")
         return f"I call {format_call(repaired)}. {self._future(state, repaired)}"
 
     @staticmethod
     def _judge(future: str) -> str:
         asked = asked_values(future)
-        return _judged(future, f"Use {' and '.join(asked)}." if asked else "")
-
-
-def _judged(future: str, advice: str) -> str:
-    return f"Future: {future}\nOptimality: {f'No. {advice}' if advice else 'Yes'}"
+        advice = [NO_CALL.replace("That is not", "Write")] if future.startswith(NO_CALL) else []
+        advice += [f"Use {' and '.join(asked)}."] if asked else []
+        return f"Future: {future}\nOptimality: {' '.join(['No.', *advice]) if advice else 'Yes'}"

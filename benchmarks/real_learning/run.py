@@ -19,28 +19,28 @@ NLAC with a real model on service desks that it has never seen, with the default
 
 First the roles are warmed up on another desk: `trl-nlac rehearse` lets a teacher write samples of every role, and LoRA
 is trained on them for a few minutes. Then NLAC trains the adapter on each desk. Every part keeps what it has done in
-the folder; a run that was stopped goes on where it was.
+the folder; a run that was stopped (SIGTERM saves a checkpoint first) goes on where it was.
 """
 
 import argparse
 import json
 import threading
-import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows
+from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows, written
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import setting, write
+from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.agent.rehearsal import play_transitions
 from trl_nlac.chat.encoder import ChatEncoder
@@ -48,6 +48,7 @@ from trl_nlac.chat.tokenizer import ending_token_ids
 from trl_nlac.cli.main import main as trl_nlac
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
+from trl_nlac.environments.embedded.service_desk import parse_call
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
@@ -59,23 +60,27 @@ from trl_nlac.options.roles import RoleOptions
 ROLES = dict(
     action_format="text",
     max_turns=2,
-    max_completion_length=96,
+    max_completion_length=64,
     min_p=0.05,
-    role_sampling={"policy": {"max_tokens": 24}, "refine": {"max_tokens": 24}},
+    role_sampling={"policy": {"max_tokens": 12}, "refine": {"max_tokens": 12, "temperature": 0.0}},
 )
-WARM_UP = dict(num_train_epochs=1, learning_rate=1e-3, per_device_train_batch_size=8)
+WARM_UP = dict(num_train_epochs=1, learning_rate=1e-3, per_device_train_batch_size=4)
 NLAC = dict(
-    learning_rate=3e-4,
+    learning_rate=5e-4,
     lr_scheduler_type="constant",
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=4,
+    per_device_train_batch_size=8,
     episodes_per_iteration=4,
+    samples_per_iteration=8,
+    replay_buffer_size=64,
     target_update_rate=0.05,
+    target_max_age=40,
     bootstrap="implicit",
     replay_refinement_fraction=1.0,
+    refine_best_actions=False,
     rehearsal_ratio=0.25,
     num_eval_episodes=1,
     num_eval_critiques=0,
+    num_oracle_probes=16,
 )
 LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 # A CPU without instructions for bfloat16 emulates it, about eight times slower than float32.
@@ -140,35 +145,69 @@ def write_rehearsal(folder: Path, num_transitions: int) -> Path:
     return path
 
 
+def readable(samples: Dataset) -> Dataset:
+    """Leave out the teacher's slips as the policy: they are there to be judged, not to be learned."""
+    return samples.filter(
+        lambda sample: sample["role"] != "policy" or parse_call(sample["completion"][0]["content"]) is not None
+    )
+
+
+def conversations(samples: Dataset, chat: ChatEncoder) -> Dataset:
+    """
+    Encode samples, each once: one whose tokens begin another is trained on within that, as prompts only append. The
+    loss of every token is the same.
+    """
+    encoded = []
+    for sample in samples:
+        prompt = [*chat.start(sample["prompt"]), *chat.prefill]
+        encoded.append((prompt, chat.completion(sample["completion"][0])))
+    whole: list[tuple[list[int], list[int]]] = []
+    for prompt, completion in sorted(encoded, key=lambda parts: -len(parts[0]) - len(parts[1])):
+        ids = [*prompt, *completion]
+        labels = next((labels for other, labels in whole if other[: len(ids)] == ids), None)
+        if labels is None:
+            labels = [-100] * len(ids)
+            whole.append((ids, labels))
+        labels[len(prompt) : len(ids)] = completion
+    return Dataset.from_list([{"input_ids": ids, "labels": labels} for ids, labels in whole])
+
+
 def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
-    """Train LoRA on the teacher's samples."""
-    adapter = folder / "warm_up"
+    """Train LoRA on the teacher's samples, from the last checkpoint if there is one."""
+    adapter, output = folder / "warm_up", folder / "sft"
     if not (adapter / "adapter_config.json").exists():
-        samples = load_dataset("json", data_files=str(rehearsal), split="train").remove_columns("role")
+        samples = readable(load_dataset("json", data_files=str(rehearsal), split="train"))
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        dataset = conversations(samples, ChatEncoder(tokenizer))
         trainer = SFTTrainer(
             model=model,
             args=SFTConfig(
-                output_dir=str(folder / "sft"),
+                output_dir=str(output),
                 model_init_kwargs={"dtype": DTYPE},
                 use_cpu=not torch.accelerator.is_available(),
                 bf16=BF16,
                 max_length=None,
-                completion_only_loss=True,
                 lr_scheduler_type="cosine",
-                logging_steps=5,
-                save_strategy="no",
+                logging_steps=1,
+                save_steps=4,
+                save_total_limit=1,
                 report_to="none",
                 gradient_checkpointing=False,
                 **WARM_UP,
             ),
-            train_dataset=samples,
+            train_dataset=dataset,
+            processing_class=tokenizer,
             peft_config=LoraConfig(**LORA),
         )
-        start = time.perf_counter()
-        trainer.train()
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)) if output.exists() else None)
         trainer.save_model(str(adapter))
-        seconds, tokens = time.perf_counter() - start, trainer.state.num_input_tokens_seen
-        log = {"seconds": seconds, "tokens": tokens, "samples": len(samples), "log": trainer.state.log_history}
+        log = {
+            "samples": len(samples),
+            "conversations": len(dataset),
+            "tokens": sum(map(len, dataset["input_ids"])),
+            "optimizer_steps": trainer.state.global_step,
+            "log": trainer.state.log_history,
+        }
         write(log, adapter / "warm_up.json")
     return adapter
 
@@ -192,18 +231,56 @@ def format_rates(model: str, adapter: Path | None, desk: ServiceDesk, number: in
         with generator.session(loaded):
             transitions = play_transitions(roles, pool, list(rows(desk)), number)
             roles.metrics.clear()
-            sound_answers(roles, transitions)
+            answers = sound_answers(roles, transitions)
     finally:
         pool.close()
+    for role, found in answers.items():
+        print(f"{role}:", *(repr(answer.text) for answer in found[:8]), sep="\n  ", flush=True)
+    read = {
+        name.removesuffix("/format_rate"): of for name, of in roles.metrics.items() if name.endswith("format_rate")
+    }
+    for role in ("policy", "refine"):  # any text is an action, but not a call
+        calls = [parse_call(written(answer.text)) is not None for answer in answers.get(role, [])]
+        read[f"calls of {role}"] = calls
     rates = {}
-    for name, values in roles.metrics.items():
-        if name.endswith("format_rate"):
+    for name, values in read.items():
+        if values:
             low, high = wilson_interval(int(sum(values)), len(values))
             rates[name] = {"rate": sum(values) / len(values), "low": low, "high": high, "number": len(values)}
     return rates
 
 
-def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, max_steps: int) -> dict:
+class ReportCallback(TrainerCallback):
+    """
+    Write down how far a run has come, after every evaluation.
+
+    Args:
+        save (`Callable`):
+            Called with the results so far.
+    """
+
+    def __init__(self, save: Callable[[dict], None]):
+        self.save = save
+        self.trained: NLACTrainer | None = None
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        number = len(self.trained.eval_dataset) * args.num_eval_episodes
+        curve = []
+        for entry in state.log_history:
+            if "eval_episode/success_rate" not in entry:
+                continue
+            rate = entry["eval_episode/success_rate"]
+            low, high = wilson_interval(round(rate * number), number)
+            oracle = {name: value for name, value in entry.items() if name.startswith("eval_oracle/")}
+            steps = {"environment_steps": entry["eval_environment/steps"], "optimizer_steps": entry["step"]}
+            curve.append({**steps, "success": rate, "low": low, "high": high, **oracle})
+        tokens = self.trained.roles.num_generated_tokens
+        self.save({"curve": curve, "episodes": number, "generated_tokens": tokens})
+
+
+def train(
+    folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, max_steps: int, save: Callable[[dict], None]
+) -> None:
     """Train on one desk, from the last checkpoint if there is one."""
     desk, output = ServiceDesk.from_seed(seed), folder / f"desk_{seed}"
     args = NLACConfig(
@@ -217,13 +294,14 @@ def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, m
         eval_steps=10,
         eval_on_start=True,
         save_strategy="steps",
-        save_steps=5,
+        save_steps=10,
         save_total_limit=2,
         report_to="none",
         seed=seed,
         **ROLES,
         **NLAC,
     )
+    report = ReportCallback(save)
     trainer = NLACTrainer(
         model=load(model, adapter),
         args=args,
@@ -231,26 +309,48 @@ def train(folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, m
         train_dataset=rows(desk),
         eval_dataset=rows(desk, HELD_OUT_CUSTOMERS[:8]),
         environment_factory=partial(SpokenDesk, desk),
-        rehearsal_dataset=load_dataset("json", data_files=str(rehearsal), split="train"),
+        rehearsal_dataset=readable(load_dataset("json", data_files=str(rehearsal), split="train")),
+        callbacks=[report],
     )
-    start = time.perf_counter()
+    report.trained = trainer
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)) if output.exists() else None)
-    evaluations = [entry for entry in trainer.state.log_history if "eval_episode/success_rate" in entry]
-    number = len(trainer.eval_dataset)
-    curve = []
-    for entry in evaluations:
-        rate = entry["eval_episode/success_rate"]
-        low, high = wilson_interval(round(rate * number), number)
-        steps = entry["eval_environment/steps"]
-        curve.append(
-            {"environment_steps": steps, "optimizer_steps": entry["step"], "success": rate, "low": low, "high": high}
-        )
-    return {
-        "curve": curve,
-        "episodes": number,
-        "generated_tokens": trainer.roles.num_generated_tokens,
-        "seconds_since_resume": time.perf_counter() - start,
-    }
+
+
+def _rate(value: float, low: float, high: float) -> str:
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def tables(report: dict) -> str:
+    """Write the format rates, and the success on every desk, as tables."""
+    names = list(report["format_rates"]["warmed_up"])
+    lines = [
+        f"Share of the answers of {report['model']} that can be read, with 95 % intervals, on a desk never seen,",
+        "with the default prompts and without worked examples:",
+        "",
+        f"| model | {' | '.join(names)} |",
+        f"|---|{'---|' * len(names)}",
+    ]
+    for model, measured in report["format_rates"].items():
+        rates = [
+            _rate(*(measured[name][key] for key in ("rate", "low", "high"))) if name in measured else ""
+            for name in names
+        ]
+        lines.append(f"| {model.replace('_', ' ')} | {' | '.join(rates)} |")
+    if report["desks"]:
+        lines += [
+            "",
+            "Success on desks that it has never seen, with held-out customers and 95 % intervals:",
+            "",
+            "| desk | before | last | best | environment steps | generated tokens |",
+            "|---|---|---|---|---|---|",
+        ]
+    for desk, result in report["desks"].items():
+        first, *_, last = result["curve"]
+        best = max(result["curve"], key=lambda point: point["success"])
+        points = [_rate(point["success"], point["low"], point["high"]) for point in (first, last, best)]
+        numbers = [f"{last['environment_steps']:,}", f"{result['generated_tokens']:,}"]
+        lines.append(f"| {desk} | {' | '.join([*points, *numbers])} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -258,11 +358,12 @@ def main() -> None:
     parser.add_argument("--model", default=str(real_model_path()))
     parser.add_argument("--folder", type=Path, default=Path("runs", "real_learning"))
     parser.add_argument("--desks", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--max_steps", type=int, default=100, help="optimizer steps on each desk")
+    parser.add_argument("--max_steps", type=int, default=250, help="optimizer steps on each desk")
     parser.add_argument("--num_transitions", type=int, default=128, help="steps of which the teacher writes")
     parser.add_argument("--num_format_transitions", type=int, default=24)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -283,16 +384,22 @@ def main() -> None:
     report["warm_up"] = {
         name: value for name, value in json.loads((adapter / "warm_up.json").read_text()).items() if name != "log"
     }
-    for name, of in (("raw", None), ("warmed_up", adapter)):
+    for name, of in (("warmed_up", adapter), ("raw", None)):
         if name not in report["format_rates"]:
             rates = format_rates(args.model, of, ServiceDesk.from_seed(100), args.num_format_transitions)
             report["format_rates"][name] = rates
             print(name, {metric: round(values["rate"], 2) for metric, values in rates.items()}, flush=True)
             write(report, args.json)
     for seed in args.desks:
-        report["desks"][str(seed)] = train(args.folder, args.model, adapter, rehearsal, seed, args.max_steps)
-        write(report, args.json)
-        print(seed, report["desks"][str(seed)]["curve"][-1], flush=True)
+
+        def save(result: dict, seed: int = seed) -> None:
+            report["desks"][str(seed)] = result
+            write(report, args.json)
+            print(seed, result["curve"][-1], flush=True)
+
+        train(args.folder, args.model, adapter, rehearsal, seed, args.max_steps, save)
+    if args.page is not None:
+        insert(tables(report), args.page, "real_learning/run.py")
 
 
 if __name__ == "__main__":

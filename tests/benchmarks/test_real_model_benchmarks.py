@@ -16,13 +16,16 @@
 from functools import partial
 
 import pytest
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.formats.run import ask_roles, table, versions
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
-from benchmarks.real_learning.run import ROLES
+from benchmarks.real_learning.run import ROLES, conversations, train
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal import chat_roles, play_transitions
+from trl_nlac.agent.transcripts import read_transcript
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -70,6 +73,7 @@ def test_the_teacher_is_right_in_every_role():
         transitions = play_transitions(roles, pool, list(rows(desk)), 60)
     finally:
         pool.close()
+    oracle = SpokenDesk(desk).oracle
     answers = sound_answers(roles, transitions, "implicit")
     assert {*ASKED_ROLES, "successor"} == answers.keys()
     assert all(rate == 1.0 for name, rate in roles.take_metrics().items() if name.endswith("format_rate"))
@@ -81,7 +85,54 @@ def test_the_teacher_is_right_in_every_role():
         assert set(asked_values(target.parsed.future)) <= set(rule)
         verdicts.add(target.parsed.optimal)
     assert verdicts == {True, False}
+    for (
+        transition,
+        critique,
+    ) in zip(transitions, answers["critique"], strict=True):
+        action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
+        assert oracle.future_is_right(transition, action, critique.parsed.future)
+        assert critique.parsed.optimal == (oracle.quality(transition, action) == 1)
+    assert not oracle.future_is_right(transition, action, f"{critique.parsed.future} The request is lost.")
     assert all(parse_call(refined.parsed) for refined in answers["refine"])
+    assert any(parse_call(transition.turn.action) is None for transition in transitions)
+    assert all("Optimality" not in future.text for future in answers["successor"])
+
+
+def test_samples_that_begin_another_are_encoded_within_it():
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
+    asked, acted = [{"role": "user", "content": "closed"}], {"role": "assistant", "content": "route billing"}
+    judged = [*asked, acted, {"role": "user", "content": "refused"}]
+    samples = [
+        {"prompt": asked, "completion": [acted]},
+        {"prompt": judged, "completion": [{"role": "assistant", "content": "lose"}]},
+        {"prompt": asked, "completion": [{"role": "assistant", "content": "win"}]},
+    ]
+    encoded = list(conversations(Dataset.from_list(samples), chat))
+    assert len(encoded) == 2
+    trained = [[token for token in row["labels"] if token != -100] for row in encoded]
+    said = [chat.completion(sample["completion"][0]) for sample in samples]
+    assert trained == [[*said[0], *said[1]], said[2]]
+    for row in encoded:
+        assert all(label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+
+
+def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
+    """With the embedded model, which cannot read these prompts: what is trained on are the teacher's samples."""
+    adapter, rehearsal, saved = tmp_path / "adapter", tmp_path / "rehearsal.jsonl", []
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(adapter)
+    sample = {"role": "policy", "prompt": [{"role": "user", "content": "closed"}]}
+    Dataset.from_list(
+        [
+            {**sample, "completion": [{"role": "assistant", "content": action}]}
+            for action in ("route billing jade photo noon", "route billing")
+        ]
+    ).to_json(rehearsal)
+    for max_steps in (1, 2):
+        train(tmp_path, str(TINY_MODEL), adapter, rehearsal, 0, max_steps, saved.append)
+    assert [point["optimizer_steps"] for point in saved[-1]["curve"]] == [0, 1, 2]
+    assert {"success", "low", "high", "eval_oracle/readable_rate"} <= saved[-1]["curve"][0].keys()
+    assert saved[-1]["curve"][-1]["environment_steps"] > saved[0]["curve"][0]["environment_steps"] == 0
 
 
 def test_format_rates_of_every_role():
