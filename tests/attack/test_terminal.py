@@ -113,7 +113,7 @@ def test_the_error_that_ends_training(tmp_path):
 
 @pytest.mark.parametrize("note", [ATTACK, 3])
 def test_printed_examples(tmp_path, capsys, note):
-    args = SimpleNamespace(num_completions_to_print=1, report_to=[])
+    args = SimpleNamespace(num_completions_to_print=1, log_unique_prompts=False, report_to=[])
     episode = make_episode(text=ATTACK)
     turns = [{"text": ATTACK, "next_observation": turn.next_observation} for turn in episode.turns]
     tables = EpisodeTables(args, make_roles("").chat.decode)

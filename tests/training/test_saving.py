@@ -78,6 +78,7 @@ class TestSaving:
         trainer = make(tmp_path / "moved", max_steps=4)
         trainer.train(resume_from_checkpoint=True)
         assert trainer.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-1")
-        assert sorted(path.name for path in (tmp_path / "moved").glob("c*-*")) == ["checkpoint-1", "checkpoint-4"]
+        # With a limit of one transformers deletes the last checkpoint at the end, as it is not the best.
+        assert [path.name for path in (tmp_path / "moved").glob("c*-*")] == ["checkpoint-1"]
         best = AutoModelForCausalLM.from_pretrained(tmp_path / "moved" / "checkpoint-1")
         assert_same(weights(trainer.model), weights(best))

@@ -70,13 +70,16 @@ def noted_warnings(run: str | Path, step: Callable[[], int]) -> Iterator[None]:
         step (`Callable[[], int]`):
             Number of optimizer steps so far.
     """
-    handler = _Notes(Path(run, WARNINGS), step)
     logger = logging.getLogger(__name__.partition(".")[0])
-    logger.addHandler(handler)
+    # A logger without handlers prints warnings; with one it would not.
+    handlers = [_Notes(Path(run, WARNINGS), step), *([] if logger.hasHandlers() else [logging.lastResort])]
+    for handler in handlers:
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for handler in handlers:
+            logger.removeHandler(handler)
 
 
 class _Notes(logging.Handler):
