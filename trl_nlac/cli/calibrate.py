@@ -28,7 +28,7 @@ from ..types import Transition
 from .options import CommandError, Parser, add_model_arguments, load_conversations, one_line_errors, read_options
 
 
-def run(words: list[str]) -> None:
+def make_parser() -> Parser:
     parser = Parser(
         prog="trl-nlac calibrate",
         description="Choose by logged conversations below which verdict score `trl-nlac serve` blocks an action, and "
@@ -51,7 +51,11 @@ def run(words: list[str]) -> None:
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
     )
-    args = parser.parse_args(words)
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args = make_parser().parse_args(words)
     for name in ("max_false_blocks", "max_false_passes"):
         if not 0 <= vars(args)[name] < 1:
             raise CommandError(f"--{name} must be a share from 0 to below 1, got {vars(args)[name]}.")

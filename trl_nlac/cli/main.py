@@ -31,7 +31,7 @@ COMMANDS = {
     "plan": "does a run fit the machines, and how long does an iteration take",
     "evaluate": "play a saved agent and measure how often it succeeds",
     "play": "watch an agent act, criticise and refine, turn by turn",
-    "serve": "offer an agent through OpenAI's interfaces, and as a guard of others",
+    "serve": "offer an agent through OpenAI's interfaces, and as a guard",
     "calibrate": "choose the thresholds of an agent's guard by logged outcomes",
     "rehearse": "let a model write samples of its roles, to rehearse in training",
     "report": "make a page about a run",

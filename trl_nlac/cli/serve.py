@@ -32,7 +32,7 @@ from .options import (
 KEY_VARIABLE = "NLAC_API_KEY"
 
 
-def run(words: list[str]) -> None:
+def make_parser() -> Parser:
     parser = Parser(
         prog="trl-nlac serve",
         description="Offer an agent through OpenAI's interfaces on this machine, until Ctrl-C. The key is the value "
@@ -44,7 +44,11 @@ def run(words: list[str]) -> None:
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
     )
-    args = parser.parse_args(words)
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args = make_parser().parse_args(words)
     try:
         from ..agent.serving import ServedAgent
         from ..gateway.server import Server
