@@ -20,12 +20,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..agent.agent import NLACAgent
 from ..agent.guard import Guard, outcomes
 from ..episodes.logs import episodes_from_logs
 from ..method.critic import judge_actions
 from ..types import Transition
-from .options import CommandError, Parser, add_model_arguments, load_conversations, one_line_errors, read_options
+from .options import (
+    CommandError,
+    Parser,
+    add_model_arguments,
+    add_role_options,
+    load_agent,
+    load_conversations,
+    one_line_errors,
+)
 
 
 def make_parser() -> Parser:
@@ -48,9 +55,7 @@ def make_parser() -> Parser:
         default=0.05,
         help="largest share of the actions of failures that may pass (default: 0.05)",
     )
-    parser.add_argument(
-        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
-    )
+    add_role_options(parser)
     return parser
 
 
@@ -62,12 +67,7 @@ def run(words: list[str]) -> None:
     if not Path(args.model).is_dir():
         raise CommandError(f"{args.model} is no folder, in which the thresholds are stored.")
     logs = load_conversations(args.logs)
-    with one_line_errors(f"{args.model}: "):
-        agent = NLACAgent.from_pretrained(
-            *(args.model, args.backend, args.prompts),
-            trust_remote_code=args.trust_remote_code,
-            **read_options(args.option),
-        )
+    agent = load_agent(args)
     roles = agent.roles
     with one_line_errors(f"{args.logs}: "):
         episodes = episodes_from_logs(

@@ -289,6 +289,13 @@ def add_model_arguments(parser: Parser) -> None:
     )
 
 
+def add_role_options(parser: Parser) -> None:
+    """Add the argument for the options of the roles, see [`read_options`]."""
+    parser.add_argument(
+        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
+    )
+
+
 def add_improvement_arguments(parser: Parser) -> None:
     """Add the arguments for improving actions without training."""
     parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
@@ -324,21 +331,24 @@ def add_environment_arguments(parser: Parser) -> None:
         "--dataset_split", help='split of the dataset (default: "test", if the run had one, or "train")'
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
-    )
+    add_role_options(parser)
+
+
+def load_agent(args: argparse.Namespace, tools: list[dict[str, Any]] | None = None) -> NLACAgent:
+    """Load the agent of [`add_model_arguments`] and [`add_role_options`]; `tools` are JSON schemas."""
+    options = read_options(args.option)
+    with one_line_errors_of_files(args.model):
+        return NLACAgent.from_pretrained(
+            *(args.model, args.backend, args.prompts, tools),
+            trust_remote_code=args.trust_remote_code,
+            **options,
+        )
 
 
 def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
     """Load the agent, the environments and the reward functions of [`add_agent_arguments`]."""
     pool, rewards = load_environments(args)
-    options = read_options(args.option)
-    with one_line_errors_of_files(args.model):
-        agent = NLACAgent.from_pretrained(
-            *(args.model, args.backend, args.prompts, pool.tool_schemas),
-            trust_remote_code=args.trust_remote_code,
-            **options,
-        )
+    agent = load_agent(args, pool.tool_schemas)
     return agent, pool, rewards
 
 

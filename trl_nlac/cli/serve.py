@@ -17,15 +17,15 @@
 import os
 import threading
 
-from ..agent.agent import NLACAgent
 from ..agent.guard import Guard
 from .options import (
     CommandError,
     Parser,
     add_improvement_arguments,
     add_model_arguments,
+    add_role_options,
+    load_agent,
     one_line_errors,
-    read_options,
 )
 
 
@@ -41,9 +41,7 @@ def make_parser() -> Parser:
     add_model_arguments(parser)
     add_improvement_arguments(parser)
     parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0 for a free one (default: 8000)")
-    parser.add_argument(
-        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
-    )
+    add_role_options(parser)
     return parser
 
 
@@ -54,12 +52,8 @@ def run(words: list[str]) -> None:
         from ..gateway.server import Server
     except ImportError as error:
         raise CommandError(f"serving needs aiohttp: `pip install trl-nlac[gateway]` ({error}).") from error
+    agent = load_agent(args)
     with one_line_errors(f"{args.model}: "):
-        agent = NLACAgent.from_pretrained(
-            *(args.model, args.backend, args.prompts),
-            trust_remote_code=args.trust_remote_code,
-            **read_options(args.option),
-        )
         guard = Guard.from_pretrained(args.model)
     try:
         server = Server(args.port)
