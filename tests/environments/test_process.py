@@ -23,8 +23,8 @@ import time
 import psutil
 import pytest
 import torch
-from datasets import Dataset
 from helpers.testing_utils import make_roles, make_trainer, play
+from helpers.workers import check_training
 
 from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.environments.pool import EnvironmentPool
@@ -227,22 +227,6 @@ def test_processes_end_with_the_trainer(tmp_path):
 
 
 def test_training(tmp_path):
-    class Game:
-        def reset(self, start):
-            return f"{start}"
-
-        def step(self, action):
-            return StepResult("won", 1.0, terminated=True)
-
-    def judge(completions, environments, **kwargs):
-        return [0.0] * len(completions)
-
-    options = {"environment_workers": "process", "max_steps": 1}
-    arguments = {"train_dataset": Dataset.from_dict({"start": [1] * 4}), "environment_factory": lambda: Game()}
-    trainer = make_trainer(tmp_path, options, **arguments)
-    trainer.train()
-    assert trainer.num_environment_steps == 4
-    with pytest.raises(ValueError, match="`judge` reads `environments`.*environment_workers='process'"):
-        make_trainer(tmp_path, options, **arguments, reward_funcs=judge)
+    check_training(tmp_path, "process")
     with pytest.raises(ValueError, match="`environment_workers` must be one of"):
         make_trainer(tmp_path, {"environment_workers": "fork"})

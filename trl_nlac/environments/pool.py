@@ -40,6 +40,7 @@ from .worker import EnvironmentWorker
 NO_TASK = {"prompt": [{"role": "user", "content": ""}]}  # dataset row for an environment that has its own data
 CLOSING_SECONDS = 10.0  # how long to wait for environments to close
 EnvironmentFactory = Callable[[], Any]
+Mover = Callable[[Callable[[], TextEnvironment]], TextEnvironment]  # plays elsewhere what the function makes
 
 
 class Prompts:
@@ -107,7 +108,7 @@ class EnvironmentPool:
         self.timeout = timeout
         self.last_failure = ""
         self._tools = tools
-        self._move: Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None = _mover(workers)
+        self._move: Mover | None = _mover(workers)
         self._routed = isinstance(environment_factory, dict)
         if environment_factory is None:
             self._factories = {}
@@ -260,9 +261,7 @@ class EnvironmentPool:
         self._idle.clear()
         _close(self._workers, self._killers)
 
-    def _hire(
-        self, name: str, move: Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None = None
-    ) -> EnvironmentWorker:
+    def _hire(self, name: str, move: Mover | None = None) -> EnvironmentWorker:
         make = partial(_make, self._factories[name], self._tools)
         if move is not None:
             make = partial(move, make)
@@ -302,7 +301,7 @@ class EnvironmentPool:
         return future.result()
 
 
-def _mover(workers: str) -> Callable[[Callable[[], TextEnvironment]], TextEnvironment] | None:
+def _mover(workers: str) -> Mover | None:
     """Return what plays an environment elsewhere than in this process; `None` if nothing does."""
     if workers == "ray":
         if find_spec("ray") is None:

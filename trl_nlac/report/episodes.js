@@ -255,7 +255,9 @@ function pair(name, value) {
 /** Create links to the other episodes of the same task, by step; at most `SAME` of them, evenly over time. */
 function sameTask(episode, open) {
   const key = ({ task, prompt }) => (task && task !== "{}" ? task : prompt);
-  const same = data.episodes.map((other, i) => [other, i]).filter(([other]) => key(other) && key(other) === key(episode));
+  const same = data.episodes
+    .map((other, i) => [other, i])
+    .filter(([other]) => key(other) && key(other) === key(episode));
   if (same.length < 2) return null;
   const size = Math.ceil(same.length / SAME);
   const links = same

@@ -55,7 +55,8 @@ function tasksOverTime(dataset, tasks, open) {
     const label = `Task ${number}, step ${format(step)}: ${won} of ${played} succeeded`;
     const text = played === 1 ? OUTCOMES[kind][0] : `${won}/${played}`;
     const index = shown.get(`${number} ${step}`);
-    const node = el("button", { type: "button", className: `outcome ${kind}`, title: label, "aria-label": label }, text);
+    const properties = { type: "button", className: `outcome ${kind}`, title: label, "aria-label": label };
+    const node = el("button", properties, text);
     node.disabled = index === undefined;
     node.addEventListener("click", () => open(index));
     return el("td", {}, node);
