@@ -58,7 +58,7 @@ _WRITES_AT = {
     aten._unsafe_index_put.default,
 }
 # Refused with `torch.use_deterministic_algorithms(True)`; sums of whole numbers are not.
-_NOT_DETERMINISTIC = {aten.cumsum.default, aten.cumsum_.default, aten.histc.default, aten.kthvalue.default}
+_NOT_DETERMINISTIC = {aten.cumsum.default, aten.cumsum_.default, aten.histc.default, aten.median.dim}
 # CUDA takes one number from the CPU where it computes element by element, and as the value of these.
 _TAKES_NUMBERS = {aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill.Tensor, aten.fill_.Tensor}
 
@@ -289,6 +289,9 @@ class _Module:
 
     def manual_seed_all(self, seed: int) -> None:
         """It has no random numbers of its own."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]  # gradient checkpointing asks, although nothing is autocast
 
     def device_count(self) -> int:
         return NUM_DEVICES
