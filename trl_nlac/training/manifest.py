@@ -116,8 +116,8 @@ def _damage(path: Path, size: int, digest: str) -> str | None:
 def _refusal(checkpoint: Path, damages: list[str]) -> str:
     named = ", ".join(damages[:5]) + (f" and {len(damages) - 5} more" if len(damages) > 5 else "")
     return (
-        f"The checkpoint {checkpoint} is not as it was written, says its {MANIFEST}: {named}. Copy it again, or resume from "
-        f"{_before(checkpoint)}. If you changed it on purpose, write the manifest anew, with "
+        f"The checkpoint {checkpoint} is not as it was written, says its {MANIFEST}: {named}. Copy it again, or "
+        f"resume from {_before(checkpoint)}. If you changed it on purpose, write the manifest anew, with "
         "`trl_nlac.training.manifest.write_manifest`."
     )
 
