@@ -134,11 +134,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             trained weights, and needs `target_sync_steps` above 1.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
-        target_max_age (`int`, *optional*, defaults to `0`):
+        target_max_age (`int`, *optional*):
             A Bellman target stays with its transition, and is used again when the transition is drawn again, until it
             is older than this number of updates of the target weights. With `0` every target is written anew (the
             paper), unless the same weights would write the same one again: those that made it have not been updated
-            since, and every role that took part is greedy.
+            since, and every role that took part is greedy. If `None`, twice the time constant of the target weights,
+            `2 / target_update_rate` updates, and `0` with `target_sync_mode="hard"`.
         target_weights_offload (`bool`, *optional*, defaults to `False`):
             Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
             memory.
@@ -342,11 +343,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     target_sync_steps: int = field(
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
     )
-    target_max_age: int = field(
-        default=0,
+    target_max_age: int | None = field(
+        default=None,
         metadata={
             "help": "A Bellman target is used again until it is older than this number of updates of the target "
-            "weights. 0 writes targets anew, as the paper."
+            "weights. 0 writes targets anew, as the paper. Default: 2 / target_update_rate."
         },
     )
     target_weights_offload: bool = field(
@@ -527,6 +528,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             )
         self._size_iterations()
         self._check_async_rollouts()
+        if self.target_max_age is None:
+            is_hard, time_constant = self.target_sync_mode == "hard", 1 / self.target_update_rate
+            self.target_max_age = 0 if is_hard else round(min(2 * time_constant / self._rates_per_update, 1e9))
 
     def _check_async_rollouts(self) -> None:
         if not self.async_rollouts:
@@ -613,6 +617,20 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def rate_of_target_updates(self) -> float:
+        """Weight of the trained weights in one update of the target weights, see `target_update_unit`."""
+        if self.target_sync_mode == "hard":
+            return 1.0
+        if self.target_update_unit == "step":
+            return self.target_update_rate
+        return 1 - (1 - self.target_update_rate) ** self._rates_per_update
+
+    @property
+    def _rates_per_update(self) -> int:
+        """How often `target_update_rate` counts in one update of the target weights."""
+        return self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
 
     @property
     def updates_per_iteration(self) -> int:

@@ -45,6 +45,7 @@ ACTING = dict(
     max_generation_batch_size=128,
     temperature=1.0,
     min_p=None,
+    target_max_age=0,
     use_vllm=False,
     vllm_gpu_memory_utilization=0.3,
     vllm_max_model_length=None,

@@ -53,6 +53,7 @@ ACTING = dict(
     # In place of the package's defaults, which the figures were the reason to change.
     min_p=None,
     bootstrap="implicit",
+    target_max_age=0,
 )
 # NLAC for a tiny model, which needs all of these departures from the paper, see docs/source/nlac_trainer.md.
 NLAC = dict(
