@@ -156,6 +156,7 @@ def install(folder: Path, source: str, borrow: bool) -> Path:
             text=True,
         ).stdout.strip()
         # A line of code, so that the walk's own packages come first, and no editable install of the other is seen.
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], **quiet)  # too old
         (Path(paths) / "borrowed.pth").write_text(f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})\n")
     clone = folder / "trl-nlac"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], **quiet)

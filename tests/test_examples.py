@@ -57,6 +57,27 @@ def test_quickstart(tmp_path, world, action_format):
     NLACPrompts.from_file(tmp_path / "nlac_prompts.json")
 
 
+def test_notebook(tmp_path, monkeypatch, capsys):
+    """Every cell runs in IPython, with two steps in place of 200."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    notebook = json.loads((ROOT / "examples" / "notebooks" / "nlac_quickstart.ipynb").read_text())
+    monkeypatch.chdir(tmp_path)
+    shell = InteractiveShell()
+    sizes = {"max_steps=200": "max_steps=2", "eval_steps=40": "eval_steps=1", "logging_steps=20": "logging_steps=1"}
+    sizes |= {"num_eval_episodes=24": "num_eval_episodes=2", '"num_decay_steps": 40': '"num_decay_steps": 1'}
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        assert not cell.get("outputs"), "clear the outputs"
+        if cell["cell_type"] == "code":
+            for size, small in sizes.items():
+                text = text.replace(size, small)
+            shell.run_cell(text).raise_error()
+    assert shell.user_ns["trainer"].state.global_step == 2
+    assert "Optimality:" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "notebook" / "report.html").exists()
+
+
 def test_build_tiny_model(tmp_path):
     output_dir = str(tmp_path / "model")
     sizes = ["--max_steps", "2", "--num_scored", "4"]
