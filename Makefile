@@ -58,7 +58,7 @@ user-hours: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.user_hours --source clone --borrow
 	$(BIN)/python -m benchmarks.user_hours --source wheel --borrow
 
-# What whoever has a GPU runs once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
+# For a machine with a GPU, once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
 test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
 	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false $(BIN)/python tests/gpu/acceptance.py \
 		--vllm_python $(VLLM_VENV)/bin/python --json runs/gpu.json --table runs/gpu.md $(GPU_ARGS)
