@@ -36,7 +36,7 @@ TABLE = {
     "method": "chat generation options prompts shards",
     "environments": "chat gateway prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
-    "training": "method replay chat prompts nlac_config secrets shards terminal",
+    "training": "method replay chat prompts nlac_config event_loop secrets shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments gateway chat generation options prompts secrets terminal",
