@@ -21,10 +21,10 @@ TEST_JOBS ?= 2
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-distributed test-vllm test-gpu real-model test-real lint format bench bench-learning bench-agent bench-vllm docs clean
+.PHONY: help demo test test-distributed test-vllm test-gpu real-model test-real user-hours lint format bench bench-learning bench-agent bench-vllm docs clean
 
 help:
-	@echo "Targets: demo, test, test-distributed, test-vllm, test-gpu, real-model, test-real, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
+	@echo "Targets: demo, test, test-distributed, test-vllm, test-gpu, real-model, test-real, user-hours, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -53,7 +53,12 @@ test-real: real-model $(VLLM_VENV)/.vllm
 	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
 		$(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
 
-# What whoever has a GPU runs once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
+# A user's first hours, from a fresh clone and from a fresh wheel, with the packages of this environment.
+user-hours: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.user_hours --source clone --borrow
+	$(BIN)/python -m benchmarks.user_hours --source wheel --borrow
+
+# For a machine with a GPU, once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
 test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
 	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false $(BIN)/python tests/gpu/acceptance.py \
 		--vllm_python $(VLLM_VENV)/bin/python --json runs/gpu.json --table runs/gpu.md $(GPU_ARGS)

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,27 @@ def test_quickstart(tmp_path, world, action_format):
     NLACPrompts.from_file(tmp_path / "nlac_prompts.json")
 
 
+def test_notebook(tmp_path, monkeypatch, capsys):
+    """Every cell runs in IPython, with two steps in place of 200."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    notebook = json.loads((ROOT / "examples" / "notebooks" / "nlac_quickstart.ipynb").read_text())
+    monkeypatch.chdir(tmp_path)
+    shell = InteractiveShell()
+    sizes = {"max_steps=200": "max_steps=2", "eval_steps=40": "eval_steps=1", "logging_steps=20": "logging_steps=1"}
+    sizes |= {"num_eval_episodes=24": "num_eval_episodes=2", '"num_decay_steps": 40': '"num_decay_steps": 1'}
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        assert not cell.get("outputs"), "clear the outputs"
+        if cell["cell_type"] == "code":
+            for size, small in sizes.items():
+                text = text.replace(size, small)
+            shell.run_cell(text).raise_error()
+    assert shell.user_ns["trainer"].state.global_step == 2
+    assert "Optimality:" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "notebook" / "report.html").exists()
+
+
 def test_build_tiny_model(tmp_path):
     output_dir = str(tmp_path / "model")
     sizes = ["--max_steps", "2", "--num_scored", "4"]
@@ -69,6 +91,26 @@ def test_build_tiny_model(tmp_path):
         for action_format in ("text", "react", "tool_call")
     }
     assert scores["rooms text"].keys() >= {"backup_exact", "backup_future_exact", "weighs_futures"}
+
+
+def test_a_build_goes_on_after_an_interruption(tmp_path):
+    """The model is the same, bit for bit."""
+    size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2"]
+    desk = ["--families", "support_desk", "--action_formats", "text", "--max_steps", "264"]
+    command = ["examples/scripts/build_tiny_model.py", *size, *desk, "--output_dir"]
+    state = tmp_path / "interrupted.build.safetensors"
+    with subprocess.Popen(
+        [sys.executable, *command, str(tmp_path / "interrupted")], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    ) as build:
+        while not state.exists() and build.poll() is None:
+            time.sleep(0.02)
+        build.kill()
+    assert state.exists(), "the build ended before it could be interrupted"
+    for name in ("interrupted", "whole"):
+        run(*command, str(tmp_path / name))
+        assert set(json.loads((tmp_path / name / "build.json").read_text())["scores"]) == {"support_desk text"}
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("interrupted", "whole")]
+    assert weights[0] == weights[1] and not state.exists()
 
 
 class TestRecipes:

@@ -292,8 +292,8 @@ class Critique:
 
     @property
     def text(self) -> str:
-        """The critique in its format."""
-        verdict = "Yes" if self.optimal else f"No {self.advice}".strip()
+        """The critique in its format. Advice that is a sentence, with a capital letter, follows a full stop."""
+        verdict = "Yes" if self.optimal else f"No{'.' if self.advice[:1].isupper() else ''} {self.advice}".strip()
         return f"Future: {self.future}\nOptimality: {verdict}" if self.future else f"Correctness: {verdict}"
 
 

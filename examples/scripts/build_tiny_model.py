@@ -30,6 +30,13 @@ The base model of the benchmarks knows the variants of the service desk, and onl
 python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model --max_steps 8000 \\
     --families told hinted delayed --action_formats text
 
+The model of the quickstart knows the support desk alone. Whole phrases of the desk are tokens of its tokenizer:
+
+python examples/scripts/build_tiny_model.py --output_dir trl_nlac/support_model --max_steps 4000 \\
+    --families support_desk --action_formats text
+
+A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
+
 With `--several_futures` the model also learns the roles that weigh several futures (`num_futures` above 1).
 """
 
@@ -42,19 +49,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, draw_dialogue
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, SUPPORT_PROMPTS, draw_dialogue, support_desk
 from trl_nlac.environments.embedded.dialogues import RoleDialogue
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, format_call, parse_call
 from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, follow, lesson
+from trl_nlac.environments.embedded.support_desk_dialogues import SupportDeskFamily, named_values
+from trl_nlac.environments.embedded.support_desk_dialogues import follow as follow_support
+from trl_nlac.prompts import NLACPrompts
 
 
 ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "refine", "refine"]
@@ -64,7 +76,10 @@ FAMILIES = {
     "rooms": RoomsFamily(),
     "service_desk": ServiceDeskFamily(),
     **{variant: ServiceDeskFamily(variant, customers=True) for variant in ("told", "hinted", "delayed")},
+    "support_desk": SupportDeskFamily(),
 }
+SPECIAL_TOKENS = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+SPECIAL_TOKENS += ["<tool_call>", "</tool_call>"]
 CHAT_TEMPLATE = """\
 {%- set system = '' %}
 {%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}\
@@ -125,21 +140,52 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
-    special_tokens = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-    special_tokens += ["<tool_call>", "</tool_call>"]
     trainer = trainers.BpeTrainer(
         vocab_size=4096,
         min_frequency=1,
-        special_tokens=special_tokens,
+        special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([*words, *calls, *signatures, "\nOptimality:", "\nAction:"], trainer)
+    return _with_template(tokenizer)
+
+
+def build_support_tokenizer() -> PreTrainedTokenizerFast:
+    """Build a tokenizer with one token for every value and phrase of the support desk, and bytes for other text."""
+    begin, *rest = [f'{name}="' for name in support_desk.ARGUMENTS]
+    phrases = {f"route({begin}", *[f'", {name}' for name in rest], '")'}
+    phrases |= {value for values in support_desk.VALUES for value in values} | set(support_desk.ITEMS)
+    for sentence in (*support_desk.REFUSALS, *[f"{advice}." for advice in support_desk.ADVICE]):
+        before, after = sentence.split("{}")
+        phrases |= {before, before[0].upper() + before[1:], after, after.removesuffix(".")}
+    phrases |= {"My ", ".", " ", ". ", " and ", "Future: ", "\nOptimality: ", "Yes", "No"}
+    phrases |= {f" {sentence}" for sentence in (*support_desk.CALLS_LEFT.values(), support_desk.LOST)}
+    phrases |= {f" {problem}." for problem in support_desk.PROBLEMS} | {support_desk.CLOSED, support_desk.UNREADABLE}
+    questions = [SUPPORT_PROMPTS.critique, SUPPORT_PROMPTS.backup, SUPPORT_PROMPTS.refine, SUPPORT_PROMPTS.future]
+    phrases |= {*questions, *[f" {question}" for question in questions], " The score is "}
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    written = sorted("".join(piece for piece, _ in byte_level.pre_tokenize_str(phrase)) for phrase in phrases - {""})
+    letters = [letter for letter in sorted(pre_tokenizers.ByteLevel.alphabet()) if letter not in written]
+    # The segmentation with the best sum is the one with the longest pieces.
+    pieces = [
+        *[(token, 0.0) for token in SPECIAL_TOKENS],
+        *[(p, -1.0) for p in written],
+        *[(x, -10.0) for x in letters],
+    ]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    return _with_template(tokenizer)
+
+
+def _with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     built = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=special_tokens[2:],
+        additional_special_tokens=SPECIAL_TOKENS[2:],
         chat_template=CHAT_TEMPLATE,
         padding_side="left",
         model_max_length=512,
@@ -167,9 +213,14 @@ def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, num_layers
 
 
 def encode(
-    chat: ChatEncoder, dialogue: RoleDialogue, role: str, action_format: str, states_action: bool = False
+    chat: ChatEncoder,
+    prompts: NLACPrompts,
+    dialogue: RoleDialogue,
+    role: str,
+    action_format: str,
+    states_action: bool = False,
 ) -> tuple[list[int], list[int]]:
-    messages, completion = dialogue.messages(role, COMPACT_PROMPTS, action_format, states_action)
+    messages, completion = dialogue.messages(role, prompts, action_format, states_action)
     return chat.start(messages, [dialogue.tool] if action_format == "tool_call" else None), chat.completion(completion)
 
 
@@ -187,14 +238,20 @@ def collate(samples: list[tuple[list[int], list[int]]], pad_token_id: int, promp
 
 @torch.no_grad()
 def score(
-    model, chat: ChatEncoder, family, action_format: str, number: int, several_futures: bool = False
+    model,
+    chat: ChatEncoder,
+    prompts: NLACPrompts,
+    family,
+    action_format: str,
+    number: int,
+    several_futures: bool = False,
 ) -> dict[str, float]:
     """Measure the greedy skill of every role, as shares of right answers."""
     rng = random.Random("score")
 
     def answers(role, known):
         dialogues = [family.dialogue(rng, role, known) for _ in range(number)]
-        samples = [encode(chat, dialogue, role, action_format) for dialogue in dialogues]
+        samples = [encode(chat, prompts, dialogue, role, action_format) for dialogue in dialogues]
         inputs = chat.tokenizer.pad({"input_ids": [prompt for prompt, _ in samples]}, return_tensors="pt")
         output = model.generate(**inputs, max_new_tokens=64, do_sample=False)[:, inputs["input_ids"].shape[1] :]
         texts = [chat.decode(ids) for ids in output.tolist()]
@@ -210,7 +267,7 @@ def score(
     dialogues, texts, right = answers("refine", False)
     if isinstance(family, RoomsFamily):  # any other door follows the advice "avoid"
         acted = [
-            chat.decode(encode(chat, replace(d, refined_action=d.action), "refine", action_format)[1])
+            chat.decode(encode(chat, prompts, replace(d, refined_action=d.action), "refine", action_format)[1])
             for d in dialogues
         ]
         obeyed = [
@@ -219,7 +276,7 @@ def score(
         ]
     else:
         obeyed = [
-            _avoids(text, dialogue) if "avoid" in dialogue.advice else text == expected
+            _avoids(text, dialogue) if dialogue.advice.startswith("avoid ") else text == expected
             for text, expected, dialogue in zip(texts, right, dialogues, strict=True)
         ]
     result["refine_obeys"] = sum(obeyed) / number
@@ -231,16 +288,27 @@ def score(
         )
         / number
     )
-    if isinstance(family, ServiceDeskFamily):
+    if not isinstance(family, RoomsFamily):
         dialogues, texts, _ = answers("policy", False)
         mended = []
         for text, dialogue in zip(texts, dialogues, strict=True):
-            use = lesson(dialogue.history[-1:]).use if dialogue.history else ()
-            if use:
-                mending = replace(dialogue, action=format_call(follow(parse_call(dialogue.history[-1][0]), use)))
-                mended.append(text == chat.decode(encode(chat, mending, "policy", action_format)[1]))
+            action = _mended(family, dialogue)
+            if action:
+                mending = replace(dialogue, action=action)
+                mended.append(text == chat.decode(encode(chat, prompts, mending, "policy", action_format)[1]))
         result["mends_refused_call"] = sum(mended) / max(1, len(mended))
     return {name: round(value, 3) for name, value in result.items()}
+
+
+def _mended(family, dialogue: RoleDialogue) -> str:
+    """Correct the last call of the history as its refusal says; empty if that names no value."""
+    if not dialogue.history:
+        return ""
+    call, refusal = dialogue.history[-1]
+    if isinstance(family, SupportDeskFamily):
+        return support_desk.format_call(follow_support(support_desk.parse_call(call), named_values(refusal)))
+    use = lesson(dialogue.history[-1:]).use
+    return format_call(follow(parse_call(call), use)) if use else ""
 
 
 def _avoids(text: str, dialogue: RoleDialogue) -> bool:
@@ -250,6 +318,36 @@ def _avoids(text: str, dialogue: RoleDialogue) -> bool:
     if call is None:
         return False
     return [old for old, new in zip(before, call, strict=True) if old != new] == [warned]
+
+
+def save_state(path: Path, model, optimizer, rng: random.Random, step: int, seconds: float) -> None:
+    """Write what a build needs to go on exactly: weights, moments of the optimizer and the state of the samples."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.named_parameters()}
+    for i, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items()}
+    version, numbers, gauss = rng.getstate()
+    written = path.with_suffix(".part")
+    metadata = {"step": step, "seconds": seconds, "random": [version, list(numbers), gauss]}
+    save_file(tensors, written, {"build": json.dumps(metadata)})
+    written.replace(path)
+
+
+def load_state(path: Path, model, optimizer, rng: random.Random) -> tuple[int, float]:
+    """Restore the state of a build. Return its step and the seconds it took so far."""
+    with safe_open(path, "pt") as file:
+        metadata = json.loads(file.metadata()["build"])
+    tensors, state = load_file(path), {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"model.{name}"])
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            _, i, key = name.split(".")
+            state.setdefault(int(i), {})[key] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    version, numbers, gauss = metadata["random"]
+    rng.setstate((version, tuple(numbers), gauss))
+    return metadata["step"], metadata["seconds"]
 
 
 def main():
@@ -277,9 +375,16 @@ def main():
     parser.add_argument("--prompt_weight", type=float, default=0.1, help="weight of the loss on prompt tokens")
     parser.add_argument("--num_scored", type=int, default=128, help="number of samples per role in a score")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--state_file", help="by default, a file beside `output_dir` that the end of the build removes"
+    )
     args = parser.parse_args()
 
-    tokenizer = build_tokenizer()
+    in_english = args.families == ["support_desk"]
+    if "support_desk" in args.families and not (in_english and set(args.action_formats) == {"text"}):
+        parser.error("the support desk has a model of its own, in the action format `text`")
+    prompts = SUPPORT_PROMPTS if in_english else COMPACT_PROMPTS
+    tokenizer = build_support_tokenizer() if in_english else build_tokenizer()
     if args.first_step:
         model = LlamaForCausalLM.from_pretrained(args.output_dir)
     else:
@@ -292,17 +397,25 @@ def main():
     role_mix = ROLE_MIX + (MIX_OF_SEVERAL_FUTURES if args.several_futures else [])
     rng = random.Random(args.seed + args.first_step)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-    start, batches = time.perf_counter(), []
-    for step in range(args.first_step, args.max_steps):
+    state_file = Path(args.state_file or f"{args.output_dir.rstrip('/')}.build.safetensors")
+    # The state holds no batches: it is written when all of them were used.
+    first_step, seconds = (
+        load_state(state_file, model, optimizer, rng) if state_file.exists() else (args.first_step, 0)
+    )
+    start, batches = time.perf_counter() - seconds, []
+    for step in range(first_step, args.max_steps):
         progress = step / args.max_steps
         rate = args.learning_rate * min(1, (step - args.first_step + 1) / 100) * min(1, (1 - progress) / 0.7)
         for group in optimizer.param_groups:
             group["lr"] = rate
         if not batches:  # batches of similar lengths, in random order
+            if step % 256 == 0 and step > first_step:
+                save_state(state_file, model, optimizer, rng, step, time.perf_counter() - start)
             roles = [rng.choice(role_mix) for _ in range(8 * args.batch_size)]
             samples = [
                 encode(
                     chat,
+                    prompts,
                     draw_dialogue(rng, list(families.values()), role),
                     role,
                     rng.choice(args.action_formats),
@@ -327,10 +440,10 @@ def main():
             output_dir = Path(args.output_dir)
             model.save_pretrained(output_dir)
             tokenizer.save_pretrained(output_dir)
-            COMPACT_PROMPTS.save(output_dir / "nlac_prompts.json")
+            prompts.save(output_dir / "nlac_prompts.json")
             scores = {
                 f"{name} {action_format}": score(
-                    model, chat, family, action_format, args.num_scored, args.several_futures
+                    model, chat, prompts, family, action_format, args.num_scored, args.several_futures
                 )
                 for name, family in families.items()
                 for action_format in dict.fromkeys(args.action_formats)
@@ -347,6 +460,7 @@ def main():
         "scores": scores,
     }
     (Path(args.output_dir) / "build.json").write_text(json.dumps(build, indent=2) + "\n")
+    state_file.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

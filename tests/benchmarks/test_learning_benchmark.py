@@ -46,7 +46,7 @@ from benchmarks.learning.figures.summary import (
     summarize,
     summarize_folders,
 )
-from benchmarks.learning.figures.table import comparison, rate, task_label
+from benchmarks.learning.figures.table import comparison, gain_and_price, rate, task_label
 
 
 ROOT = Path(__file__).parents[2]
@@ -503,7 +503,8 @@ class TestReport:
         assert render(json.loads((results / "learning.json").read_text())) == pages
         summary = summarize_folders(results / "learning", results / "learning_search")
         assert render(summary) == pages
-        assert comparison(summary) in (ROOT / "README.md").read_text()
+        readme = (ROOT / "README.md").read_text()
+        assert comparison(summary) in readme and gain_and_price(summary) in readme
 
     def test_pages(self, tmp_path):
         cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]]) + make_cells(

@@ -416,3 +416,13 @@ class TestPrefixCache:
             for _ in range(2):
                 completions = generator.generate(prompts, sampling, [0] * 4)
                 assert [completion.num_cached_tokens for completion in completions] == [0] * 4
+
+
+def test_a_session_warns_of_nothing_that_trl_alone_can_change(recwarn):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recwarn.clear()
+    generator = TransformersGenerator(Accelerator(cpu=True), tokenizer, [tokenizer.eos_token_id], 8)
+    with generator.session(model):
+        pass
+    assert not [str(warning.message) for warning in recwarn if "deprecated" in str(warning.message)]

@@ -15,6 +15,7 @@
 """Sampling with transformers."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -91,6 +92,10 @@ class TransformersGenerator:
         prefix_cache_memory: float = 4.0,
         keeps_prefixes: bool = False,
     ):
+        if accelerator is not None:
+            # TRL reads and sets this under the name that transformers deprecated, and so do we: the other is too new.
+            deprecated = r"`(is_gradient_checkpointing|gradient_checkpointing_(en|dis)able)` is deprecated"
+            warnings.filterwarnings("ignore", deprecated, FutureWarning)
         self.accelerator = accelerator
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids

@@ -31,7 +31,16 @@ from benchmarks import reporting
 from benchmarks.learning.figures.claims import HOLDS, UNKNOWN, best_final, overlap
 from benchmarks.learning.figures.plots import plot_ablations, plot_critic, plot_task
 from benchmarks.learning.figures.search import change_words
-from benchmarks.learning.figures.table import COSTS, comparison, label, number, rate, task_label, variant
+from benchmarks.learning.figures.table import (
+    COSTS,
+    comparison,
+    gain_and_price,
+    label,
+    number,
+    rate,
+    task_label,
+    variant,
+)
 
 
 HALF = "0.5"  # of the oracle's success
@@ -221,6 +230,7 @@ def main():
     write_pages(summary, args.docs)
     if args.readme:
         reporting.insert(comparison(summary), args.readme, "learning/figures/report.py")
+        reporting.insert(gain_and_price(summary), args.readme, "learning/figures/report.py, in a line")
 
 
 if __name__ == "__main__":

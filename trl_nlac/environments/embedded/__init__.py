@@ -12,10 +12,12 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""The embedded tasks and the tiny chat model that was built for them."""
+"""The embedded tasks and the tiny chat models that were built for them."""
 
 from .tasks import (
     COMPACT_PROMPTS,
+    SUPPORT_MODEL,
+    SUPPORT_PROMPTS,
     TINY_MODEL,
     demo_environment,
     draw_dialogue,

@@ -21,14 +21,18 @@ from pathlib import Path
 from datasets import Dataset
 
 from ...prompts import NLACPrompts
+from ..base import TextEnvironment
 from .dialogues import RoleDialogue
 from .rooms import RoomsEnvironment, RoomsWorld
 from .rooms_dialogues import RoomsFamily
 from .service_desk import ServiceDesk, ServiceDeskEnvironment
 from .service_desk_dialogues import ServiceDeskFamily
+from .support_desk import SupportDesk, SupportDeskEnvironment
+from .support_desk_dialogues import SupportDeskFamily
 
 
 TINY_MODEL = str(Path(__file__).parents[2] / "tiny_model")
+SUPPORT_MODEL = str(Path(__file__).parents[2] / "support_model")  # knows support desks alone, in English
 
 # One word per role: the tiny model was trained on these, and CPU runs stay short.
 COMPACT_PROMPTS = NLACPrompts(
@@ -47,15 +51,30 @@ COMPACT_PROMPTS = NLACPrompts(
     observed_end="",  # the observations of the embedded worlds contain the end
     refine="Revise?",
 )
+# One sentence per role: the model of the support desk was trained on these.
+SUPPORT_PROMPTS = NLACPrompts(
+    policy="{action_format}",
+    format_text="",
+    critique="How will this end, and was it the best call?",
+    future="How will this end?",
+    successor="{next_observation} How will this end?",
+    backup="So was it the best call?",
+    backup_terminated="{next_observation} The score is {score}. So was it the best call?",
+    observed_end="",
+    refine="Which call is best?",
+)
 
 
-def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[RoomsWorld | ServiceDesk, Dataset]:
+World = RoomsWorld | ServiceDesk | SupportDesk
+
+
+def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[World, Dataset]:
     """
-    Make an instance of an embedded task that the tiny model has never seen, and a dataset with one row for each start.
+    Make an instance of an embedded task that no embedded model has seen, and a dataset with one row for each start.
 
     Args:
         world (`str`):
-            `"rooms"` or `"service_desk"`.
+            `"rooms"`, `"service_desk"` or `"support_desk"`.
         seed (`int`):
             Seed of the instance.
         variant (`str`, *optional*, defaults to `"told"`):
@@ -67,26 +86,37 @@ def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[RoomsWorld
     if world == "service_desk":
         instance = ServiceDesk.from_seed(seed, variant=variant)
         return instance, Dataset.from_dict({"request": instance.requests})
-    raise ValueError(f"`world` must be 'rooms' or 'service_desk', got {world!r}.")
+    if world == "support_desk":
+        instance = SupportDesk.from_seed(seed)
+        return instance, Dataset.from_dict({"request": instance.requests})
+    raise ValueError(f"`world` must be 'rooms', 'service_desk' or 'support_desk', got {world!r}.")
 
 
-def make_environment(
-    instance: RoomsWorld | ServiceDesk, action_format: str = "text"
-) -> RoomsEnvironment | ServiceDeskEnvironment:
-    """Make an environment that plays `instance`."""
+def make_environment(instance: World, action_format: str = "text") -> TextEnvironment:
+    """
+    Make an environment that plays `instance`.
+
+    Raises:
+        ValueError: If the world is a support desk, whose calls are plain text, and the actions are to be tool calls.
+    """
+    if isinstance(instance, SupportDesk):
+        if action_format == "tool_call":
+            raise ValueError("`action_format` must be 'text' or 'react' at the support desk, got 'tool_call'.")
+        return SupportDeskEnvironment(instance)
     environment = RoomsEnvironment if isinstance(instance, RoomsWorld) else ServiceDeskEnvironment
     return environment(instance, shows_tools=action_format == "tool_call")
 
 
-def demo_environment(
-    world: str = "service_desk", seed: int = 0, action_format: str = "text"
-) -> RoomsEnvironment | ServiceDeskEnvironment:
+def demo_environment(world: str = "service_desk", seed: int = 0, action_format: str = "text") -> TextEnvironment:
     """Make an environment of an embedded task by its name, for the command line; see [`make_tasks`]."""
     return make_environment(make_tasks(world, seed)[0], action_format)
 
 
 def draw_dialogue(
-    rng: random.Random, families: list[RoomsFamily | ServiceDeskFamily], role: str, known: bool | None = None
+    rng: random.Random,
+    families: list[RoomsFamily | ServiceDeskFamily | SupportDeskFamily],
+    role: str,
+    known: bool | None = None,
 ) -> RoleDialogue:
     """Draw a dialogue of one of the families; if `known` is `None`, half of them come from known instances."""
     return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
@@ -108,7 +138,7 @@ def make_rehearsal_dataset(
 
     Args:
         world (`str`):
-            `"rooms"` or `"service_desk"`.
+            `"rooms"`, `"service_desk"` or `"support_desk"`.
         size (`int`, *optional*, defaults to `4096`):
             Number of samples.
         seed (`int`, *optional*, defaults to `0`):
@@ -116,7 +146,8 @@ def make_rehearsal_dataset(
         action_format (`str`, *optional*, defaults to `"text"`):
             Format of actions.
         several_futures (`bool`, *optional*, defaults to `False`):
-            Whether to add samples of the roles that weigh several futures (`num_futures` above 1).
+            Whether to add samples of the roles that weigh several futures (`num_futures` above 1). Not of the support
+            desk.
         **family_kwargs:
             Arguments of the world's family, such as the `variant` of [`ServiceDeskFamily`].
 
@@ -124,7 +155,9 @@ def make_rehearsal_dataset(
         [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`, and `tools` for tool calls.
     """
     rng = random.Random(f"rehearsal {world} {seed}")
-    family = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily}[world](**family_kwargs)
+    families = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily, "support_desk": SupportDeskFamily}
+    family = families[world](**family_kwargs)
+    prompts = SUPPORT_PROMPTS if world == "support_desk" else COMPACT_PROMPTS
     of_any_instance, of_known = ["backup", "refine"], ["policy", "critique", "critique", "successor"]
     if several_futures:
         of_any_instance, of_known = [*of_any_instance, "backup_future", "evaluation"], [*of_known, "future", "future"]
@@ -133,7 +166,7 @@ def make_rehearsal_dataset(
         role = rng.choice(of_any_instance if rng.random() < 0.75 else of_known)
         known = role in of_known or rng.random() < 0.5
         dialogue = family.dialogue(rng, role, known)
-        messages, completion = dialogue.messages(role, COMPACT_PROMPTS, action_format, rng.random() < 0.5)
+        messages, completion = dialogue.messages(role, prompts, action_format, rng.random() < 0.5)
         tools = [dialogue.tool] if action_format == "tool_call" else []
         rows.append({"prompt": messages, "completion": [completion], "tools": json.dumps(tools)})
     return Dataset.from_list(rows)
