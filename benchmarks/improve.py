@@ -22,11 +22,12 @@ python -m benchmarks.improve --json benchmarks/results/improve.json
 import argparse
 import json
 import time
+from functools import cache
 from pathlib import Path
 
 from benchmarks import reporting
 from benchmarks.learning.methods.settings import NLAC, acting_config
-from benchmarks.learning.tasks import make_task
+from benchmarks.learning.tasks import LearningTask, make_task
 from benchmarks.offline import collect
 from trl_nlac.cli.main import main as command
 
@@ -34,9 +35,15 @@ from trl_nlac.cli.main import main as command
 HERE = Path(__file__).resolve()
 
 
+@cache
+def task_of(name: str, seed: int) -> LearningTask:
+    """Make the task once, with all its rehearsal samples."""
+    return make_task(name, seed)
+
+
 def held_out_desk(task: str, seed: int):
     """Make an environment of the task's held-out customers, for the command line."""
-    return make_task(task, seed).instances["held_out"].environment_factory()
+    return task_of(task, seed).instances["held_out"].environment_factory()
 
 
 def write_rows(rows, path: Path) -> str:
@@ -46,7 +53,7 @@ def write_rows(rows, path: Path) -> str:
 
 def improve(name: str, seed: int, num_episodes: int, max_steps: int, folder: Path, lora: bool) -> dict:
     """Play, write logs, and improve on them."""
-    task = make_task(name, seed)
+    task = task_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     logs, _ = collect(task, acting_config(task, str(folder / "acting"), seed), num_episodes)
