@@ -13,14 +13,16 @@
 # limitations under the License.
 
 """
-`trl-nlac improve` on logged episodes of a service desk: the base policy plays, its conversations are written as chat
-logs, and the command does the rest. Success is that of held-out customers at the same desk.
+`trl-nlac improve` on logged episodes of a service desk: the base policy plays, and in a share of the episodes an
+expert makes the right call; the conversations are written as chat logs, and the command does the rest. Success is that
+of held-out customers at the same desk.
 
 python -m benchmarks.improve --json benchmarks/results/improve.json
 """
 
 import argparse
 import json
+import random
 import time
 from functools import cache
 from pathlib import Path
@@ -30,6 +32,7 @@ from benchmarks.learning.methods.settings import NLAC, acting_config
 from benchmarks.learning.tasks import LearningTask, make_task
 from benchmarks.offline import collect
 from trl_nlac.cli.main import main as command
+from trl_nlac.environments.embedded.service_desk import format_call
 
 
 HERE = Path(__file__).resolve()
@@ -46,12 +49,24 @@ def held_out_desk(task: str, seed: int):
     return task_of(task, seed).instances["held_out"].environment_factory()
 
 
+def expert_row(task: LearningTask, row: dict) -> dict:
+    """A conversation of somebody who knows the rules."""
+    environment = task.environment_factory()
+    messages = [{"role": "user", "content": environment.reset(**row)}]
+    action = format_call(environment.world.rules[row["request"]])
+    result = environment.step(action)
+    messages += [{"role": "assistant", "content": action}, {"role": "user", "content": result.observation}]
+    return {"messages": messages, "reward": result.reward, "task": row}
+
+
 def write_rows(rows, path: Path) -> str:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(path)
 
 
-def improve(name: str, seed: int, num_episodes: int, max_steps: int, folder: Path, lora: bool) -> dict:
+def improve(
+    name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path, lora: bool
+) -> dict:
     """Play, write logs, and improve on them."""
     task = task_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +74,8 @@ def improve(name: str, seed: int, num_episodes: int, max_steps: int, folder: Pat
     logs, _ = collect(task, acting_config(task, str(folder / "acting"), seed), num_episodes)
     playing = time.perf_counter() - start
     rows = [{"messages": row["messages"], "reward": row["reward"], "task": json.loads(row["task"])} for row in logs]
+    for i in random.Random(seed).sample(range(len(rows)), round(expert_share * len(rows))):
+        rows[i] = expert_row(task, rows[i]["task"])
     settings = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in NLAC.items()}
     words = {
         "model_name_or_path": task.model,
@@ -93,6 +110,7 @@ def main() -> None:
     parser.add_argument("--task", default="service_desk_told")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--num_episodes", type=int, default=256, help="logged episodes")
+    parser.add_argument("--expert_share", type=float, default=0.25, help="share of them that an expert played")
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
     parser.add_argument("--full", action="store_true", help="train all weights, not an adapter")
     parser.add_argument("--runs", type=Path, default=Path("runs/improve"))
@@ -100,10 +118,14 @@ def main() -> None:
     args = parser.parse_args()
     cells = {}
     for seed in args.seeds:
-        folder = args.runs / f"{args.task}_{args.num_episodes}_{args.max_steps}_{seed}{'_full' if args.full else ''}"
-        cells[str(seed)] = improve(args.task, seed, args.num_episodes, args.max_steps, folder, not args.full)
+        name = f"{args.task}_{args.num_episodes}_{args.expert_share}_{args.max_steps}_{seed}"
+        folder = args.runs / f"{name}{'_full' if args.full else ''}"
+        cells[str(seed)] = improve(
+            *(args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, not args.full)
+        )
     setting = reporting.setting("torch", "transformers", "trl", "peft")
-    report = {"task": args.task, "max_steps": args.max_steps, "lora": not args.full, "seeds": cells, **setting}
+    options = {name: vars(args)[name] for name in ("task", "num_episodes", "expert_share", "max_steps", "full")}
+    report = {**options, "seeds": cells, **setting}
     print(json.dumps(report, indent=2))
     reporting.write(report, args.json)
 

@@ -54,6 +54,11 @@ from .train_options import TrainArguments, TrainParser
 DEFAULTS = dict(
     use_peft=True, learning_rate=1e-4, max_steps=200, bootstrap="monte_carlo", report_to="none", save_strategy="no"
 )
+# What is printed at the end, of what the report has.
+SHOWN = {
+    "critic": ("readable", "brier", "auroc", "agreement", "agreement_of_last_steps"),
+    "environment": ("episode/success_rate", "episode/return"),
+}
 REPORT, FIGURES, MODEL, LOGS = "report.html", "improve.json", "model", "logs"
 
 
@@ -370,8 +375,8 @@ def _write(output: Path, report: dict[str, Any]) -> None:
 
 
 def _say_what_changed(report: dict[str, Any]) -> None:
-    for part in ("critic", "environment"):
-        for name, after in (report["after"][part] or {}).items():
-            before = report["before"][part].get(name)
-            if name != "steps" and before is not None and not name.startswith("environment/"):
-                print(f"{name}: {before:.3f} before, {after:.3f} after")
+    for part, names in SHOWN.items():
+        before, after = report["before"][part] or {}, report["after"][part] or {}
+        for name in names:
+            if name in before and name in after:
+                print(f"{name}: {before[name]:.3f} before, {after[name]:.3f} after")
