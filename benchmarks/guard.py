@@ -14,9 +14,10 @@
 
 """
 The guard on labelled logs: how many failing steps it blocks, and how many good ones by mistake. NLAC trains on a
-service desk; then the base policy and the trained one play, and the desk's oracle says of every step whether it is the
-best one. Thresholds are chosen by half of the conversations: by their outcomes, which is what logs have, or by the
-oracle's labels, which is the best that thresholds can do. The other half measures, with the oracle's labels.
+service desk; then the base policy, the trained one and somebody who knows the rules play a third of the episodes each,
+and the desk's oracle says of every step whether it is the best one. Thresholds are chosen by half of the
+conversations: by their outcomes, which is what logs have, or by the oracle's labels, which is the best that thresholds
+can do. The other half measures, with the oracle's labels.
 
 python -m benchmarks.guard --json benchmarks/results/guard.json
 """
@@ -34,6 +35,8 @@ from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import LearningTask, make_task
 from trl_nlac import NLACTrainer
 from trl_nlac.agent.guard import Guard, outcomes
+from trl_nlac.environments.embedded.service_desk import format_call
+from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.evaluation.metrics import CriticCalibration
 from trl_nlac.method.critic import judge_actions
 from trl_nlac.training.model import load_model
@@ -44,8 +47,15 @@ FALSE_BLOCKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 Step = tuple[Judgement | None, bool, bool]  # the judgement, whether the step fails, whether the episode failed
 
 
+def expert_episode(task: LearningTask, row: dict, trainer: NLACTrainer) -> Episode:
+    """Play a task with the right call."""
+    environment, roles = task.environment_factory(), trainer.roles
+    right = format_call(environment.world.rules[row["request"]])
+    return replay_actions(environment, row, [right], roles.actions, roles.prompts)
+
+
 def played_logs(task: LearningTask, trainer: NLACTrainer, num_episodes: int) -> list[Episode]:
-    """Play held-out customers, half of them with the base policy, half with the trained one."""
+    """Play held-out customers: a third of them with the base policy, a third with the trained one, a third rightly."""
     rows = [task.instances["held_out"].rows[i % len(task.instances["held_out"].rows)] for i in range(num_episodes)]
     random.Random(trainer.args.seed).shuffle(rows)
     base = load_model(task.model, trainer.args).to(trainer.accelerator.device)
@@ -53,11 +63,9 @@ def played_logs(task: LearningTask, trainer: NLACTrainer, num_episodes: int) -> 
         Player.of_model(task, trainer.args, base, trainer.accelerator),
         Player.of_model(task, trainer.args, trainer.model.eval(), trainer.accelerator),
     ]
-    return [
-        episode
-        for i, player in enumerate(players)
-        for episode in player.play(rows[i * num_episodes // 2 : (i + 1) * num_episodes // 2])
-    ]
+    size = num_episodes // 3
+    of_policies = [episode for i, player in enumerate(players) for episode in player.play(rows[i * size :][:size])]
+    return of_policies + [expert_episode(task, row, trainer) for row in rows[2 * size :]]
 
 
 def labelled_steps(trainer: NLACTrainer, task: LearningTask, episodes: list[Episode]) -> list[list[Step]]:

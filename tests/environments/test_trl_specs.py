@@ -116,50 +116,54 @@ def ending_when_finished(factory):
     return make
 
 
+@pytest.fixture(scope="module")
+def url():
+    """OpenReward's own server, on a free port."""
+    environments = pytest.importorskip("openreward.environments")
+    uvicorn = pytest.importorskip("uvicorn")
+    from pydantic import BaseModel
+
+    class Guess(BaseModel):
+        number: int
+
+    class Guessing(environments.Environment):
+        """Guess a number."""
+
+        @classmethod
+        def list_splits(cls):
+            return ["train"]
+
+        @classmethod
+        def list_tasks(cls, split):
+            return [{"right": 3}, {"right": 5}]
+
+        def get_prompt(self):
+            return [environments.TextBlock(text="Guess from 1 to 9.")]
+
+        @environments.tool
+        def guess(self, params: Guess) -> environments.ToolOutput:
+            """Guess a number."""
+            right = params.number == self.task_spec["right"]
+            text = environments.TextBlock(text="Right." if right else "Wrong.")
+            return environments.ToolOutput(blocks=[text], reward=float(right), finished=right)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    app = environments.Server([Guessing]).app
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENREWARD_SESSION_URL", f"http://127.0.0.1:{port}")  # in place of a subdomain
+        yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
 class TestOpenReward:
     """With OpenReward's own server on this machine. Its package wants older versions of others than ours."""
-
-    @pytest.fixture(scope="class")
-    def url(self):
-        environments = pytest.importorskip("openreward.environments")
-        uvicorn = pytest.importorskip("uvicorn")
-        from pydantic import BaseModel
-
-        class Guess(BaseModel):
-            number: int
-
-        class Guessing(environments.Environment):
-            """Guess a number."""
-
-            @classmethod
-            def list_splits(cls):
-                return ["train"]
-
-            @classmethod
-            def list_tasks(cls, split):
-                return [{"right": 3}, {"right": 5}]
-
-            def get_prompt(self):
-                return [environments.TextBlock(text="Guess from 1 to 9.")]
-
-            @environments.tool
-            def guess(self, params: Guess) -> environments.ToolOutput:
-                """Guess a number."""
-                right = params.number == self.task_spec["right"]
-                text = environments.TextBlock(text="Right." if right else "Wrong.")
-                return environments.ToolOutput(blocks=[text], reward=float(right), finished=right)
-
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        app = environments.Server([Guessing]).app
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join()
 
     def test_plays_with_the_adapter(self, url):
         spec = OpenRewardSpec(url)
