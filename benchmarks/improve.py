@@ -105,6 +105,20 @@ def improve(
     return {"playing_seconds": playing, **json.loads((folder / "improved" / "improve.json").read_text())}
 
 
+def time_first_report(model: Path, logs: Path, folder: Path) -> dict:
+    """Time the first report with another model, without training."""
+    words = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--only_report"]
+    if command(["improve", str(logs), *words]):
+        raise SystemExit(1)
+    report = json.loads((folder / "improve.json").read_text())
+    kept = {
+        "model": model.name,
+        "conversations": report["logs"]["conversations"],
+        "critic": report["before"]["critic"],
+    }
+    return {**kept, "seconds": report["seconds"]["first_report"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="service_desk_told")
@@ -113,6 +127,7 @@ def main() -> None:
     parser.add_argument("--expert_share", type=float, default=0.25, help="share of them that an expert played")
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
     parser.add_argument("--full", action="store_true", help="train all weights, not an adapter")
+    parser.add_argument("--report_model", type=Path, help="another model, with which the first report is timed, too")
     parser.add_argument("--runs", type=Path, default=Path("runs/improve"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -123,6 +138,10 @@ def main() -> None:
         cells[str(seed)] = improve(
             *(args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, not args.full)
         )
+        if args.report_model:
+            cells[str(seed)]["first_report"] = time_first_report(
+                args.report_model, folder / "logs.jsonl", folder / "first_report"
+            )
     setting = reporting.setting("torch", "transformers", "trl", "peft")
     options = {name: vars(args)[name] for name in ("task", "num_episodes", "expert_share", "max_steps", "full")}
     report = {**options, "seeds": cells, **setting}

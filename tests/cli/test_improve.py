@@ -117,7 +117,9 @@ def test_only_a_report(logs, capsys):
     ]
     Path("calls.json").write_text(json.dumps(calls))
     assert main(["improve", "calls.json", *MODEL, *SHORT, "--only_report", "--output_dir", "report"]) == 0
-    assert "OpenAI chat requests with their answers" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "OpenAI chat requests with their answers" in printed
+    assert "All are failures: a conversation succeeds from an outcome of 1 on" in printed
     report = json.loads(Path("report/improve.json").read_text())
     assert report["logs"]["outcomes"]["failures"] == 4 and report["after"] is None
     page = Path("report/report.html").read_text()
@@ -136,6 +138,12 @@ def test_only_a_report(logs, capsys):
         (["logs.jsonl", *MODEL, "--outcome", "grade"], "fewer than two conversations can be read."),
         (["logs.jsonl", *MODEL, "--held_out_share", "1"], "--held_out_share must be between 0 and 1, got 1.0."),
         (["logs.jsonl", *MODEL, "--num_findings", "0"], "--num_findings must be at least 1, got 0."),
+        (["logs.jsonl", *MODEL, "--replay_dataset", "logs.jsonl"], "the logs are named first, without an option."),
+        (
+            ["logs.jsonl", *MODEL, "--resume_from_checkpoint", "last"],
+            "continue the training in the folder of the model",
+        ),
+        (["logs.jsonl", *MODEL, "--accelerate_config", "zero3"], "improve trains in one."),
         (["logs.jsonl", *MODEL, "--max_step", "1"], "there is no option '--max_step', did you mean '--max_steps'?"),
     ],
 )

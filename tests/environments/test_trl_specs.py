@@ -59,6 +59,21 @@ class LocalHarness(HarborBashEnv):
         return (done.stdout + done.stderr) or f"(empty output, rc={done.returncode})"
 
 
+class ShortHarness(LocalHarness):
+    """Words that fit the context of the embedded model."""
+
+    PROMPT_SUFFIX = ""
+
+    def bash(self, command: str) -> str:
+        """
+        Run.
+
+        Args:
+            command: A command.
+        """
+        return self._exec(command)
+
+
 @pytest.fixture
 def suite(tmp_path) -> Path:
     """Two tasks in Harbor's form."""
@@ -85,7 +100,7 @@ class TestHarbor:
             assert [tool["function"]["name"] for tool in episode.tools] == ["bash"]
 
     def test_trains(self, suite, tmp_path):
-        spec = HarborSpec(str(suite), agent=LocalHarness, num_tasks=1)
+        spec = HarborSpec(str(suite), agent=ShortHarness, num_tasks=1)
         trainer = make_trainer(
             *(tmp_path / "run", {"max_steps": 1, "max_turns": 2}),
             train_dataset=spec.train_dataset,

@@ -109,6 +109,7 @@ def run(words: list[str]) -> None:
     parser = TrainParser()
     parser.set_defaults_with_config(**DEFAULTS, **_machine())
     script_args, model_args, config = parser.read([*others, "--output_dir", str(output / MODEL)])
+    _refuse_unread(script_args, config)
     model = model_args.model_name_or_path
     if not model:
         raise CommandError("--model_name_or_path is missing: name the model to improve.")
@@ -172,6 +173,8 @@ def _read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if count == 0:
         parser.parse_args([word for word in words if word in ("-h", "--help")])  # prints the help, or:
     args, others = parser.parse_known_args(words)
+    if any(word.partition("=")[0] == "--accelerate_config" for word in others):
+        raise CommandError("--accelerate_config starts several processes, and improve trains in one.")
     # A value of an option of training must not be taken for a log.
     args.logs, others = words[:count], [*others]
     if not 0 < args.held_out_share < 1:
@@ -180,6 +183,24 @@ def _read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if vars(args)[name] < 1:
             raise CommandError(f"--{name} must be at least 1, got {vars(args)[name]}.")
     return args, others
+
+
+def _refuse_unread(script_args: TrainArguments, config: NLACConfig) -> None:
+    """Refuse options of training that mean nothing here."""
+    if script_args.replay_dataset:
+        raise CommandError(
+            f"--replay_dataset {script_args.replay_dataset}: the logs are named first, without an option."
+        )
+    if config.resume_from_checkpoint:
+        raise CommandError(
+            f"--resume_from_checkpoint {config.resume_from_checkpoint}: continue the training in the folder of the "
+            "model with `trl-nlac train`, whose --replay_dataset takes the file of logs beside it."
+        )
+    if config.world_size > 1:
+        raise CommandError(
+            "improve trains in one process. Use --only_report, and train on the file of logs that it writes with "
+            "`trl-nlac train --replay_dataset`."
+        )
 
 
 def _machine() -> dict[str, Any]:
@@ -230,6 +251,12 @@ def _say_what_was_read(found: LoggedConversations, names: list[str], success_thr
         f"{len(found.rows)} conversations of {described['tasks']} tasks, {outcomes['successes']} successes and "
         f"{outcomes['failures']} failures; {unreadable} cannot be read."
     )
+    if found.rows and not (outcomes["successes"] and outcomes["failures"]):
+        print(
+            f"All are {'successes' if outcomes['successes'] else 'failures'}: a conversation succeeds from an outcome "
+            f"of {success_threshold:g} on (--success_threshold), and theirs are {outcomes['smallest']:g} to "
+            f"{outcomes['largest']:g}."
+        )
     for counts in (found.unreadable, found.notes):
         for reason, count in counts.most_common():
             print(f"  {count} times: {printable(reason)}")
@@ -342,6 +369,8 @@ def _train(
     start = time.perf_counter()
     trainer.train()
     trainer.save_model()
+    if config.push_to_hub:
+        trainer.push_to_hub()
     note_run(script_args, config)  # where `trl-nlac evaluate` finds the environment
     return time.perf_counter() - start
 
