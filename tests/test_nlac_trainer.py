@@ -12,6 +12,8 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import asyncio
+import time
 from dataclasses import replace
 from itertools import chain
 
@@ -352,6 +354,30 @@ class TestTraining:
         trainer = make_trainer(tmp_path, train_dataset=tasks, environment_factory=Countdown)
         with pytest.raises(RuntimeError, match="nothing to train on.*ConnectionError: no line"):
             trainer.train()
+
+    def test_a_first_rollout_that_one_coroutine_held_up(self, tmp_path):
+        """For longer than all others wait: their episodes are lost once, and the next rollout has loops of its own."""
+
+        class Blocking:
+            made = 0
+
+            def __init__(self):
+                Blocking.made += 1
+                self.blocks = Blocking.made == 2  # the first is the example
+
+            async def reset(self, **task):
+                return "situ 2"
+
+            async def step(self, action):
+                await asyncio.sleep(0.01)
+                if self.blocks:
+                    time.sleep(4)
+                return StepResult("refused", 1.0, terminated=True)
+
+        config = {"environment_timeout": 1.0, "max_steps": 1}
+        trainer = make_trainer(tmp_path, config, environment_factory=Blocking)
+        trainer.train()
+        assert trainer.state.global_step == 1 and all(episode.terminated for episode in trainer.replay.episodes)
 
     def test_max_turns_truncates(self, tmp_path):
         tasks = Dataset.from_dict({"start": [9]})

@@ -622,7 +622,7 @@ class NLACTrainer(AtomicSavingTrainer):
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
         episodes: list[Episode] = []
-        num_transitions = len(self.replay)
+        num_transitions, had_turns = len(self.replay), True
         with self.records.timed("rollout"):
             while self.environments:
                 waits = num_transitions < max(1, self.args.learning_starts)
@@ -633,8 +633,10 @@ class NLACTrainer(AtomicSavingTrainer):
                 num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                     break
-                if not any(gather_object([any(episode.turns for episode in played)])):
+                has_turns = any(gather_object([any(episode.turns for episode in played)]))
+                if not has_turns and not had_turns:  # one coroutine that blocks can hold up all others once
                     raise RuntimeError(nothing_played(played))
+                had_turns = has_turns
         return episodes
 
     def _check_failures(self, episodes: list[Episode]) -> None:

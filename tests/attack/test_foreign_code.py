@@ -207,6 +207,41 @@ def test_damaged_files_of_a_model_give_one_line(downloaded, marker, capsys, name
     assert str(error.value) and "\n" not in str(error.value) and not marker.exists()
 
 
+SMALL = ["--use_cpu", "--bf16", "False", "--max_completion_length", "8"]
+COMMANDS_THAT_LOAD = {
+    "play": [],
+    "evaluate": [],
+    "rehearse": ["rows.jsonl", "--num_transitions", "1"],
+    "calibrate": ["logs.jsonl"],
+    "serve": ["--port", "0"],
+    "buffer": ["import", "logs.jsonl", "--check", "--model", "downloaded"],
+    "plan": ["--gpus", "1x80GB", "--model_name_or_path", "downloaded"],
+    "train": ["--output_dir", "run", "--model_name_or_path", "downloaded", "--dataset_name", "tasks.jsonl", *SMALL],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS_THAT_LOAD)
+@pytest.mark.parametrize(
+    ("name", "content"), [("config.json", b"[1]"), ("config.json", b"[" * 10**5), ("tokenizer.json", b"[1]")]
+)
+def test_damaged_files_of_a_model_give_one_line_in_every_command(downloaded, capsys, command, name, content):
+    if (command, name) in (("buffer", "config.json"), ("plan", "tokenizer.json")):
+        pytest.skip(f"{command} does not read {name}")
+    (downloaded / name).write_bytes(content)
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "reward": 1.0}
+    Path("logs.jsonl").write_text(json.dumps(row))
+    Path("tasks.jsonl").write_text('{"start": "hall"}')
+    words = COMMANDS_THAT_LOAD[command]
+    if command not in ("buffer", "plan", "train"):
+        words = ["downloaded", *words]
+    if command in ("play", "evaluate", "rehearse", "train"):
+        words = [*words, "--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
+        words += ["--environment_kwargs", '{"world": "rooms", "seed": 0}']
+    assert main([command, *words]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "downloaded" in error
+
+
 def test_datasets_with_code(downloaded, marker, capsys):
     """A script, and pickles in an archive."""
     tasks = downloaded / "tasks"

@@ -14,6 +14,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,31 @@ def test_damaged_files(checkpoint, content, damage):
 def test_a_damaged_manifest(checkpoint, text):
     (checkpoint / MANIFEST).write_text(text)
     with pytest.raises(RunRefused, match=rf"{MANIFEST} \(cannot be read\).*checkpoint-4"):
+        check_manifest(checkpoint)
+
+
+def test_a_manifest_with_another_checksum(checkpoint):
+    """Of which every other file would look damaged."""
+    path = checkpoint / MANIFEST
+    digest = json.loads(path.read_text())["files"]["model.safetensors"]["sha256"]
+    path.write_text(path.read_text().replace(digest, digest[::-1]))
+    with pytest.raises(RunRefused, match=rf"{MANIFEST} \(damaged\).*checkpoint-4"):
+        check_manifest(checkpoint)
+
+
+def test_a_manifest_of_an_earlier_version(checkpoint):
+    """Had no checksum of its own."""
+    path = checkpoint / MANIFEST
+    path.write_text(json.dumps({"files": json.loads(path.read_text())["files"]}))
+    assert check_manifest(checkpoint)
+
+
+def test_a_manifest_of_another_checkpoint(checkpoint):
+    other = checkpoint.with_name("checkpoint-4")
+    (other / "model.safetensors").write_bytes(bytes(99))
+    write_manifest(other)
+    shutil.copy(other / MANIFEST, checkpoint)
+    with pytest.raises(RunRefused, match=rf"says its {MANIFEST}: model.safetensors"):
         check_manifest(checkpoint)
 
 

@@ -51,6 +51,15 @@ class TestSaving:
         ]
         assert not (tmp_path / "_incomplete").exists()
 
+    def test_the_scale_of_a_loss_that_is_not_scaled_any_more(self, tmp_path, caplog):
+        """A checkpoint of a run with `fp16`, which this machine cannot train."""
+        config = {"save_strategy": "steps", "save_steps": 1}
+        make_trainer(tmp_path, {**config, "max_steps": 1}).train()
+        (tmp_path / "checkpoint-1" / "scaler.pt").write_bytes(b"whatever")
+        trainer = make_trainer(tmp_path, {**config, "max_steps": 2})
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.state.global_step == 2 and "scaler.pt" in caplog.text and "fp16=False" in caplog.text
+
     def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):
         """It is kept, and loaded at the end, where it is now."""
         config = {

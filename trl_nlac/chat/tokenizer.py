@@ -44,13 +44,17 @@ def load_tokenizer(
             Whether code from the Hub can run.
 
     Raises:
-        ValueError: If it has neither a padding nor an end-of-sequence token.
+        ValueError: If it cannot be loaded, or has neither a padding nor an end-of-sequence token.
         TypeError: If `processing_class` is neither a tokenizer nor a processor.
     """
     if processing_class is None:
-        processing_class = AutoProcessor.from_pretrained(
-            get_config_model_id(model.config), revision=revision, trust_remote_code=trust_remote_code
-        )
+        name = get_config_model_id(model.config)
+        try:
+            processing_class = AutoProcessor.from_pretrained(
+                name, revision=revision, trust_remote_code=trust_remote_code
+            )
+        except Exception as error:  # its files can make the libraries raise anything
+            raise ValueError(f"The tokenizer of {name} cannot be loaded: {type(error).__name__}: {error}") from error
     if isinstance(processing_class, ProcessorMixin):
         processing_class = processing_class.tokenizer
     if not isinstance(processing_class, PreTrainedTokenizerBase):

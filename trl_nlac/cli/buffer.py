@@ -31,7 +31,7 @@ from ..prompts import NLACPrompts
 from ..replay.buffer import PrioritizedReplay
 from ..replay.files import read_episodes
 from ..types import Episode
-from .options import CommandError, Parser, check_model, load_conversations, one_line_errors
+from .options import CommandError, Parser, check_model, load_conversations, one_line_errors, one_line_errors_of_files
 
 
 def make_parser() -> Parser:
@@ -81,8 +81,8 @@ def _export(args: argparse.Namespace) -> None:
     if output.suffix not in (".jsonl", ".parquet"):
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
     paths = _files(args.buffer)
+    actions, _ = load_actions(args.model or args.buffer)
     with one_line_errors():
-        actions, _ = load_actions(args.model or args.buffer)
         episodes = (item.episode for path in paths for item in read_episodes(path))
         rows = [conversation(episode, actions) for episode in episodes]
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +97,7 @@ def _import(args: argparse.Namespace) -> None:
     if not args.check and not args.output:
         raise CommandError("add --output FOLDER, or --check to count only.")
     given = {} if args.max_prompt_length is None else {"max_prompt_length": args.max_prompt_length}
-    with one_line_errors():
-        actions, options = load_actions(args.model, **given)
+    actions, options = load_actions(args.model, **given)
     rows = load_conversations(args.conversations, split=args.split)
     with one_line_errors():
         prompts = NLACPrompts.from_pretrained(args.model)
@@ -129,9 +128,10 @@ def load_actions(model: str, **options) -> tuple[ActionFormat, RoleOptions]:
     if not Path(model).is_dir():  # a folder needs a tokenizer alone
         with one_line_errors(f"--model {model}: "):
             check_model(model)
-    options = RoleOptions.from_pretrained(model, **options)
-    chat = ChatEncoder(AutoTokenizer.from_pretrained(model, trust_remote_code=False), options.chat_template_kwargs)
-    return ActionFormat(chat, choose_format(options.action_format, chat, tools=[])), options
+    with one_line_errors_of_files(model):
+        options = RoleOptions.from_pretrained(model, **options)
+        chat = ChatEncoder(AutoTokenizer.from_pretrained(model, trust_remote_code=False), options.chat_template_kwargs)
+        return ActionFormat(chat, choose_format(options.action_format, chat, tools=[])), options
 
 
 def _print_counts(name: str, episodes: list[Episode], success_threshold: float) -> None:

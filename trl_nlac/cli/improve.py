@@ -45,7 +45,15 @@ from ..report.improvement import write_improvement
 from ..secrets import hide_secrets
 from ..terminal import printable
 from .buffer import load_actions
-from .options import CommandError, Parser, check_model, load_environments, load_rows, one_line_errors
+from .options import (
+    CommandError,
+    Parser,
+    check_model,
+    load_environments,
+    load_rows,
+    one_line_errors,
+    one_line_errors_of_files,
+)
 from .train import make_trainer, note_run
 from .train_options import TrainArguments, TrainParser
 
@@ -113,7 +121,7 @@ def run(words: list[str]) -> None:
     model = model_args.model_name_or_path
     if not model:
         raise CommandError("--model_name_or_path is missing: name the model to improve.")
-    with one_line_errors(f"--model_name_or_path {model}: "):
+    with one_line_errors_of_files(f"--model_name_or_path {model}"):
         check_model(model, model_args.model_revision)
         prompts = NLACPrompts.from_pretrained(model, model_args.model_revision)
     if script_args.prompts:
@@ -218,7 +226,7 @@ def _choose_actions(
     model: str, model_args: ModelConfig, config: NLACConfig, found: LoggedConversations
 ) -> ActionFormat:
     """Choose the format of actions: that of the options, or else the one in which most of the logs are written."""
-    with one_line_errors(f"--model_name_or_path {model}: "):
+    with one_line_errors_of_files(f"--model_name_or_path {model}"):
         tokenizer = AutoTokenizer.from_pretrained(
             model, revision=model_args.model_revision, trust_remote_code=config.trust_remote_code
         )
@@ -287,7 +295,7 @@ def _write_logs(folder: Path, training: list[dict[str, Any]], held_out: list[dic
 def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts: NLACPrompts) -> NLACAgent:
     options = {option.name: vars(config)[option.name] for option in fields(RoleOptions)}
     is_base = model == model_args.model_name_or_path
-    with one_line_errors(f"{model}: "):
+    with one_line_errors_of_files(model):
         return NLACAgent.from_pretrained(
             model,
             prompts=prompts,

@@ -30,7 +30,7 @@ from ..planning.memory import Sharing
 from ..planning.plan import Machines, Plan
 from ..planning.shape import ModelShape, model_shape
 from ..planning.time import Rates
-from .options import CommandError, Parser, check_model, one_line_errors
+from .options import CommandError, Parser, check_model, one_line_errors, one_line_errors_of_files
 from .packaged import find_yaml
 from .train_options import TrainParser
 
@@ -162,7 +162,7 @@ def _gpus(option: str, text: str) -> tuple[int, float]:
 
 
 def _shape(name: str, model_args: ModelConfig, trust_remote_code: bool):
-    with one_line_errors(f"--model_name_or_path {name}: "):
+    with one_line_errors_of_files(f"--model_name_or_path {name}"):
         check_model(name, model_args.model_revision)
         config = AutoConfig.from_pretrained(
             name, revision=model_args.model_revision, trust_remote_code=trust_remote_code

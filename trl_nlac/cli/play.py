@@ -55,7 +55,7 @@ def run(words: list[str]) -> None:
     fill_from_run(args)
     task = read_json(args.task) if args.task else _row(args)
     agent, pool, rewards = load_player(args)
-    with one_line_errors(f"{args.model}: "):
+    with one_line_errors():
         name, keywords, schemas = pool.route(task)
     if name in pool.seeded:
         keywords = {"seed": args.seed, **keywords}

@@ -40,6 +40,7 @@ from .options import (
     load_environments,
     load_rows,
     one_line_errors,
+    one_line_errors_of_files,
     read_options,
 )
 
@@ -81,8 +82,9 @@ def run(words: list[str]) -> None:
     if bool(args.logs) == bool(args.environment_factory or args.tools):
         raise CommandError("name either an --environment_factory (or --tools) to play in, or --logs to read.")
     is_server = args.backend.startswith(("http://", "https://"))
-    with one_line_errors(f"{args.model}: "):
+    with one_line_errors():
         options = RoleOptions(**read_options(args.option))
+    with one_line_errors_of_files(args.model):
         model = _load_server(args.model, args.backend) if is_server else _load_model(args.model, args.backend, options)
         if args.prompts or is_server:
             prompts = NLACPrompts.from_file(args.prompts) if args.prompts else NLACPrompts()

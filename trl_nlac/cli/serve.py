@@ -25,7 +25,7 @@ from .options import (
     add_model_arguments,
     add_role_options,
     load_agent,
-    one_line_errors,
+    one_line_errors_of_files,
 )
 
 
@@ -53,7 +53,7 @@ def run(words: list[str]) -> None:
     except ImportError as error:
         raise CommandError(f"serving needs aiohttp: `pip install trl-nlac[gateway]` ({error}).") from error
     agent = load_agent(args)
-    with one_line_errors(f"{args.model}: "):
+    with one_line_errors_of_files(args.model):
         guard = Guard.from_pretrained(args.model)
     try:
         server = Server(args.port)

@@ -35,6 +35,7 @@ from .options import (
     load_objects,
     load_rows,
     one_line_errors,
+    one_line_errors_of_files,
     try_reset,
 )
 from .origin import note_origin
@@ -123,7 +124,7 @@ def make_trainer(
             "dtype": model_args.dtype,
             **(args.model_init_kwargs or {}),
         }
-        with one_line_errors(f"--model_name_or_path {model_args.model_name_or_path}: "):
+        with one_line_errors_of_files(f"--model_name_or_path {model_args.model_name_or_path}"):
             name, revision = model_args.model_name_or_path, model_args.model_revision
             check_model(name, revision)
             prompts = NLACPrompts.from_pretrained(name, revision)

@@ -58,11 +58,13 @@ def named(argument: str) -> Iterator[None]:
     Name an argument in the errors of other packages about it.
 
     Raises:
-        ValueError: For an error that is not of the machine, such as a lack of memory.
+        ValueError: For every error but a lack of memory: files of a model can make the libraries raise anything.
     """
     try:
         yield
-    except (OSError, ValueError, TypeError, ImportError, AttributeError, LookupError) as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
         raise ValueError(f"{argument} cannot be used: {type(error).__name__}: {error}") from error
 
 

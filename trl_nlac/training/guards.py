@@ -181,7 +181,8 @@ def nothing_played(episodes: list[Episode]) -> str:
     """Explain, for an error, why there is nothing to train on."""
     return (
         f"None of {len(episodes)} episodes had a single turn, so there is nothing to train on. The first ended with: "
-        f"{printable(str(episodes[0].failure))}."
+        f"{printable(str(episodes[0].failure))}. Check the environment, and whether it can play the rows of "
+        "`train_dataset`."
     )
 
 

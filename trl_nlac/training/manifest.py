@@ -35,7 +35,7 @@ _THREADS = 8  # hashing releases Python's lock
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """Write sizes and checksums of all files of a checkpoint into it, as its last file."""
+    """Write sizes and checksums of all files of a checkpoint into it, and their own, as its last file."""
     paths = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
     with ThreadPoolExecutor(_THREADS) as threads:
         files = {
@@ -43,7 +43,7 @@ def write_manifest(checkpoint: Path) -> None:
             for path, digest in zip(paths, threads.map(checksum, paths), strict=True)
         }
     written = checkpoint / f"{MANIFEST}.new"
-    written.write_text(json.dumps({"files": files}, indent=1) + "\n")
+    written.write_text(json.dumps({"files": files, "sha256": _digest(files)}, indent=1) + "\n")
     os.replace(written, checkpoint / MANIFEST)
 
 
@@ -61,9 +61,13 @@ def check_manifest(checkpoint: Path) -> bool:
     if not path.exists():
         return False
     try:
-        files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in _entries(path).items()}
+        manifest = json.loads(path.read_bytes())
+        files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        is_damaged = manifest.get("sha256", _digest(manifest["files"])) != _digest(manifest["files"])  # earlier: none
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunRefused(_refusal(checkpoint, [f"{MANIFEST} (cannot be read)"])) from error
+    if is_damaged:
+        raise RunRefused(_refusal(checkpoint, [f"{MANIFEST} (damaged)"]))
     with ThreadPoolExecutor(_THREADS) as threads:
         results = threads.map(lambda name: _damage(checkpoint / name, *files[name]), files)
         damages = [f"{name} ({damage})" for name, damage in zip(files, results, strict=True) if damage]
@@ -96,8 +100,8 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _entries(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes())["files"]
+def _digest(files: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _damage(path: Path, size: int, digest: str) -> str | None:
@@ -112,8 +116,8 @@ def _damage(path: Path, size: int, digest: str) -> str | None:
 def _refusal(checkpoint: Path, damages: list[str]) -> str:
     named = ", ".join(damages[:5]) + (f" and {len(damages) - 5} more" if len(damages) > 5 else "")
     return (
-        f"The checkpoint {checkpoint} is not as it was written: {named}. Copy it again, or resume from "
-        f"{_before(checkpoint)}. If you changed it on purpose, write the manifest anew, with "
+        f"The checkpoint {checkpoint} is not as it was written, says its {MANIFEST}: {named}. Copy it again, or "
+        f"resume from {_before(checkpoint)}. If you changed it on purpose, write the manifest anew, with "
         "`trl_nlac.training.manifest.write_manifest`."
     )
 

@@ -22,7 +22,7 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from transformers import TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import SCALER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from trl.trainer.base_trainer import _BaseTrainer
 
@@ -103,6 +103,13 @@ class AtomicSavingTrainer(_BaseTrainer):
         best = Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
         if self.state.best_global_step and best.is_dir():
             self.state.best_model_checkpoint = str(best)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Load the scale of the loss, which only runs with `fp16` have; a run can go on without it."""
+        if self.accelerator.scaler is not None:
+            super()._load_scaler(checkpoint)
+        elif checkpoint is not None and Path(checkpoint, SCALER_NAME).is_file():
+            logger.warning(f"{SCALER_NAME} in {checkpoint} is not used: this run scales no loss (`fp16=False`).")
 
     def _load_learned(self, checkpoint: Path, learning_rate_factor: float) -> None:
         """
