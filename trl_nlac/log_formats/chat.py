@@ -91,7 +91,9 @@ def _call(value: Any, outcome: str | None, found: LoggedConversations) -> ModelC
     choices = response.get("choices")
     if response.get("error") or not choices:
         raise UnreadableError("the server's answer is an error, or has no `choices`")
-    if not isinstance(choices, list) or len(choices) > 1:
+    if not isinstance(choices, list):
+        raise UnreadableError("the `choices` of an answer are no list")
+    if len(choices) > 1:
         raise UnreadableError(f"an answer has {len(choices)} choices, and which one was used is not logged")
     if not isinstance(choices[0], dict) or not isinstance(choices[0].get("message"), dict):
         raise UnreadableError("an answer has no message")

@@ -67,9 +67,12 @@ def read_parquet(
         raise ValueError(f"{path} has neither `messages` nor episodes; its columns are {', '.join(sorted(columns))}.")
     if _TABLE <= columns:
         for row in rows:
-            _add_episode(row, found)
+            try:
+                _add_episode(row, found)
+            except (KeyError, TypeError, AttributeError):
+                found.refuse("an episode does not have the columns of a table of episodes")
         return "table of episodes of trl_nlac"
-    read_conversations([_with_messages(row) for row in rows], outcome, found)
+    read_conversations(map(_with_messages, rows), outcome, found)
     return "exported conversations"
 
 
@@ -97,6 +100,10 @@ def _add_episode(row: dict[str, Any], found: LoggedConversations) -> None:
 
 def _with_messages(row: dict[str, Any]) -> dict[str, Any]:
     """Messages are JSON in what the package exports, see [`~episodes.conversations.FEATURES`]."""
-    if row["messages"] and isinstance(row["messages"][0], str):
-        return {**row, "messages": [Json().decode_example(message) for message in row["messages"]]}
-    return row
+    messages = row["messages"]
+    if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
+        return row
+    try:
+        return {**row, "messages": [Json().decode_example(message) for message in messages]}
+    except ValueError:
+        return row  # which is refused for its messages

@@ -1,0 +1,67 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Files that anybody can have written: whatever one value is, the others are read."""
+
+import copy
+import json
+import random
+
+import pytest
+from log_formats.test_chat import ASKED, CALLED, SAID, SEEN, request
+from log_formats.test_spans import ANSWER, CALLING, RESULT, TEXT, chat_span, otlp, score
+from log_formats.test_tau_bench import run, simulation
+
+from trl_nlac.log_formats.reading import read_logs
+
+
+JUNK = [None, True, -1, 1.5, "", "text", "[", [], [None], ["x"], [[]], {}, {"x": 1}, {"role": 3}, [{}], {"key": None}]
+VALUES = {
+    "conversations": {"messages": [*ASKED, CALLED, SEEN, SAID], "reward": 1, "tools": [], "task": {"a": 1}},
+    "requests": request([*ASKED, CALLED, SEEN], SAID, reward=1, metadata={"session_id": "s"}),
+    "tau": run(0, 1.0),
+    "tau2": {"info": {"environment_info": {"policy": "p"}}, "simulations": [simulation(1.0)]},
+    "spans": otlp(chat_span("t1", 1, [*TEXT, CALLING, RESULT], [ANSWER], [score(1.0)])),
+}
+
+
+def places(value, place=()):
+    """Every place in a value but the whole."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield (*place, key)
+        yield from places(part, (*place, key))
+
+
+def damaged(value, rng: random.Random):
+    changed = copy.deepcopy(value)
+    *way, last = rng.choice(list(places(value)))
+    part = changed
+    for key in way:
+        part = part[key]
+    part[last] = rng.choice(JUNK)
+    return changed
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_damaged_value_loses_no_other(tmp_path, kind):
+    rng, good = random.Random(kind), VALUES[kind]
+    others = json.loads(json.dumps(good).replace('"t1"', '"t9"').replace('"s"', '"s9"'))
+    for _ in range(150):
+        bad = damaged(good, rng)
+        (tmp_path / "logs.jsonl").write_text("\n".join(map(json.dumps, [bad, others])))
+        found = read_logs([tmp_path / "logs.jsonl"], lambda path: None)
+        assert 1 <= len(found.rows) <= 2, bad
+        # Whatever is lost has a reason, but for spans and requests that are no calls any more.
+        assert len(found.rows) == 2 or found.unreadable or kind in ("spans", "tau2"), bad
