@@ -60,7 +60,13 @@ from .train_options import TrainArguments, TrainParser
 
 # In place of the defaults of `trl-nlac train`: an adapter, and nothing but the outcome of what was logged.
 DEFAULTS = dict(
-    use_peft=True, learning_rate=1e-4, max_steps=200, bootstrap="monte_carlo", report_to="none", save_strategy="no"
+    use_peft=True,
+    lora_target_modules=["all-linear"],
+    learning_rate=1e-4,
+    max_steps=200,
+    bootstrap="monte_carlo",
+    report_to="none",
+    save_strategy="no",
 )
 # What is printed at the end, of what the report has.
 SHOWN = {
