@@ -15,17 +15,10 @@
 import json
 
 import pytest
+from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, request
 
 from trl_nlac.log_formats.base import LoggedConversations
 from trl_nlac.log_formats.reading import read_logs
-
-
-CALL = {"id": "call_1", "type": "function", "function": {"name": "get_order", "arguments": '{"id": "W1"}'}}
-TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}
-ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Where is W1?"}]
-CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "annotations": []}
-SEEN = {"role": "tool", "tool_call_id": "call_1", "content": '{"status": "lost"}'}
-SAID = {"role": "assistant", "content": "It is lost."}
 
 
 def no_buffer(path):
@@ -115,14 +108,6 @@ class TestConversations:
         rows = [{"messages": [*ASKED, SAID], "reward": i} for i in range(3)]
         (tmp_path / "logs.json").write_text(json.dumps(rows, indent=2))
         assert [row["reward"] for row in read_logs([tmp_path], no_buffer).rows] == [0, 1, 2]
-
-
-def request(messages: list, answer: dict, **others) -> dict:
-    return {
-        "request": {"model": "m", "messages": messages, "tools": [TOOL]},
-        "response": {"id": "chatcmpl-1", "choices": [{"index": 0, "message": answer, "finish_reason": "stop"}]},
-        **others,
-    }
 
 
 class TestRequests:

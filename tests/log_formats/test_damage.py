@@ -19,9 +19,22 @@ import json
 import random
 
 import pytest
-from log_formats.test_chat import ASKED, CALLED, SAID, SEEN, request
-from log_formats.test_spans import ANSWER, CALLING, RESULT, TEXT, chat_span, otlp, score
-from log_formats.test_tau_bench import run, simulation
+from helpers.log_samples import (
+    ANSWER,
+    ASKED,
+    CALLED,
+    CALLING,
+    RESULT,
+    SAID,
+    SEEN,
+    TEXT,
+    chat_span,
+    otlp,
+    request,
+    run,
+    score,
+    simulation,
+)
 
 from trl_nlac.log_formats.reading import read_logs
 

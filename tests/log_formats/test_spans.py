@@ -15,59 +15,12 @@
 import json
 
 import pytest
+from helpers.log_samples import ANSWER, CALLING, RESULT, TEXT, attributes_of, chat_span, otlp, score
 
 from trl_nlac.log_formats.reading import read_logs
 
 
-TEXT = [{"role": "user", "parts": [{"type": "text", "content": "Weather in Paris?"}]}]
-CALLING = {
-    "role": "assistant",
-    "parts": [
-        {"type": "reasoning", "content": "I need the tool."},
-        {"type": "tool_call", "id": "call_1", "name": "get_weather", "arguments": {"location": "Paris"}},
-    ],
-    "finish_reason": "tool_call",
-}
-RESULT = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "call_1", "response": "rainy, 57°F"}]}
-ANSWER = {"role": "assistant", "parts": [{"type": "text", "content": "It rains."}], "finish_reason": "stop"}
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}]
-
-
-def value_of(value):
-    """A value as OTLP's JSON has it."""
-    if isinstance(value, list):
-        return {"arrayValue": {"values": [value_of(item) for item in value]}}
-    if isinstance(value, dict):
-        return {"kvlistValue": {"values": attributes_of(value)}}
-    kinds = {str: "stringValue", bool: "boolValue", int: "intValue", float: "doubleValue"}
-    return {kinds[type(value)]: str(value) if type(value) is int else value}
-
-
-def attributes_of(values: dict) -> list[dict]:
-    return [{"key": name, "value": value_of(value)} for name, value in values.items()]
-
-
-def otlp(*spans: dict) -> dict:
-    scope = {"scope": {"name": "opentelemetry.instrumentation.openai_v2"}, "spans": list(spans)}
-    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [scope]}]}
-
-
-def chat_span(trace: str, start: int, before: list, answers: list, events: list | None = None, **attributes) -> dict:
-    """A span of a call, whose messages are text in some instrumentations and structures in others."""
-    messages = {"gen_ai.input.messages": json.dumps(before), "gen_ai.output.messages": answers}
-    noted = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", **messages, **attributes}
-    return {
-        "traceId": trace,
-        "spanId": f"{start:016x}",
-        "name": "chat m",
-        "startTimeUnixNano": str(start),
-        "attributes": attributes_of(noted),
-        "events": [{"name": name, "attributes": attributes_of(values)} for name, values in events or []],
-    }
-
-
-def score(value, name: str = "task") -> tuple:
-    return ("gen_ai.evaluation.result", {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value})
 
 
 def read(folder, *values, outcome: str | None = None, indent: int | None = None):

@@ -14,36 +14,14 @@
 
 import json
 
+from helpers.log_samples import run, simulation
+
 from trl_nlac.log_formats.reading import read_logs
 
 
 def read(folder, value):
     (folder / "results.json").write_text(json.dumps(value, indent=2))
     return read_logs([folder / "results.json"], lambda path: None)
-
-
-def run(task_id: int, reward: float, **others) -> dict:
-    """One run, as `run.py` of τ-bench writes it."""
-    call = {
-        "function": {"arguments": '{"order_id": "#W1"}', "name": "get_order_details"},
-        "id": "call_a",
-        "type": "function",
-    }
-    return {
-        "task_id": task_id,
-        "reward": reward,
-        "info": {"task": {"user_id": "mei_1", "actions": [], "instruction": "You want ..."}, "user_cost": 0.01},
-        "traj": [
-            {"role": "system", "content": "# Retail agent policy"},
-            {"role": "user", "content": "I want to return my order."},
-            {"content": None, "role": "assistant", "tool_calls": [call], "function_call": None},
-            {"role": "tool", "tool_call_id": "call_a", "name": "get_order_details", "content": '{"status": "sent"}'},
-            {"content": "It is on its way back.", "role": "assistant", "tool_calls": None, "function_call": None},
-            {"role": "user", "content": "###STOP###"},
-        ],
-        "trial": 0,
-        **others,
-    }  # fmt: skip
 
 
 def test_runs(tmp_path):
@@ -58,30 +36,6 @@ def test_runs(tmp_path):
         "an error ended the run, so its reward of N is none": 1,
         "its messages are no list of messages": 1,
         "it is no run of τ-bench": 1,
-    }
-
-
-def simulation(reward, reason: str = "user_stop", messages: list | None = None) -> dict:
-    said = {"role": "assistant", "turn_idx": 2, "timestamp": "2026-01-01T00:00:00", "cost": 0.0, "is_audio": False}
-    call = {"id": "c1", "name": "get_customer", "arguments": {"phone": "555"}, "requestor": "assistant"}
-    own = {"id": "c2", "name": "toggle_data", "arguments": {}, "requestor": "user"}
-    return {
-        "id": "s1",
-        "task_id": "[mobile_data_issue]",
-        "termination_reason": reason,
-        "reward_info": None if reward is None else {"reward": reward, "reward_breakdown": {"DB": reward}},
-        "messages": messages
-        or [
-            {**said, "content": "Hi! How can I help you today?", "tool_calls": None},
-            {"role": "user", "content": "My data is slow.", "tool_calls": None},
-            {**said, "content": None, "tool_calls": [call]},
-            {"id": "c1", "role": "tool", "content": '{"plan": "A"}', "requestor": "assistant", "error": False},
-            {**said, "content": "Please toggle your data.", "tool_calls": None},
-            {"role": "user", "content": None, "tool_calls": [own]},
-            {"id": "c2", "role": "tool", "content": "Data is on.", "requestor": "user", "error": False},
-            {"role": "user", "content": "Done, thanks. ###STOP###", "tool_calls": None},
-        ],
-        "trial": 0,
     }
 
 
