@@ -356,7 +356,12 @@ def _play(
         evaluation = agent.evaluate(
             pool, tasks, config.num_eval_episodes, num_critiques=0, seed=config.seed, rewards=rewards
         )
-        return joint_metrics(evaluation)
+        metrics = joint_metrics(evaluation)
+        return {
+            name: value
+            for name, value in metrics.items()
+            if name.startswith(("episode/", "oracle/")) or (name.startswith("environment/") and value)
+        }
     finally:
         pool.close()
 

@@ -76,6 +76,8 @@ def _problem_of_message(i: int, message: Message) -> str | None:
     calls = message.get("tool_calls")
     if calls and (not isinstance(calls, list) or any(read_call(call) is None for call in calls)):
         return f"message {i} has a tool call without a name, or whose arguments are not a JSON object"
+    if calls and not all(isinstance(call.get("id") or "", str) for call in calls):
+        return f"message {i} has a tool call whose id is not text"
     if calls and message["role"] != "assistant":
         return f"message {i} calls tools, and is not the assistant's"
     if message.get("function_call"):

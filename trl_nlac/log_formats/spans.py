@@ -214,6 +214,8 @@ def _of_attributes(attributes: dict[str, Any]) -> tuple[list[Message], list[Mess
 
 def _of_parts(given: dict[str, Any]) -> list[Message]:
     """Read a message of parts; one with the results of several tools becomes several."""
+    if not isinstance(given, dict):
+        raise UnreadableError("a call's messages have an unknown form")
     if "parts" not in given:
         return [given]
     texts, thoughts, calls, results = [], [], [], []
