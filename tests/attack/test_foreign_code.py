@@ -220,13 +220,20 @@ COMMANDS_THAT_LOAD = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS_THAT_LOAD)
+DAMAGES = [("config.json", b"[1]"), ("config.json", b"[" * 10**5), ("tokenizer.json", b"[1]")]
+NOT_READ = [("buffer", "config.json"), ("plan", "tokenizer.json")]
+
+
 @pytest.mark.parametrize(
-    ("name", "content"), [("config.json", b"[1]"), ("config.json", b"[" * 10**5), ("tokenizer.json", b"[1]")]
+    ("command", "name", "content"),
+    [
+        pytest.param(command, name, content, id=f"{command}-{name}-{len(content)}")
+        for command in COMMANDS_THAT_LOAD
+        for name, content in DAMAGES
+        if (command, name) not in NOT_READ
+    ],
 )
 def test_damaged_files_of_a_model_give_one_line_in_every_command(downloaded, capsys, command, name, content):
-    if (command, name) in (("buffer", "config.json"), ("plan", "tokenizer.json")):
-        pytest.skip(f"{command} does not read {name}")
     (downloaded / name).write_bytes(content)
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "reward": 1.0}
     Path("logs.jsonl").write_text(json.dumps(row))
