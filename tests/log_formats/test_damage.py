@@ -74,7 +74,11 @@ def test_a_damaged_value_loses_no_other(tmp_path, kind):
     for _ in range(100):
         bad = damaged(good, rng)
         (tmp_path / "logs.jsonl").write_text("\n".join(map(json.dumps, [bad, others])))
-        found = read_logs([tmp_path / "logs.jsonl"], lambda path: None)
+        try:
+            found = read_logs([tmp_path / "logs.jsonl"], lambda path: None)
+        except ValueError as error:  # the damage is another name of the evaluation
+            assert kind == "spans" and "choose one with --outcome" in str(error)
+            continue
         assert 1 <= len(found.rows) <= 2, bad
         # Whatever is lost has a reason, but for spans and requests that are no calls any more.
         assert len(found.rows) == 2 or found.unreadable or kind in ("spans", "tau2"), bad

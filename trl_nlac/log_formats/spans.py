@@ -152,7 +152,9 @@ def _outcomes(spans: list[_Span], name: str | None, found: LoggedConversations) 
             if event == _EVALUATION:
                 label = attributes.get("gen_ai.evaluation.score.label")
                 value = attributes.get("gen_ai.evaluation.score.value", label)
-                _note(scores, str(attributes.get("gen_ai.evaluation.name")), group, value, found)
+                evaluation = attributes.get("gen_ai.evaluation.name")
+                if isinstance(evaluation, str | None):
+                    _note(scores, evaluation or "", group, value, found)
         if name is not None and name in span.attributes:
             _note(scores, name, group, span.attributes[name], found)
     if name is not None:
