@@ -75,6 +75,7 @@ from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered
 from .training.arguments import check_arguments, check_tasks, named, plays_prompts, refuse_rollout_func
+from .training.chains import answer_each
 from .training.checkpoint import (
     check_identity,
     describe_run,
@@ -701,8 +702,18 @@ class NLACTrainer(AtomicSavingTrainer):
         with self.records.timed("refine"):
             fraction = self.args.replay_refinement_fraction
             replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
-            keeps_best = not self.args.refine_best_actions
-            return refine_actions(self.roles, transitions, self.args.num_refinements, replayed, criticise, keeps_best)
+            options = {
+                "num_refinements": self.args.num_refinements,
+                "criticise": criticise,
+                "keeps_best": not self.args.refine_best_actions,
+            }
+
+            def refine(places: list[int]) -> list[Refinement | None]:
+                judged = {i: replayed[place] for i, place in enumerate(places) if place in replayed}
+                chosen = [transitions[place] for place in places]
+                return refine_actions(self.roles, chosen, targets=judged, **options)
+
+            return answer_each(self.roles, "refine", transitions, refine)
 
     def _iteration_metrics(
         self,

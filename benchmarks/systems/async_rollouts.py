@@ -18,6 +18,8 @@ What playing without barriers saves, with a real vLLM server and environments wh
 `tail_ratio`: seconds of a rollout in turns, each of which waits for the slowest environment and is answered in one
 batch, against seconds of `play_episodes`, where every episode goes on as soon as it can. `gathered_ratio` is the same
 for the batches of generators that are not concurrent, which wait for as long as the last generation took.
+`chains_ratio`: seconds of actions, critiques and refined actions for the transitions of such a rollout, each role in
+one batch, against seconds of chains that do not wait for each other.
 
 `overlap_speedup`: seconds of an iteration of training that plays first, against one that plays beside training
 (`async_rollouts`); seconds for each environment step, if that ratio is smaller. The last iteration counts, which waits
@@ -56,6 +58,9 @@ from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.recorder import Recorder
 from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.method.refinement import refine_actions
+from trl_nlac.training.chains import answer_each
+from trl_nlac.types import Episode, Transition
 
 
 MAX_LENGTH = 512
@@ -184,23 +189,36 @@ def play_in_turns(trainer: NLACTrainer, tasks: list[dict[str, Any]], seed: int) 
 
 
 def measure_tails(args, url: str, directory: str) -> dict[str, Any]:
-    """Measure rollouts with the same seeds in three ways."""
+    """Measure rollouts with the same seeds in three ways, and refinements in two."""
     trainer = make_trainer(args, url, directory, 1)
     generator, tasks = trainer.roles.generator, [{"turns": args.num_turns}] * args.tail_episodes
-    seconds: dict[str, list[float]] = {"turns": [], "gathered": [], "continuous": []}
+    seconds = {way: [] for way in ("turns", "gathered", "continuous", "batches", "chains")}
 
     def timed(way: str, play) -> None:
         start = time.perf_counter()
         play()
         seconds[way].append(time.perf_counter() - start)
 
-    def episodes(seed: int) -> None:
+    def episodes(seed: int) -> list[Episode]:
         played = play_episodes(trainer.environments, tasks, trainer.roles, seed=seed)
         assert all(episode.failure is None for episode in played)
+        return played
+
+    def refine(transitions: list[Transition]) -> None:
+        answer_each(
+            *(trainer.roles, "refine", transitions),
+            lambda places: refine_actions(trainer.roles, [transitions[place] for place in places]),
+        )
 
     with generator.session(trainer.model):
-        episodes(-1)  # warm up
+        played = episodes(-1)  # warm up
+        transitions = [Transition(episode, i) for episode in played for i in range(episode.num_turns)]
+        refine(transitions)
         for seed in range(args.repetitions):
+            timed("chains", lambda: refine(transitions))
+            trainer.roles.generator = Gathering(generator)
+            timed("batches", lambda: refine(transitions))
+            trainer.roles.generator = generator
             timed("continuous", lambda seed=seed: episodes(seed))
             trainer.roles.generator = Gathering(generator)
             timed("gathered", lambda seed=seed: episodes(seed))
@@ -212,6 +230,8 @@ def measure_tails(args, url: str, directory: str) -> dict[str, Any]:
         "episodes": args.tail_episodes,
         "tail_ratio": round(means["turns"] / means["continuous"], 2),
         "gathered_ratio": round(means["gathered"] / means["continuous"], 2),
+        "chains_ratio": round(means["batches"] / means["chains"], 2),
+        "refined_transitions": len(transitions),
         "seconds": {way: [round(value, 2) for value in values] for way, values in seconds.items()},
     }
 
@@ -269,6 +289,11 @@ def table(report: dict) -> str:
         f"| in turns that wait for the slowest environment | {seconds['turns']:.1f} |",
         f"| answered in batches, as with transformers | {seconds['gathered']:.1f} |",
         f"| every episode goes on at once | {seconds['continuous']:.1f} |",
+        "",
+        f"| actions, critiques and refined actions for {tails['refined_transitions']} transitions | seconds |",
+        "|---|---|",
+        f"| in one batch for each role | {seconds['batches']:.1f} |",
+        f"| every transition goes on at once | {seconds['chains']:.1f} |",
     ]
     return "\n".join(lines)
 

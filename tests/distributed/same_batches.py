@@ -19,7 +19,7 @@ the samples.
 
 Several processes train with `max_tokens_per_batch` where noted, the single one without.
 
-python same_batches.py KIND OUTPUT_DIR    # of KIND single, ddp, zero2, zero3, fsdp2
+python same_batches.py KIND OUTPUT_DIR    # of KIND single, ddp, zero2, zero3, zero3_offload, fsdp2
 """
 
 import copy
@@ -86,7 +86,7 @@ class SameBatchesTrainer(NLACTrainer):
 
 def assert_sharded(model):
     parameters = list(model.parameters())
-    if kind == "zero3":
+    if kind.startswith("zero3"):
         assert all(p.shape == (0,) or p.ds_persist for p in parameters)
         kept = sum(p.ds_tensor.numel() for p in parameters) / sum(p.ds_numel for p in parameters)
     elif kind == "zero2":
@@ -99,13 +99,18 @@ def assert_sharded(model):
     assert kind in ("single", "ddp") or 0.4 < kept < 0.6, kept
 
 
-def deepspeed_config(stage, persistence_threshold):
+def deepspeed_config(stage, persistence_threshold, keeps_optimizer):
     zero = {"stage": stage}
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
         zero["stage3_param_persistence_threshold"] = persistence_threshold
+    if kind == "zero3_offload":  # weights and optimizer, as in zero3_offload.yaml
+        zero |= {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
     settings = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-    return {"zero_optimization": zero, **dict.fromkeys(settings, "auto")}
+    config = {"zero_optimization": zero, **dict.fromkeys(settings, "auto")}
+    if keeps_optimizer:  # otherwise Accelerate replaces any optimizer whose states are offloaded by DeepSpeed's Adam
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config
 
 
 def train(name, lora=False, resume_from=None, persistence_threshold=100, max_tokens=None, **options):
@@ -113,7 +118,7 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, max_tok
     if kind != "single":
         options["max_tokens_per_batch"] = max_tokens
     if kind.startswith("zero"):
-        options["deepspeed"] = deepspeed_config(int(kind[-1]), persistence_threshold)
+        options["deepspeed"] = deepspeed_config(int(kind[4]), persistence_threshold, "optim" in options)
     num_processes = 1 if kind == "single" else 2
     desk, tasks = make_tasks("rooms", 0)
     trainer = SameBatchesTrainer(
@@ -142,6 +147,10 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, max_tok
     trainer.losses, trainer.num_passes = [], 0
     trainer.train(resume_from_checkpoint=resume_from)
     assert (trainer.num_passes > len(trainer.losses)) == (trainer.args.max_tokens_per_batch is not None)
+    if kind == "zero3_offload":
+        optimizer = trainer.model_wrapped.optimizer
+        expected = torch.optim.SGD if "optim" in options else deepspeed.ops.adam.DeepSpeedCPUAdam
+        assert optimizer.offload_optimizer and isinstance(optimizer.optimizer, expected)
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     result = {"losses": trainer.losses, "distance": trainer.target_weights.distance(trainer.model)}
     if trainer.is_world_process_zero():

@@ -62,7 +62,7 @@ def saved_target_weights(checkpoint: Path) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "zero3_offload", "fsdp2"])
 def test_trains_as_one_process(kind, one_process, tmp_path):
     """
     Losses, weights and target weights are the same, up to the order of float32 additions: 1e-5 of a loss. Adam

@@ -137,10 +137,10 @@ class TestStandIn:
 SHORT = {"logging_steps": 1, "optim": "sgd", "learning_rate": 0.01, "max_turns": 2, "max_completion_length": 20}
 RUNS = {
     "sampled": {},
-    "distill": {"critic_loss_type": "distill", "beta": 0.1, "max_steps": 1},
+    "distill": {"critic_loss_type": "distill", "beta": 0.1, "max_steps": 1, "gradient_checkpointing": True},
     "offloaded": {"target_weights_offload": True, "num_updates_per_generation": 2},
-    "separate": {"share_prefixes": False, "max_tokens_per_batch": 200, "max_steps": 1},
-    "lora": {"critic_loss_type": "distill", "max_grad_norm": 0.1},
+    "separate": {"share_prefixes": False, "max_tokens_per_batch": 200, "max_steps": 1, "gradient_checkpointing": True},
+    "lora": {"critic_loss_type": "distill", "max_grad_norm": 0.1, "max_steps": 1},
 }
 
 
@@ -343,10 +343,29 @@ def test_a_model_on_two_devices_is_refused(tmp_path):
         make_trainer(tmp_path, {"use_cpu": False}, model=model)
 
 
-def test_full_determinism(tmp_path, flexes):
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_full_determinism(tmp_path, flexes, deterministic):
     """Nothing that CUDA refuses with `full_determinism` is computed."""
-    try:
-        trainer = train(tmp_path, "distill", DEVICE, full_determinism=True, max_steps=1)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert len(losses(trainer)) == 1
+    torch.use_deterministic_algorithms(False)  # the option does it
+    trainer = train(tmp_path, "distill", DEVICE, full_determinism=True, max_steps=1, top_p=0.9)
+    assert len(losses(trainer)) == 1 and torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.7}, {"typical_p": 0.7}, {"top_h": 0.4}], ids=str)
+def test_full_determinism_of_cut_probabilities(models, deterministic, cut):
+    said = []
+    for model in models:
+        generator = make_generator()
+        with generator.session(model):
+            sampling = Sampling(12, temperature=1.5, top_p=cut.get("top_p", 1.0), generation_kwargs=cut)
+            said.append(generator.generate(PROMPTS, sampling, [1, 2, 3, 4]))
+            torch.use_deterministic_algorithms(False)
+            assert generator.generate(PROMPTS, sampling, [1, 2, 3, 4]) == said[-1]
+            torch.use_deterministic_algorithms(True)
+    assert said[0] == said[1]

@@ -23,14 +23,14 @@ processes of their own only.
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 
@@ -58,7 +58,7 @@ _WRITES_AT = {
     aten._unsafe_index_put.default,
 }
 # Refused with `torch.use_deterministic_algorithms(True)`; sums of whole numbers are not.
-_NOT_DETERMINISTIC = {aten.cumsum.default, aten.cumsum_.default, aten.histc.default, aten.kthvalue.default}
+_NOT_DETERMINISTIC = {aten.cumsum.default, aten.cumsum_.default, aten.histc.default, aten.median.dim}
 # CUDA takes one number from the CPU where it computes element by element, and as the value of these.
 _TAKES_NUMBERS = {aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill.Tensor, aten.fill_.Tensor}
 
@@ -167,8 +167,27 @@ class DeviceTensor(torch.Tensor):
         return self.held.detach().__reduce_ex__(protocol)  # files have the values
 
 
-def _held(value: Any) -> Any:
+def _held(value: torch.Tensor) -> torch.Tensor:
     return value.held if isinstance(value, DeviceTensor) else value
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """List the tensors of arguments: PyTorch's computations take tensors and sequences of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Apply a function to the tensors of a value."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        mapped = [_map(function, each) for each in value]
+        return mapped if isinstance(value, list) else tuple(mapped)
+    return value
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
@@ -186,29 +205,27 @@ def _run(func, args: tuple, kwargs: dict[str, Any]) -> Any:
     if func is aten.copy_.default:
         _copy(*args)
         return args[0]
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = [*_tensors(args), *_tensors(kwargs.values())]
     on_devices = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
     device = on_devices[0].device if on_devices else None
     if on_devices:
         _check(func, args, tensors)
     if func in _SYNCHRONISING or (func in _READS_AT | _WRITES_AT and _has_masks(args[1])):
         _count("syncs")
+    kwargs = {name: _map(_held, value) for name, value in kwargs.items() if name != "pin_memory"}
     if "device" in kwargs:  # of something new
         wanted = kwargs["device"]
         device = device if wanted is None else _device(wanted)
-        kwargs = {**kwargs, "device": torch.device("cpu"), "pin_memory": None}
-        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-    result = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+        kwargs["device"] = torch.device("cpu")
+    result = func(*_map(_held, args), **kwargs)
     if device is None:
         return result
     given = {id(tensor.held): tensor for tensor in on_devices}  # what is changed in place is returned as it was given
 
-    def on_device(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def on_device(value: torch.Tensor) -> DeviceTensor:
         return given[id(value)] if id(value) in given else DeviceTensor(value, device)
 
-    return tree_map(on_device, result)
+    return _map(on_device, result)
 
 
 def _check(func, args: tuple, tensors: list[torch.Tensor]) -> None:
@@ -230,7 +247,7 @@ def _check(func, args: tuple, tensors: list[torch.Tensor]) -> None:
                     )
                 _count("copies")
         tensors = [values, *(value for value in rest if value.device.type != "cpu" or value.dim())]
-    elif torch.Tag.pointwise in func.tags or func in _TAKES_NUMBERS:
+    elif _takes_numbers(func):
         tensors = [tensor for tensor in tensors if tensor.device.type != "cpu" or tensor.dim()]
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
@@ -238,6 +255,11 @@ def _check(func, args: tuple, tensors: list[torch.Tensor]) -> None:
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{' and '.join(devices)}! ({func})"
         )
+
+
+@cache
+def _takes_numbers(func) -> bool:
+    return torch.Tag.pointwise in func.tags or func in _TAKES_NUMBERS
 
 
 def _has_masks(indices: list[torch.Tensor | None]) -> bool:
@@ -289,6 +311,9 @@ class _Module:
 
     def manual_seed_all(self, seed: int) -> None:
         """It has no random numbers of its own."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]  # gradient checkpointing asks, although nothing is autocast
 
     def device_count(self) -> int:
         return NUM_DEVICES

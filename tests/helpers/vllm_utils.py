@@ -40,6 +40,7 @@ from trl_nlac.generation.transformers import TransformersGenerator
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 MAX_MODEL_LENGTH = 512
+ADAPTER_OPTIONS = "--enable-lora --max-loras 2 --max-lora-rank 8 --no-enable-chunked-prefill".split()
 
 
 def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) -> NLACTrainer:
@@ -176,36 +177,30 @@ def free_port() -> int:
 class Server:
     """A real local vLLM server, which can load weights and adapters from disk on request."""
 
-    def __init__(self, log: Path, port: int):
+    def __init__(self, log: Path, port: int, options: list[str] | None = None, environment: dict | None = None):
         self.log, self.port = log, port
         self.url = f"http://127.0.0.1:{port}"
+        self.options = ADAPTER_OPTIONS if options is None else options
+        self.environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            **(environment or {}),
+        }
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
         """Start it if it is not running, without waiting for it."""
         if self.process is not None and self.process.poll() is None:
             return
-        options = "--dtype float32 --enable-lora --max-loras 2 --max-lora-rank 8 --no-enable-chunked-prefill".split()
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TINY_MODEL]
-        command += [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--max-model-len",
-            str(MAX_MODEL_LENGTH),
-            *options,
-        ]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        }
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32"]
+        command += ["--max-model-len", str(MAX_MODEL_LENGTH), *self.options]
         with self.log.open("a") as log:  # in its own session, so that its engine can be killed with it
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                command, stdout=log, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
             )
 
     def wait(self) -> None:

@@ -90,7 +90,16 @@ def test_share_of_targets_that_are_written(tmp_path, age):
 
 
 def test_sizes_of_the_models():
-    """The files of configurations are written from memory; transformers has the sizes of one as defaults."""
+    """The files of configurations hold the published sizes; transformers has those of one as defaults."""
+    published = {
+        "Qwen2.5-14B-Instruct": 14_770_033_664,
+        "Qwen2.5-7B-Instruct": 7_615_616_512,
+        "Qwen3-4B-Instruct-2507": 4_022_468_096,
+    }
+    for path in CONFIGS.glob("*.json"):
+        shape = model_shape(AutoConfig.for_model(**json.loads(path.read_text())))
+        assert shape.parameters == published.pop(path.stem), path
+    assert not published
     config = json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text())
     known = Qwen2_5OmniTextConfig()  # the same language model
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):

@@ -15,7 +15,7 @@
 """Sampling with transformers."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -50,17 +50,6 @@ from .reading import Reader
 logger = logging.getLogger(__name__)
 
 _WHOLE = 2**40  # of a probability of 1
-
-_WARPERS = {  # in the order of transformers
-    "temperature": TemperatureLogitsWarper,
-    "top_h": TopHLogitsWarper,
-    "top_k": TopKLogitsWarper,
-    "top_p": TopPLogitsWarper,
-    "min_p": MinPLogitsWarper,
-    "typical_p": TypicalLogitsWarper,
-    "epsilon_cutoff": EpsilonLogitsWarper,
-    "eta_cutoff": EtaLogitsWarper,
-}
 
 
 class TransformersGenerator:
@@ -306,11 +295,52 @@ class _FiniteScores(LogitsProcessor):
             )
 
 
+def _cumulative_probabilities(scores: torch.Tensor) -> torch.Tensor:
+    """
+    Sum the probabilities of scores over the vocabulary, as whole numbers, (B, V): sums of floats depend on their order
+    on a GPU, where `full_determinism` refuses them.
+    """
+    return (scores.float().softmax(-1) * _WHOLE).long().cumsum(-1)
+
+
+class _TopP(TopPLogitsWarper):
+    """transformers' `top_p`, with sums that `full_determinism` takes."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        ordered, places = scores.sort()
+        removed = _cumulative_probabilities(ordered) <= int((1 - self.top_p) * _WHOLE)  # (B, V), least probable first
+        removed[:, -self.min_tokens_to_keep :] = False
+        return scores.masked_fill(removed.scatter(1, places, removed), self.filter_value)
+
+
+class _OnHost(LogitsProcessor):
+    """A processor that sums floats: with `full_determinism` on the CPU, at the price of a copy for each token."""
+
+    def __init__(self, processor: LogitsProcessor):
+        self.processor = processor
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not torch.are_deterministic_algorithms_enabled():
+            return self.processor(input_ids, scores)
+        return self.processor(input_ids.cpu(), scores.cpu()).to(scores.device)
+
+
+_WARPERS: dict[str, Callable[[Any], LogitsProcessor]] = {  # in the order of transformers
+    "temperature": TemperatureLogitsWarper,
+    "top_h": lambda top_h: _OnHost(TopHLogitsWarper(top_h)),
+    "top_k": TopKLogitsWarper,
+    "top_p": _TopP,
+    "min_p": MinPLogitsWarper,
+    "typical_p": lambda typical_p: _OnHost(TypicalLogitsWarper(typical_p)),
+    "epsilon_cutoff": EpsilonLogitsWarper,
+    "eta_cutoff": EtaLogitsWarper,
+}
+
+
 class _SeededChoice(LogitsProcessor):
     """
     Choose a token for each row by the row's own random numbers, so that it depends on nothing else in the batch: the
-    first token at which the cumulative probability exceeds the number. Probabilities are summed as whole numbers,
-    because sums of floats depend on their order on a GPU, where `full_determinism` refuses them.
+    first token at which the cumulative probability exceeds the number.
 
     Args:
         seeds (`list[int]`):
@@ -328,7 +358,7 @@ class _SeededChoice(LogitsProcessor):
         self.step = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        cumulative = (scores.float().softmax(-1) * _WHOLE).long().cumsum(-1)  # (B, V)
+        cumulative = _cumulative_probabilities(scores)  # (B, V)
         numbers = (self.numbers[self.step][:, None] * cumulative[:, -1:]).long()
         self.step += 1
         # The last one where the scores are not finite: that is noticed once all tokens are there.

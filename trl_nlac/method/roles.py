@@ -279,7 +279,8 @@ class Roles:
                 self.metrics["completions/clipped_ratio"] += clipped
             pending = [i for i in pending if answers[i].parsed is None]
         if self._collected is not None:
-            self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
+            with self._recording:
+                self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
         return [answers[i] for i in range(len(prompts))]
 
     def _complete(

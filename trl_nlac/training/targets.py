@@ -18,6 +18,7 @@ from ..method.backup import bellman_targets, is_repeatable
 from ..method.roles import Roles
 from ..replay.targets import KeptTargets
 from ..types import Answer, Sample
+from .chains import answer_each
 
 
 def current_targets(
@@ -54,7 +55,11 @@ def current_targets(
     for key, sample, written in zip(keys, samples, versions, strict=True):
         if written is None:
             due.setdefault(key, sample)
-    answers = bellman_targets(roles, [sample.transition for sample in due.values()], bootstrap)
+    transitions = [sample.transition for sample in due.values()]
+    answers = answer_each(
+        *(roles, "target", transitions),
+        lambda places: bellman_targets(roles, [transitions[place] for place in places], bootstrap),
+    )
     new = dict(zip(due, answers, strict=True))
     targets = [kept.target(sample) if key not in new else new[key] for key, sample in zip(keys, samples, strict=True)]
     for sample, target in zip(due.values(), answers, strict=True):

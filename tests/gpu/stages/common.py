@@ -16,6 +16,7 @@
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -47,6 +48,10 @@ SIZES = {
         num_key_value_heads=4, vocab_size=152064, tie_word_embeddings=False,
     ),
 }  # fmt: skip
+
+
+class LeftOut(Exception):
+    """A stage cannot run on this device; the message says why."""
 
 
 def config_of(size: str) -> Qwen2Config:
@@ -114,7 +119,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, runs: int = 3) 
 
 
 def main(run: Callable[[torch.device, bool], dict]) -> None:
-    """Run a stage, and print what it found as the last line."""
+    """Run a stage, and print what it found, or why it cannot run here, as the last line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
@@ -124,6 +129,12 @@ def main(run: Callable[[torch.device, bool], dict]) -> None:
         from helpers import standin  # which makes the device
 
         assert standin.NAME in args.device
+        os.environ["ACCELERATE_TORCH_DEVICE"] = args.device  # for trainers
     torch.backends.cuda.matmul.allow_tf32 = False
-    found = run(torch.device(args.device), args.small)
-    print(json.dumps(found), flush=True)
+    try:
+        if args.device.startswith("cuda") and not torch.cuda.is_available():
+            raise LeftOut("there is no GPU")
+        result = {"found": run(torch.device(args.device), args.small)}
+    except LeftOut as error:
+        result = {"left out": str(error)}
+    print(json.dumps(result), flush=True)

@@ -23,13 +23,15 @@ import tempfile
 from pathlib import Path
 
 import torch
-from common import main
+from common import LeftOut, main
 
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
 
 
 def run(device: torch.device, small: bool) -> dict:
+    if device.type not in ("cuda", "cpu"):
+        raise LeftOut("vLLM does not know this device")
     from helpers.vllm_utils import assert_continuous, compare, logged, make_vllm_trainer
     from peft import LoraConfig
 

@@ -14,55 +14,45 @@
 
 """
 A vLLM server on the second GPU, with weights over NCCL: greedy tokens against transformers for both sets of weights.
-Needs vLLM, trl and two GPUs.
+On a CPU the weights go through a folder. Needs vLLM, trl and two GPUs.
 """
 
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
 import torch
-from common import TINY, main
+from common import LeftOut, main
 
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
 
 
 def run(device: torch.device, small: bool) -> dict:
-    assert torch.cuda.device_count() > 1, "this stage needs two GPUs"
-    from helpers.vllm_utils import MAX_MODEL_LENGTH, assert_continuous, compare, free_port, logged, make_vllm_trainer
+    if device.type not in ("cuda", "cpu"):
+        raise LeftOut("vLLM does not know this device")
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        raise LeftOut("it needs two GPUs")
+    from helpers.vllm_utils import Server, assert_continuous, compare, free_port, logged, make_client
 
-    port, group_port = free_port(), free_port()
-    command = ["vllm", "serve", TINY, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", str(MAX_MODEL_LENGTH), "--gpu-memory-utilization", "0.2"]
-    command += ["--weight-transfer-config", '{"backend": "nccl"}']
-    own = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"}
-    server = subprocess.Popen(command, env=own, start_new_session=True, stdout=sys.stderr)
-    try:
-        deadline = time.monotonic() + 300
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-                break
-            except OSError:
-                assert server.poll() is None and time.monotonic() < deadline, "the server does not start"
-                time.sleep(1)
-        with tempfile.TemporaryDirectory() as folder:
-            options = {"use_cpu": False, "vllm_mode": "server", "vllm_group_port": group_port}
-            options["vllm_server_base_url"] = f"http://127.0.0.1:{port}"
-            trainer = make_vllm_trainer(Path(folder), options)
+    with tempfile.TemporaryDirectory() as name:
+        folder, config = Path(name), {}
+        options, environment = None, None
+        if device.type == "cuda":
+            options = ["--gpu-memory-utilization", "0.2", "--weight-transfer-config", '{"backend": "nccl"}']
+            environment = {"CUDA_VISIBLE_DEVICES": "1"}
+            config = {"use_cpu": False, "vllm_server_weights_dir": None, "vllm_group_port": free_port()}
+        server = Server(folder / "log.txt", free_port(), options, environment)
+        try:
+            server.start()
+            server.wait()
+            trainer = make_client(server, folder, config)
             trainer.train()
             compare(trainer)
             assert_continuous(trainer)
             return {"seconds of a sync": max(logged(trainer, "time/sync"))}
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        finally:
+            server.kill()
 
 
 if __name__ == "__main__":

@@ -18,14 +18,16 @@ and transformers.
 """
 
 import torch
-from common import main, make_examples, make_model, options_of_run, peak_of, seconds_of
+from common import LeftOut, main, make_examples, make_model, options_of_run, peak_of, seconds_of
 
 from trl_nlac.method.batches import NLACCollator, split
 from trl_nlac.method.losses import batch_losses
-from trl_nlac.training.tree_attention import start_sharing
+from trl_nlac.training.tree_attention import FLEX_DEVICES, start_sharing
 
 
 def run(device: torch.device, small: bool) -> dict:
+    if device.type not in FLEX_DEVICES | {"cpu"}:
+        raise LeftOut("there is no FlexAttention for this device")
     size, dtype = ("small", torch.float32) if small else ("0.5b", torch.bfloat16)
     model = make_model(size, device, dtype)
     turns, turn, answer = (4, 40, 16) if small else (8, 512, 256)

@@ -1,0 +1,123 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Chains of questions about transitions."""
+
+import threading
+
+import pytest
+import torch
+from helpers.method_utils import make_transitions
+from helpers.testing_utils import ScriptedGenerator, make_roles
+
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.refinement import refine_actions
+from trl_nlac.training.chains import answer_each
+
+
+class Concurrent(ScriptedGenerator):
+    """
+    Answers threads at the same time, by role: the first one's first action only once the other chain has ended.
+
+    Args:
+        slow (`str`, *optional*):
+            End of the prompt that waits.
+        last (`str`, *optional*):
+            End of the prompt that it waits for.
+    """
+
+    is_concurrent = True
+
+    def __init__(self, chat, slow: str = "", last: str = ""):
+        super().__init__(chat, "route again")
+        self.slow, self.last, self.has_ended = slow, last, threading.Event()
+        self.seeds: list[tuple[str, int]] = []
+
+    def generate(self, prompts, sampling, seeds, bar=None):
+        texts = [self.chat.tokenizer.decode(prompt).removesuffix("<|assistant|>") for prompt in prompts]
+        self.seeds += list(zip(texts, seeds, strict=True))
+        if self.slow and texts[0].endswith(self.slow):
+            assert self.has_ended.wait(20), "the other chain was held up"
+        answers = [self._answer(text) for text in texts]
+        self.prompts += prompts
+        self.batch_sizes.append(len(prompts))
+        if self.last and texts[0].endswith(self.last):
+            self.has_ended.set()
+        return [self._completion(answer) for answer in answers]
+
+    def _answer(self, text: str) -> str:
+        return "Future: no\nOptimality: No" if text.endswith(("Critique?<|end|>", "win?")) else "route again"
+
+
+@pytest.fixture
+def roles():
+    roles = make_roles([])
+    roles.generator = Concurrent(roles.chat)
+    return roles
+
+
+def refine(roles, transitions):
+    return answer_each(
+        *(roles, "refine", transitions),
+        lambda places: refine_actions(roles, [transitions[place] for place in places]),
+    )
+
+
+def test_a_slow_answer_holds_up_no_other_chain(roles):
+    """The action in the first state is there only after the second state's was criticised and refined."""
+    first, second = make_transitions(roles)
+    states = [roles.chat.tokenizer.decode(t.state.ids) for t in (first, second)]
+    roles.generator.slow, roles.generator.last = states[0], "Revise?<|end|>"
+    refinements = refine(roles, [first, second])
+    assert [refinement.refined_action.text for refinement in refinements] == ["route again"] * 2
+    assert roles.generator.batch_sizes == [1] * 6
+    assert roles.metrics["refine/format_rate"] == [1.0] * 2
+
+
+def test_answers_depend_on_the_seed_alone(roles):
+    """Whichever thread asks first."""
+    transitions, seeds = make_transitions(roles), []
+    states = [roles.chat.tokenizer.decode(t.state.ids) for t in transitions]
+    for slow in ("", states[0], states[1]):
+        roles.generator = Concurrent(roles.chat, slow, "Revise?<|end|>" if slow else "")
+        torch.manual_seed(3)
+        refine(roles, transitions)
+        seeds.append(sorted(roles.generator.seeds))
+    assert seeds[0] == seeds[1] == seeds[2] and len({seed for _, seed in seeds[0]}) == 6
+
+
+def test_draws_of_one_transition_ask_the_same_greedy_prompt_once(roles):
+    _, last = transitions = make_transitions(roles)
+    drawn = [last, *transitions, last]
+    targets = answer_each(
+        *(roles, "target", drawn),
+        lambda places: bellman_targets(roles, [drawn[place] for place in places], "monte_carlo"),
+    )
+    assert sorted(roles.generator.batch_sizes) == [1, 1]  # the backup is greedy
+    assert targets[0].prompt.ids == targets[2].prompt.ids == targets[3].prompt.ids != targets[1].prompt.ids
+
+
+def test_an_error_ends_all_chains(roles):
+    def fail(places):
+        raise ConnectionError("the server is gone")
+
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        answer_each(roles, "target", make_transitions(roles), fail)
+
+
+def test_generators_that_batch_get_one_batch():
+    roles = make_roles(["a1", "b1", *["Future: no\nOptimality: No"] * 2, "a2", "b2"])
+    refinements = refine(roles, make_transitions(roles))
+    assert roles.generator.batch_sizes == [2, 2, 2]
+    assert [refinement.refined_action.text for refinement in refinements] == ["a2", "b2"]

@@ -1,0 +1,82 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Chains of questions about transitions, none of which waits for the others."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from ..event_loop import DaemonThreads
+from ..method.roles import Roles
+from ..types import Transition
+
+
+T = TypeVar("T")
+
+MAX_CHAINS = 256  # under way at once
+
+
+def answer_each(
+    roles: Roles, name: str, transitions: list[Transition], answer: Callable[[list[int]], list[T]]
+) -> list[T]:
+    """
+    Ask the questions about each transition. Where the generator is concurrent, each goes from question to question as
+    soon as its own answer is there; otherwise all are asked each question in one batch. Draws of the same transition
+    stay together, so that the same greedy prompt is asked once.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        name (`str`):
+            What a progress bar calls the transitions.
+        transitions (`list[Transition]`):
+            The transitions.
+        answer (`Callable[[list[int]], list[T]]`):
+            Asks the questions about transitions, given by their places in the list, and returns a result for each.
+            Threads call it at the same time.
+
+    Returns:
+        `list[T]`: the result of each transition. It depends on the seed of its chain alone.
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, transition in enumerate(transitions):
+        groups.setdefault((id(transition.episode), transition.index), []).append(place)
+    if not roles.generator.is_concurrent or len(groups) < 2:
+        return answer(list(range(len(transitions))))
+    seeds = torch.randint(2**62, (len(groups),), generator=roles.rng).tolist()
+    waiting = deque(zip(groups.values(), seeds, strict=True))
+    results: dict[int, T] = {}
+
+    def work() -> None:
+        while waiting:
+            try:
+                places, seed = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            with roles.seeded(seed):
+                results.update(zip(places, answer(places), strict=True))
+            bar.update(len(places))
+
+    with roles.progress(name, len(transitions), "transition") as bar:
+        threads = DaemonThreads()
+        working = [threads.submit(work) for _ in range(min(len(groups), MAX_CHAINS))]
+        try:
+            for future in working:
+                future.result()
+        finally:
+            waiting.clear()
+    return [results[place] for place in range(len(transitions))]
