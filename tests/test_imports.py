@@ -36,6 +36,7 @@ TABLE = {
     "method": "chat generation options prompts shards",
     "environments": "chat gateway prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets",
+    "log_formats": "episodes chat replay",
     "training": "method replay chat prompts nlac_config event_loop secrets shards terminal",
     "evaluation": "episodes method environments generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
@@ -44,7 +45,7 @@ TABLE = {
     "nlac_trainer": "report records evaluation training episodes environments method generation replay chat prompts "
     "nlac_config shards",
     "cli __init__ __main__": "cli nlac_trainer report agent records evaluation training episodes environments method "
-    "gateway planning nlac_config generation replay chat prompts options secrets terminal",
+    "log_formats gateway planning nlac_config generation replay chat prompts options secrets terminal",
 }
 ALLOWED = {place: others.split() for places, others in TABLE.items() for place in places.split()}
 # Where only one module of a folder may be imported: for every importer, or for those that are named.

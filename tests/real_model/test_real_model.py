@@ -20,13 +20,14 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.testing_utils import weights
+from openai import OpenAI
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.real_model import real_model_path
 from trl_nlac import NLACAgent, NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.cli.main import main
-from trl_nlac.environments import StepResult
+from trl_nlac.environments import AgentEnvironment, StepResult
 from trl_nlac.method.critic import critiques, judge_actions, predict_futures
 from trl_nlac.prompts import WORKED_EXAMPLES
 
@@ -51,7 +52,9 @@ class Search:
         return StepResult("Nothing is there. There is also a drawer.")
 
 
-def make_trainer(folder, prompts=PROMPTS, model=None, peft_config=None, **config) -> NLACTrainer:
+def make_trainer(
+    folder, prompts=PROMPTS, model=None, peft_config=None, environment_factory=Search, **config
+) -> NLACTrainer:
     settings = dict(
         output_dir=str(folder),
         use_cpu=True,
@@ -75,7 +78,7 @@ def make_trainer(folder, prompts=PROMPTS, model=None, peft_config=None, **config
         args=NLACConfig(**{**settings, **config}),
         train_dataset=TASKS,
         eval_dataset=TASKS,
-        environment_factory=Search,
+        environment_factory=environment_factory,
         prompts=prompts,
         peft_config=peft_config,
     )
@@ -162,3 +165,54 @@ def test_the_tokenizer_keeps_outside_text_apart():
     marks = [tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")]
     counts = [[agent.encode(messages).ids.count(mark) for mark in marks] for messages in (hostile, plain)]
     assert counts[0] == counts[1]
+
+
+def search_agent(task, base_url, api_key) -> float:
+    """A loop with OpenAI's client, which knows no trainer."""
+    search = Search()
+    messages = [{"role": "user", "content": search.reset(**task)}]
+    with OpenAI(base_url=base_url, api_key=api_key) as client:
+        for _ in range(2):
+            said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+            result = search.step(said)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": result.observation}]
+            if result.terminated:
+                break
+    return result.reward
+
+
+def test_an_agent_behind_the_gateway_trains(tmp_path):
+    lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = make_trainer(tmp_path, peft_config=lora, environment_factory=AgentEnvironment(search_agent))
+    before = weights(trainer.model)
+    trainer.train()
+    episodes = list(trainer.replay.episodes)
+    assert len(episodes) == 2 and all(episode.failure is None and episode.turns for episode in episodes)
+    for episode in episodes:
+        assert all(turn.action for turn in episode.turns)  # language, as it came to the agent
+        assert episode.score == float("drawer" in episode.turns[-1].action)
+    after = weights(trainer.model)
+    assert any(not torch.equal(after[name], before[name]) for name in after)
+
+
+def test_a_report_on_logs(tmp_path, capsys):
+    """What a critic in language says of logs that it has not learned from."""
+    rows = []
+    for i in range(6):
+        said = "open the drawer" if i % 2 else "open the window"
+        result = Search().step(said)
+        messages = [
+            *CONVERSATION,
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": result.observation},
+        ]
+        rows.append({"messages": messages, "reward": result.reward, "task": {"number": i}})
+    (tmp_path / "logs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    PROMPTS.save_pretrained(tmp_path)
+    words = ["--prompts", str(tmp_path / "nlac_prompts.json"), "--max_completion_length", "64", "--only_report"]
+    words += ["--model_name_or_path", MODEL, "--output_dir", str(tmp_path / "improved")]
+    assert main(["improve", str(tmp_path / "logs.jsonl"), *words]) == 0
+    assert "Actions are read and trained as 'text'" in capsys.readouterr().out
+    report = json.loads((tmp_path / "improved" / "improve.json").read_text())
+    assert report["before"]["judged_steps"] == 3 and report["before"]["critic"]["steps"] == 1
+    assert all(finding["critique"] for finding in report["before"]["findings"])

@@ -15,6 +15,7 @@
 """A guard that blocks actions, lets them pass, or abstains where the critic is unsure."""
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,3 +143,42 @@ def outcomes(decisions: Sequence[str], failures: Sequence[bool]) -> dict[str, fl
         "recall_of_decided": blocked(decided, True),
         "false_blocks_of_decided": blocked(decided, False),
     }
+
+
+def calibrate_by_half(
+    judged: Sequence[tuple[int, Judgement | None, bool]],
+    max_false_blocks: float = 0.05,
+    max_false_passes: float = 0.05,
+) -> tuple[Guard, dict[str, float], int]:
+    """
+    Calibrate a guard by half of the logged conversations, and measure it on the others.
+
+    Args:
+        judged (`Sequence[tuple[int, Judgement | None, bool]]`):
+            Of each action the number of its conversation, the critic's judgement, and whether the conversation failed.
+        max_false_blocks (`float`), max_false_passes (`float`):
+            See [`Guard.calibrated`].
+
+    Returns:
+        `tuple[Guard, dict[str, float], int]`: the guard, its [`outcomes`], and the number of actions that measured it.
+
+    Raises:
+        ValueError: If there is not at least one success and one failure in the first half.
+    """
+    half_of = _split({number: failed for number, _, failed in judged})
+    halves: tuple[list, list] = ([], [])
+    for number, judgement, failed in judged:
+        halves[half_of[number]].append((judgement, failed))
+    chosen = [(judgement.verdict_score, failed) for judgement, failed in halves[0] if judgement is not None]
+    scores, failures = [score for score, _ in chosen], [failed for _, failed in chosen]
+    guard = Guard.calibrated(scores, failures, max_false_blocks, max_false_passes)
+    decisions = [guard.decide(judgement) for judgement, _ in halves[1]]
+    return guard, outcomes(decisions, [failed for _, failed in halves[1]]), len(halves[1])
+
+
+def _split(failed: dict[int, bool]) -> dict[int, int]:
+    """Split conversations into halves, 0 and 1, with as many failures in each."""
+    order = list(failed)
+    random.Random(0).shuffle(order)
+    order.sort(key=failed.get)
+    return {number: place % 2 for place, number in enumerate(order)}

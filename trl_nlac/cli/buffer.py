@@ -81,7 +81,7 @@ def _export(args: argparse.Namespace) -> None:
     if output.suffix not in (".jsonl", ".parquet"):
         raise CommandError(f"{args.output} must end with .jsonl or .parquet.")
     paths = _files(args.buffer)
-    actions, _ = _load_actions(args.model or args.buffer)
+    actions, _ = load_actions(args.model or args.buffer)
     with one_line_errors():
         episodes = (item.episode for path in paths for item in read_episodes(path))
         rows = [conversation(episode, actions) for episode in episodes]
@@ -97,7 +97,7 @@ def _import(args: argparse.Namespace) -> None:
     if not args.check and not args.output:
         raise CommandError("add --output FOLDER, or --check to count only.")
     given = {} if args.max_prompt_length is None else {"max_prompt_length": args.max_prompt_length}
-    actions, options = _load_actions(args.model, **given)
+    actions, options = load_actions(args.model, **given)
     rows = load_conversations(args.conversations, split=args.split)
     with one_line_errors():
         prompts = NLACPrompts.from_pretrained(args.model)
@@ -123,7 +123,7 @@ def _files(folder: str) -> list[Path]:
     return paths
 
 
-def _load_actions(model: str, **options) -> tuple[ActionFormat, RoleOptions]:
+def load_actions(model: str, **options) -> tuple[ActionFormat, RoleOptions]:
     """Load the format of a model's actions, and its options, with `options` in place of those that were saved."""
     if not Path(model).is_dir():  # a folder needs a tokenizer alone
         with one_line_errors(f"--model {model}: "):

@@ -14,13 +14,12 @@
 
 """`trl-nlac calibrate`: choose the thresholds of an agent's guard by logged outcomes."""
 
-import random
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from ..agent.guard import Guard, outcomes
+from ..agent.guard import calibrate_by_half
 from ..episodes.logs import episodes_from_logs
 from ..method.critic import judge_actions
 from ..types import Transition
@@ -76,29 +75,16 @@ def run(words: list[str]) -> None:
     transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
     with agent.generating():
         judgements = judge_actions(roles, [transition.state_action for transition in transitions])
-    halves = ([], [])  # of conversations that choose, and of those that measure
-    half_of = _split([episode.score < agent.options.success_threshold for episode in episodes])
     numbers = [i for i, episode in enumerate(episodes) for _ in episode.turns]
-    for i, judgement in zip(numbers, judgements, strict=True):
-        halves[half_of[i]].append((judgement, episodes[i].score < agent.options.success_threshold))
-    chosen = [(judgement.verdict_score, failed) for judgement, failed in halves[0] if judgement is not None]
+    failures = [episodes[i].score < agent.options.success_threshold for i in numbers]
     with one_line_errors(f"{args.logs}: "):
-        scores, failures = [score for score, _ in chosen], [failed for _, failed in chosen]
-        guard = Guard.calibrated(scores, failures, args.max_false_blocks, args.max_false_passes)
+        guard, measured, number = calibrate_by_half(
+            list(zip(numbers, judgements, failures, strict=True)), args.max_false_blocks, args.max_false_passes
+        )
     guard.save_pretrained(args.model)
-    measured = outcomes([guard.decide(judgement) for judgement, _ in halves[1]], [failed for _, failed in halves[1]])
     print(f"{args.model}: blocks below {guard.block_below:.3f}, passes above {guard.pass_above:.3f}")
-    print(f"Chosen by {guard.num_actions} actions, measured on {len(halves[1])} of other conversations:")
+    print(f"Chosen by {guard.num_actions} actions, measured on {number} of other conversations:")
     table = Table("metric", "value")
     for name, value in measured.items():
         table.add_row(name, f"{value:.3f}")
     Console().print(table)
-
-
-def _split(failures: list[bool]) -> list[int]:
-    """Split conversations into halves, 0 and 1, with as many failures in each."""
-    order = list(range(len(failures)))
-    random.Random(0).shuffle(order)
-    order.sort(key=lambda i: failures[i])
-    places = {number: place for place, number in enumerate(order)}
-    return [places[i] % 2 for i in range(len(failures))]

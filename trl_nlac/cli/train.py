@@ -153,11 +153,11 @@ def make_trainer(
             quantization_config=get_quantization_config(model_args),
         )
     if trainer.is_world_process_zero():
-        trainer.add_callback(TrainBeginCallback(lambda: trainer.had_ended or _note(script_args, args)))
+        trainer.add_callback(TrainBeginCallback(lambda: trainer.had_ended or note_run(script_args, args)))
     return trainer
 
 
-def _note(script_args: TrainArguments, args: NLACConfig) -> None:
+def note_run(script_args: TrainArguments, args: NLACConfig) -> None:
     """Write down the origin of the run; of its tasks those for evaluation, if there are any."""
     tasks = {"dataset_name": script_args.dataset_name, "dataset_config": script_args.dataset_config}
     if script_args.eval_dataset_name:

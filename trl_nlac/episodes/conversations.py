@@ -76,13 +76,15 @@ def _problem_of_message(i: int, message: Message) -> str | None:
     calls = message.get("tool_calls")
     if calls and (not isinstance(calls, list) or any(read_call(call) is None for call in calls)):
         return f"message {i} has a tool call without a name, or whose arguments are not a JSON object"
+    if calls and not all(isinstance(call.get("id"), str | None) for call in calls):
+        return f"message {i} has a tool call whose id is not text"
     if calls and message["role"] != "assistant":
         return f"message {i} calls tools, and is not the assistant's"
     if message.get("function_call"):
         return f"message {i} has a `function_call`: write it as `tool_calls`"
     if _text(message) is None and not (calls and message.get("content") is None):
         return f"the content of message {i} is not text"
-    if not all(isinstance(message.get(name) or "", str) for name in (*_THOUGHTS, "name", "tool_call_id")):
+    if not all(isinstance(message.get(name), str | None) for name in (*_THOUGHTS, "name", "tool_call_id")):
         return f"message {i} has a name, an id or a chain of thought that is not text"
     return None
 

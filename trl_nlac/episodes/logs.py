@@ -69,7 +69,7 @@ def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
         ValueError: If rows are malformed; the message names the first ones by number and reason.
     """
     rows = list(rows)
-    _refuse({i: _problem(row) for i, row in enumerate(rows)}, len(rows))
+    _refuse({i: problem_of_row(row) for i, row in enumerate(rows)}, len(rows))
     as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
     return dataset_of(
         [
@@ -127,7 +127,7 @@ def episodes_from_logs(
     for i in numbers:
         try:
             row = _read_row(dataset, i)
-            problems[i] = _problem(row)
+            problems[i] = problem_of_row(row)
             if problems[i] is None:
                 recorder = _record(row, actions, prompts, max_prompt_length)
                 episodes.append(_episode(row, recorder))
@@ -195,8 +195,8 @@ def _refuse(problems: dict[int, str | None], num_rows: int) -> None:
     raise ValueError(message)
 
 
-def _problem(row: Any) -> str | None:
-    """Say what is wrong with a row; `None` if nothing is."""
+def problem_of_row(row: Any) -> str | None:
+    """Say what is wrong with a row of the columns of [`episodes_from_logs`]; `None` if nothing is."""
     if not isinstance(row, dict):
         return "it is not an object with columns"
     messages, first_action = row.get("messages"), row.get("first_action")

@@ -1,0 +1,153 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+`trl-nlac improve` on logged episodes of a service desk: the base policy plays, and in a share of the episodes an
+expert makes the right call; the conversations are written as chat logs, and the command does the rest. Success is that
+of held-out customers at the same desk.
+
+python -m benchmarks.improve --json benchmarks/results/improve.json
+"""
+
+import argparse
+import json
+import random
+import time
+from functools import cache
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.learning.methods.settings import NLAC, acting_config
+from benchmarks.learning.tasks import LearningTask, make_task
+from benchmarks.offline import collect
+from trl_nlac.cli.main import main as command
+from trl_nlac.environments.embedded.service_desk import format_call
+
+
+HERE = Path(__file__).resolve()
+
+
+@cache
+def task_of(name: str, seed: int) -> LearningTask:
+    """Make the task once, with all its rehearsal samples."""
+    return make_task(name, seed)
+
+
+def held_out_desk(task: str, seed: int):
+    """Make an environment of the task's held-out customers, for the command line."""
+    return task_of(task, seed).instances["held_out"].environment_factory()
+
+
+def expert_row(task: LearningTask, row: dict) -> dict:
+    """A conversation of somebody who knows the rules."""
+    environment = task.environment_factory()
+    messages = [{"role": "user", "content": environment.reset(**row)}]
+    action = format_call(environment.world.rules[row["request"]])
+    result = environment.step(action)
+    messages += [{"role": "assistant", "content": action}, {"role": "user", "content": result.observation}]
+    return {"messages": messages, "reward": result.reward, "task": row}
+
+
+def write_rows(rows, path: Path) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def improve(
+    name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path, lora: bool
+) -> dict:
+    """Play, write logs, and improve on them."""
+    task = task_of(name, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    logs, _ = collect(task, acting_config(task, str(folder / "acting"), seed), num_episodes)
+    playing = time.perf_counter() - start
+    rows = [{"messages": row["messages"], "reward": row["reward"], "task": json.loads(row["task"])} for row in logs]
+    for i in random.Random(seed).sample(range(len(rows)), round(expert_share * len(rows))):
+        rows[i] = expert_row(task, rows[i]["task"])
+    settings = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in NLAC.items()}
+    words = {
+        "model_name_or_path": task.model,
+        "output_dir": folder / "improved",
+        "use_peft": lora,
+        "max_steps": max_steps,
+        "max_turns": task.max_turns,
+        "action_format": task.action_format,
+        "max_completion_length": 64,
+        "max_generation_batch_size": 512,
+        "logging_steps": 20,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "seed": seed,
+        "environment_factory": f"{HERE}:held_out_desk",
+        "environment_kwargs": json.dumps({"task": name, "seed": seed}),
+        "dataset_name": write_rows(task.instances["held_out"].rows, folder / "tasks.jsonl"),
+        "rehearsal_dataset": write_rows(task.rehearsal, folder / "rehearsal.jsonl"),
+        "num_eval_episodes": task.final_episodes,
+        **settings,
+    }
+    command_line = ["improve", write_rows(rows, folder / "logs.jsonl")]
+    command_line += [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    code = command(command_line)
+    if code:
+        raise SystemExit(code)
+    return {"playing_seconds": playing, **json.loads((folder / "improved" / "improve.json").read_text())}
+
+
+def time_first_report(model: Path, logs: Path, folder: Path) -> dict:
+    """Time the first report with another model, without training."""
+    words = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--only_report"]
+    if command(["improve", str(logs), *words]):
+        raise SystemExit(1)
+    report = json.loads((folder / "improve.json").read_text())
+    kept = {
+        "model": model.name,
+        "conversations": report["logs"]["conversations"],
+        "critic": report["before"]["critic"],
+    }
+    return {**kept, "seconds": report["seconds"]["first_report"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="service_desk_told")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--num_episodes", type=int, default=256, help="logged episodes")
+    parser.add_argument("--expert_share", type=float, default=0.25, help="share of them that an expert played")
+    parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
+    parser.add_argument("--full", action="store_true", help="train all weights, not an adapter")
+    parser.add_argument("--report_model", type=Path, help="another model, with which the first report is timed, too")
+    parser.add_argument("--runs", type=Path, default=Path("runs/improve"))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    cells = {}
+    for seed in args.seeds:
+        name = f"{args.task}_{args.num_episodes}_{args.expert_share}_{args.max_steps}_{seed}"
+        folder = args.runs / f"{name}{'_full' if args.full else ''}"
+        cells[str(seed)] = improve(
+            *(args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, not args.full)
+        )
+        if args.report_model:
+            cells[str(seed)]["first_report"] = time_first_report(
+                args.report_model, folder / "logs.jsonl", folder / "first_report"
+            )
+    setting = reporting.setting("torch", "transformers", "trl", "peft")
+    options = {name: vars(args)[name] for name in ("task", "num_episodes", "expert_share", "max_steps", "full")}
+    report = {**options, "seeds": cells, **setting}
+    print(json.dumps(report, indent=2))
+    reporting.write(report, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from helpers.testing_utils import DESK
+
+from trl_nlac import NLACAgent
+from trl_nlac.agent.guard import GUARD_FILE
+from trl_nlac.cli.main import main
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.embedded.service_desk import VALUES, format_call
+
+
+SHORT = ["--max_completion_length", "32", "--num_critiques", "12", "--num_findings", "2", "--action_format", "text"]
+MODEL = ["--model_name_or_path", TINY_MODEL]
+
+
+def conversation(request: str, call: tuple[str, ...], secret: str = "") -> dict:
+    """A request that one call closes, or loses."""
+    closed = DESK.rules[request] == call
+    messages = [
+        {"role": "user", "content": f"Request: {request}."},
+        {"role": "assistant", "content": f"{format_call(call)}{secret}"},
+        {"role": "user", "content": "Closed." if closed else "Refused: the time is wrong. The request is lost."},
+    ]
+    return {"messages": messages, "reward": float(closed)}
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch) -> Path:
+    """Four successes and four failures, and rows that cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    rng, rows = random.Random(0), []
+    for request in DESK.requests:
+        wrong = tuple(map(rng.choice, VALUES))
+        rows += [conversation(request, DESK.rules[request]), conversation(request, wrong)]
+    long = conversation(DESK.requests[0], DESK.rules[DESK.requests[0]])
+    long["messages"][1]["content"] *= 600
+    lines = [*map(json.dumps, rows), json.dumps({"messages": rows[0]["messages"]}), "{broken", json.dumps(long)]
+    Path("logs.jsonl").write_text("\n".join(lines))
+    Path("desk.py").write_text(
+        "from trl_nlac.environments.embedded import make_environment, make_tasks\n"
+        "def desk():\n    return make_environment(make_tasks('service_desk', 0)[0])\n"
+    )
+    Path("tasks.jsonl").write_text("\n".join(json.dumps({"request": request}) for request in DESK.requests[:2]))
+    return tmp_path
+
+
+def test_from_logs_to_a_better_model(logs, capsys):
+    """One command: report, adapter with its roles and its guard, and success before and after."""
+    words = ["--environment_factory", "desk.py:desk", "--dataset_name", "tasks.jsonl", "--max_steps", "1"]
+    size = [
+        "--per_device_train_batch_size",
+        "2",
+        "--samples_per_iteration",
+        "2",
+        "--max_turns",
+        "2",
+        "--disable_tqdm",
+        "True",
+    ]
+    assert main(["improve", "logs.jsonl", *MODEL, *SHORT, *words, *size, "--max_prompt_length", "1024"]) == 0
+    printed = capsys.readouterr().out
+    assert "8 conversations of 4 tasks, 4 successes and 4 failures; 3 cannot be read." in printed
+    assert "first report in improved/report.html" in printed and "report in improved/report.html" in printed
+    report = json.loads(Path("improved/improve.json").read_text())
+    assert report["format"] == "OpenAI chat conversations" and report["unreadable"]["it is not JSON"] == 1
+    assert any("does not fit" in reason for reason in report["unreadable"])
+    assert report["held_out"] | {"outcomes": None} == {
+        **{"conversations": 2, "tasks": 1, "is_by_task": True, "outcomes": None, "best_guess": 0.5}
+    }
+    for part in ("before", "after"):
+        assert report[part]["critic"]["steps"] == 2 and report[part]["judged_steps"] == 4
+        assert 0 <= report[part]["environment"]["episode/success_rate"] <= 1
+    assert 0 < report["seconds"]["first_report"] < report["seconds"]["all"]
+    held_out, training = (Path("improved/logs", name).read_text() for name in ("held_out.jsonl", "training.jsonl"))
+    assert (held_out.count("\n"), training.count("\n")) == (2, 6)
+    page = Path("improved/report.html").read_text()
+    assert "8 conversations" in page and "Success in the environment" in page
+    assert Path("improved/model/adapter_model.safetensors").exists()
+    origin = json.loads(Path("improved/model/_nlac_run.json").read_text())
+    assert origin["environment_factory"] == ["../../desk.py:desk"]
+    agent = NLACAgent.from_pretrained("improved/model")
+    assert agent.options.action_format == "text"
+    assert Path("improved/model", GUARD_FILE).exists() == (report["guard"] is not None)
+    assert main(["improve", "logs.jsonl", *MODEL]) == 2
+    assert "has the results of another run" in capsys.readouterr().err
+
+
+def test_only_a_report(logs, capsys):
+    """Of requests with answers, with text in them that a page must not run, and a secret that it must not show."""
+    key = "sk-proj-" + "a1B2" * 12
+    rows = [conversation(request, tuple(values[0] for values in VALUES), f" <script>x</script> {key}")
+            for request in DESK.requests]  # fmt: skip
+    calls = [
+        {
+            "request": {"messages": row["messages"][:1]},
+            "response": {"choices": [{"message": row["messages"][1]}]},
+            "metadata": {"outcome": "failed"},
+        }
+        for row in rows
+    ]
+    Path("calls.json").write_text(json.dumps(calls))
+    assert main(["improve", "calls.json", *MODEL, *SHORT, "--only_report", "--output_dir", "report"]) == 0
+    printed = capsys.readouterr().out
+    assert "OpenAI chat requests with their answers" in printed
+    assert "All are failures: a conversation succeeds from an outcome of 1 on" in printed
+    report = json.loads(Path("report/improve.json").read_text())
+    assert report["logs"]["outcomes"]["failures"] == 4 and report["after"] is None
+    page = Path("report/report.html").read_text()
+    assert "<script>x" not in page and key not in page and not Path("report/model").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: LOGS"),
+        (["--max_steps", "3", "logs.jsonl"], "the following arguments are required: LOGS"),
+        (["logs.jsonl"], "--model_name_or_path is missing"),
+        (["logs.jsonl", "--model_name_or_path", "./nothing"], "./nothing: there is no such folder"),
+        (["nothing.jsonl", *MODEL], "nothing.jsonl: there is no such file or folder."),
+        (["desk.py", *MODEL], "desk.py must end with .json, .jsonl, .parquet."),
+        (["logs.jsonl", *MODEL, "--outcome", "grade"], "fewer than two conversations can be read."),
+        (["logs.jsonl", *MODEL, "--held_out_share", "1"], "--held_out_share must be between 0 and 1, got 1.0."),
+        (["logs.jsonl", *MODEL, "--num_findings", "0"], "--num_findings must be at least 1, got 0."),
+        (["logs.jsonl", *MODEL, "--replay_dataset", "logs.jsonl"], "the logs are named first, without an option."),
+        (
+            ["logs.jsonl", *MODEL, "--resume_from_checkpoint", "last"],
+            "continue the training in the folder of the model",
+        ),
+        (["logs.jsonl", *MODEL, "--accelerate_config", "zero3"], "improve trains in one."),
+        (["logs.jsonl", *MODEL, "--max_step", "1"], "there is no option '--max_step', did you mean '--max_steps'?"),
+    ],
+)
+def test_errors_are_one_line(logs, capsys, words, message):
+    assert main(["improve", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("trl-nlac improve: error: ") and error.count("\n") == 1 and message in error

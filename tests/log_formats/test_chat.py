@@ -1,0 +1,177 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+
+import pytest
+from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, request
+
+from trl_nlac.log_formats.base import LoggedConversations
+from trl_nlac.log_formats.reading import read_logs
+
+
+def no_buffer(path):
+    raise AssertionError(f"{path} is no buffer")
+
+
+def read(folder, *lines, outcome: str | None = None) -> LoggedConversations:
+    """Read lines: values are written as JSON, text as it is."""
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    (folder / "logs.jsonl").write_text("\n".join(texts))
+    return read_logs([folder / "logs.jsonl"], no_buffer, outcome)
+
+
+def speakers(found: LoggedConversations) -> list[list[str]]:
+    return [[message["role"] for message in row["messages"]] for row in found.rows]
+
+
+class TestConversations:
+    def test_is_read_as_it_is(self, tmp_path):
+        row = {"messages": [*ASKED, CALLED, SEEN, SAID], "reward": 0.5, "tools": [TOOL], "task": {"order": "W1"}}
+        found = read(tmp_path, row)
+        assert found.format == "OpenAI chat conversations" and not found.unreadable and not found.notes
+        [read_row] = found.rows
+        assert read_row["messages"] == [
+            *ASKED,
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            SEEN,
+            SAID,
+        ]
+        assert (read_row["reward"], read_row["tools"], read_row["task"]) == (0.5, [TOOL], {"order": "W1"})
+
+    def test_odd_rows_are_counted_and_lose_no_others(self, tmp_path):
+        good = {"messages": [*ASKED, SAID], "score": "passed"}
+        image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+        found = read(
+            *(tmp_path, good, '{"messages": [{"role"', "a line of text", good, 7),
+            {"messages": [*ASKED, SAID]},
+            {"messages": [*ASKED, SAID], "score": "so so"},
+            {"messages": [*ASKED, SAID], "score": float("nan")},
+            {"messages": ASKED, "score": 1},
+            {"messages": [image, SAID], "score": 1},
+            {"messages": [*ASKED, CALLED, SAID], "score": 1},
+            {"messages": "none", "score": 1},
+            {"conversation": []},
+            good,
+        )
+        assert [row["reward"] for row in found.rows] == [1.0, 1.0, 1.0]
+        assert found.unreadable == {
+            "it is not JSON": 1,  # with the line of text after it
+            "it is no conversation with `messages`": 2,
+            "it has no outcome": 1,
+            "its outcome is a word that means neither success nor failure": 1,
+            "its outcome is neither a number, nor true or false": 1,
+            "there is no message of the assistant": 1,
+            "the content of message N is not text": 1,
+            "messages N and N are both the assistant's": 1,
+            "its messages are no list of messages": 1,
+        }
+
+    @pytest.mark.parametrize(
+        ("row", "outcome", "reward"),
+        [
+            ({"success": True}, None, 1.0),
+            ({"metadata": {"resolved": "no"}}, None, 0.0),
+            ({"reward": 1, "grade": {"human": 0.25}}, "grade.human", 0.25),
+            ({"reward": 1, "grade.human": "fail"}, "grade.human", 0.0),
+        ],
+    )
+    def test_outcomes(self, tmp_path, row, outcome, reward):
+        found = read(tmp_path, {"messages": [*ASKED, SAID], **row}, outcome=outcome)
+        assert [row["reward"] for row in found.rows] == [reward]
+
+    def test_interfaces_of_other_years(self, tmp_path):
+        """Functions in place of tools, instructions of the developer, and an assistant that greets."""
+        old = {"role": "assistant", "content": None, "function_call": {"name": "get_order", "arguments": "{}"}}
+        messages = [
+            *({"role": "system", "content": "One."}, {"role": "developer", "content": "Two."}),
+            *({"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "Where is W1?"}),
+            *(old, {"role": "function", "name": "get_order", "content": "lost"}, SAID),
+        ]
+        found = read(tmp_path, {"messages": messages, "reward": 1, "functions": [TOOL["function"]]})
+        assert speakers(found) == [["system", "user", "assistant", "tool", "assistant"]]
+        assert found.rows[0]["messages"][0]["content"] == "One.\n\nTwo." and found.rows[0]["tools"] == [TOOL]
+        assert list(found.notes.values()) == [1] and "greeting" in next(iter(found.notes))
+
+    def test_pretty_printed_list(self, tmp_path):
+        rows = [{"messages": [*ASKED, SAID], "reward": i} for i in range(3)]
+        (tmp_path / "logs.json").write_text(json.dumps(rows, indent=2))
+        assert [row["reward"] for row in read_logs([tmp_path], no_buffer).rows] == [0, 1, 2]
+
+
+class TestRequests:
+    def test_become_conversations(self, tmp_path):
+        """Two runs at once, whose answers have other ids and spaces where they come back."""
+        again = {
+            **CALLED,
+            "tool_calls": [{**CALL, "id": "x", "function": {**CALL["function"], "arguments": '{"id":"W1"}'}}],
+        }
+        other = [{"role": "user", "content": "Where is W2?"}]
+        found = read(
+            tmp_path,
+            request(ASKED, CALLED),
+            request(other, SAID, reward=0),
+            request([*ASKED, again, {**SEEN, "tool_call_id": "x"}], SAID, reward=1),
+        )
+        assert found.format == "OpenAI chat requests with their answers"
+        assert speakers(found) == [["user", "assistant"], ["system", "user", "assistant", "tool", "assistant"]]
+        assert [row["reward"] for row in found.rows] == [0.0, 1.0]
+        assert found.rows[1]["tools"] == [TOOL]
+
+    def test_the_outcome_of_a_run_is_that_of_all_its_conversations(self, tmp_path):
+        """A sub-agent, and a history that was summarized."""
+        run = {"metadata": {"conversation_id": "r1"}}
+        summary = [{"role": "user", "content": "So far: W1 is lost. Go on."}]
+        found = read(
+            *(tmp_path, request(ASKED, CALLED, **run), request([{"role": "user", "content": "Look."}], SAID, **run)),
+            request(summary, SAID, conversation_id="r1", reward=1),
+            request(ASKED, CALLED, conversation_id="r2"),
+        )
+        assert [row["reward"] for row in found.rows] == [1.0, 1.0, 1.0]
+        assert found.unreadable == {"it has no outcome": 1} and list(found.notes.values()) == [2]
+
+    def test_odd_requests(self, tmp_path):
+        two = {**request(ASKED, SAID), "response": {"choices": [{"message": SAID}, {"message": SAID}]}}
+        batch = {
+            "request": {"body": {"messages": ASKED}},
+            "response": {"body": json.dumps({"choices": [{"message": SAID}]})},
+        }
+        found = read(
+            *(tmp_path, two, {**request(ASKED, SAID), "response": {"error": {"message": "overloaded"}}}),
+            *({**batch, "reward": 1}, {"messages": ASKED, "choices": [{"message": SAID}], "reward": 0}),
+            {**request(ASKED, SAID, reward=1), "response": {"choices": [{"message": "It is lost."}]}},
+        )
+        assert [row["reward"] for row in found.rows] == [1.0, 0.0]
+        assert found.unreadable.total() == 3
+
+    def test_an_answer_that_was_cut(self, tmp_path):
+        cut = request(ASKED, SAID, reward=0)
+        cut["response"]["choices"][0]["finish_reason"] = "length"
+        assert read(tmp_path, cut).rows[0]["terminated"] is False
+
+
+class TestFiles:
+    def test_unknown_format(self, tmp_path):
+        with pytest.raises(ValueError, match="no format of logs that is known"):
+            read(tmp_path, {"text": "hello"})
+
+    @pytest.mark.parametrize("name", ["nowhere", "logs.txt"])
+    def test_no_log(self, tmp_path, name):
+        (tmp_path / "logs.txt").touch()
+        with pytest.raises(ValueError, match=name):
+            read_logs([tmp_path / name], no_buffer)
+
+    def test_nothing_in_it(self, tmp_path):
+        found = read(tmp_path, "hello", "[" * 100_000)
+        assert not found.rows and found.unreadable["it is not JSON"] >= 1

@@ -1,0 +1,84 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Files that anybody can have written: whatever one value is, the others are read."""
+
+import copy
+import json
+import random
+
+import pytest
+from helpers.log_samples import (
+    ANSWER,
+    ASKED,
+    CALLED,
+    CALLING,
+    RESULT,
+    SAID,
+    SEEN,
+    TEXT,
+    chat_span,
+    otlp,
+    request,
+    run,
+    score,
+    simulation,
+)
+
+from trl_nlac.log_formats.reading import read_logs
+
+
+JUNK = [None, True, -1, 1.5, "", "text", "[", [], [None], ["x"], [[]], {}, {"x": 1}, {"role": 3}, [{}], {"key": None}]
+VALUES = {
+    "conversations": {"messages": [*ASKED, CALLED, SEEN, SAID], "reward": 1, "tools": [], "task": {"a": 1}},
+    "requests": request([*ASKED, CALLED, SEEN], SAID, reward=1, metadata={"session_id": "s"}),
+    "tau": run(0, 1.0),
+    "tau2": {"info": {"environment_info": {"policy": "p"}}, "simulations": [simulation(1.0)]},
+    "spans": otlp(chat_span("t1", 1, [*TEXT, CALLING, RESULT], [ANSWER], [score(1.0)])),
+}
+
+
+def places(value, place=()):
+    """Every place in a value but the whole."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield (*place, key)
+        yield from places(part, (*place, key))
+
+
+def damaged(value, rng: random.Random):
+    changed = copy.deepcopy(value)
+    *way, last = rng.choice(list(places(value)))
+    part = changed
+    for key in way:
+        part = part[key]
+    part[last] = rng.choice(JUNK)
+    return changed
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_damaged_value_loses_no_other(tmp_path, kind):
+    rng, good = random.Random(kind), VALUES[kind]
+    others = json.loads(json.dumps(good).replace('"t1"', '"t9"').replace('"s"', '"s9"'))
+    for _ in range(100):
+        bad = damaged(good, rng)
+        (tmp_path / "logs.jsonl").write_text("\n".join(map(json.dumps, [bad, others])))
+        try:
+            found = read_logs([tmp_path / "logs.jsonl"], lambda path: None)
+        except ValueError as error:  # the damage is another name of the evaluation
+            assert kind == "spans" and "choose one with --outcome" in str(error)
+            continue
+        assert 1 <= len(found.rows) <= 2, bad
+        # Whatever is lost has a reason, but for spans and requests that are no calls any more.
+        assert len(found.rows) == 2 or found.unreadable or kind in ("spans", "tau2"), bad

@@ -1,0 +1,99 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.testing_utils import DESK, make_roles, play
+
+from trl_nlac import PrioritizedReplay
+from trl_nlac.environments.embedded import make_environment
+from trl_nlac.episodes.conversations import to_dataset
+from trl_nlac.log_formats.reading import read_logs
+from trl_nlac.records.tables import EPISODE
+
+
+@pytest.fixture(scope="module")
+def roles():
+    return make_roles("route parcels", max_turns=2)
+
+
+@pytest.fixture(scope="module")
+def episodes(roles):
+    return play([{"request": request} for request in DESK.requests[:3]], lambda: make_environment(DESK), roles)
+
+
+def conversations(found) -> list[list[tuple[str, str]]]:
+    return [[(message["role"], message["content"]) for message in row["messages"]] for row in found.rows]
+
+
+def expected(episodes) -> list[list[tuple[str, str]]]:
+    said = []
+    for episode in episodes:
+        messages = [(message["role"], message["content"]) for message in episode.opening]
+        for turn in episode.turns:
+            messages += [("assistant", "route parcels"), ("user", turn.next_observation)]
+        said.append(messages)
+    return said
+
+
+def test_a_buffer(tmp_path, episodes, roles):
+    """A folder with a buffer, of which the tokens need the format of the model."""
+    replay = PrioritizedReplay(100)
+    replay.add(episodes)
+    replay.save(tmp_path)
+    found = read_logs([tmp_path], lambda path: roles.actions)
+    assert found.format == "replay buffer of trl_nlac" and not found.unreadable
+    assert conversations(found) == expected(episodes)
+    assert [row["reward"] for row in found.rows] == [episode.score for episode in episodes]
+    assert [row["terminated"] for row in found.rows] == [episode.terminated for episode in episodes]
+
+
+def test_exported_conversations(tmp_path, episodes, roles):
+    to_dataset(episodes, roles.actions).to_parquet(tmp_path / "logs.parquet")
+    found = read_logs([tmp_path / "logs.parquet"], lambda path: roles.actions)
+    assert found.format == "exported conversations" and conversations(found) == expected(episodes)
+    assert [row["task"] for row in found.rows] == [episode.task for episode in episodes]
+
+
+def test_tables_of_a_run(tmp_path):
+    """What `log_completions` writes: an episode that ended, one whose environment failed, and one without a turn."""
+    turns = [{"text": "Thought: x\nAction: ask", "action": "ask", "next_observation": "Yes?", "reward": 0.0}]
+    ending = [{"text": "Action: close", "action": "close", "next_observation": "", "reward": 1.0}]
+    rows = [
+        {"prompt": "Begin.", "turns": turns + ending, "return": 1.0, "terminated": True, "task": '{"request": "a"}'},
+        {"prompt": "Begin.", "turns": turns, "return": 0.0, "terminated": False, "failure": "step: ConnectionError"},
+        {"prompt": "Begin.", "turns": [], "return": 0.0, "terminated": False, "failure": "step: ConnectionError"},
+    ]
+    (tmp_path / "completions").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, schema=EPISODE), tmp_path / "completions" / "completions_00001.parquet")
+    found = read_logs([tmp_path], lambda path: None)
+    assert found.format == "table of episodes of trl_nlac"
+    assert [[role for role, _ in messages] for messages in conversations(found)] == [
+        ["user", "assistant", "user", "assistant"],
+        ["user", "assistant", "user"],
+    ]
+    assert [(row["reward"], row["terminated"]) for row in found.rows] == [(1.0, True), (0.0, False)]
+    assert found.unreadable == {"there is no message of the assistant": 1}
+
+
+@pytest.mark.parametrize("damage", ["no parquet", "other columns"])
+def test_other_files(tmp_path, damage):
+    path = tmp_path / "logs.parquet"
+    if damage == "no parquet":
+        path.write_bytes(b"PAR1 not really")
+    else:
+        pq.write_table(pa.table({"text": ["hello"]}), path)
+    with pytest.raises(ValueError, match="logs.parquet"):
+        read_logs([path], lambda path: None)

@@ -1,0 +1,65 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+
+from helpers.log_samples import run, simulation
+
+from trl_nlac.log_formats.reading import read_logs
+
+
+def read(folder, value):
+    (folder / "results.json").write_text(json.dumps(value, indent=2))
+    return read_logs([folder / "results.json"], lambda path: None)
+
+
+def test_runs(tmp_path):
+    failed = run(2, 0.0, info={"error": "RateLimitError", "traceback": "..."}, traj=[])
+    found = read(tmp_path, [run(0, 1.0), run(1, 0.0), failed, {"task_id": 3, "traj": None, "reward": 1.0}, "text"])
+    assert found.format == "results of τ-bench"
+    assert [(row["reward"], row["task"]) for row in found.rows] == [(1.0, {"task_index": 0}), (0.0, {"task_index": 1})]
+    assert [message["role"] for message in found.rows[0]["messages"]] == [
+        *("system", "user", "assistant", "tool", "assistant", "user")
+    ]
+    assert found.unreadable == {
+        "an error ended the run, so its reward of N is none": 1,
+        "its messages are no list of messages": 1,
+        "it is no run of τ-bench": 1,
+    }
+
+
+def test_simulations_of_the_second_version(tmp_path):
+    """The agent sees neither the calls of the user's own tools nor their results."""
+    results = {
+        "timestamp": "2026-01-01",
+        "info": {"environment_info": {"domain_name": "telecom", "policy": "# Telecom policy"}},
+        "tasks": [],
+        "simulations": [
+            *(
+                simulation(1.0),
+                simulation(0.0, "max_steps"),
+                simulation(None),
+                simulation(0.0, "infrastructure_error"),
+            ),
+            {"id": "s2", "messages": None},
+        ],
+    }
+    found = read(tmp_path, results)
+    assert found.format == "results of τ²-bench"
+    assert [(row["reward"], row["terminated"]) for row in found.rows] == [(1.0, True), (0.0, False)]
+    roles = ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert [message["role"] for message in found.rows[0]["messages"]] == roles
+    assert found.rows[0]["messages"][3]["tool_call_id"] == "c1"
+    assert found.rows[0]["messages"][-1]["content"] == "Done, thanks. ###STOP###"
+    assert found.unreadable.total() == 3 and found.unreadable["it has no outcome"] == 1

@@ -1,0 +1,430 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac improve`: from the logs of any agent to a better model, and a report."""
+
+import argparse
+import gc
+import json
+import time
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from trl import ModelConfig
+
+from ..agent.agent import NLACAgent
+from ..agent.guard import calibrate_by_half
+from ..agent.log_review import LogReview, as_dicts, critic_metrics, readable_rows
+from ..chat.actions import ActionFormat, choose_format, parse_react
+from ..chat.encoder import ChatEncoder
+from ..environments.pool import NO_TASK
+from ..episodes.conversations import write_json_lines
+from ..evaluation.evaluation import joint_metrics
+from ..log_formats.base import LoggedConversations
+from ..log_formats.reading import read_logs
+from ..log_formats.summary import describe, num_turns, split_by_task
+from ..nlac_config import NLACConfig
+from ..options.roles import RoleOptions
+from ..prompts import NLACPrompts
+from ..report.improvement import write_improvement
+from ..secrets import hide_secrets
+from ..terminal import printable
+from .buffer import load_actions
+from .options import (
+    CommandError,
+    Parser,
+    check_model,
+    load_environments,
+    load_rows,
+    one_line_errors,
+    one_line_errors_of_files,
+)
+from .train import make_trainer, note_run
+from .train_options import TrainArguments, TrainParser
+
+
+# In place of the defaults of `trl-nlac train`: an adapter, and nothing but the outcome of what was logged.
+DEFAULTS = dict(
+    use_peft=True,
+    lora_target_modules=["all-linear"],
+    learning_rate=1e-4,
+    max_steps=200,
+    bootstrap="monte_carlo",
+    report_to="none",
+    save_strategy="no",
+)
+# What is printed at the end, of what the report has.
+SHOWN = {
+    "critic": ("readable", "brier", "auroc", "agreement", "agreement_of_last_steps"),
+    "environment": ("episode/success_rate", "episode/return"),
+}
+REPORT, FIGURES, MODEL, LOGS = "report.html", "improve.json", "model", "logs"
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="trl-nlac improve",
+        usage="trl-nlac improve LOGS ... --model_name_or_path MODEL [--name value ...]",
+        description="Read the logs of any agent, say what they hold and where things went wrong, train a model on "
+        "them, and measure on held-out logs what that changed. All options of `trl-nlac train` are options here, too; "
+        "an --environment_factory is played in before and after, not trained in.",
+    )
+    parser.add_argument(
+        *("logs",),
+        nargs="+",
+        metavar="LOGS",
+        help="files or folders: OpenAI chat logs, results of τ-bench, OpenTelemetry spans, or what trl_nlac writes",
+    )
+    parser.add_argument("--output_dir", default="improved", help="folder for all that is written (default: improved)")
+    parser.add_argument(
+        "--outcome",
+        metavar="NAME",
+        help="where the logs have their outcome: a column (a.b leads into a), an attribute, or an evaluation's name "
+        "(default: where their format has it, or reward, score, outcome, success, passed or resolved)",
+    )
+    parser.add_argument(
+        "--held_out_share", type=float, default=0.2, help="share of the conversations to hold out (default: 0.2)"
+    )
+    parser.add_argument(
+        *("--num_critiques",),
+        type=int,
+        default=128,
+        help="steps that the critic judges for the measurement, and again for its findings (default: 128)",
+    )
+    parser.add_argument("--num_findings", type=int, default=20, help="findings in the report (default: 20)")
+    parser.add_argument(
+        "--num_tasks", type=int, default=64, help="tasks to play, with an --environment_factory (default: 64)"
+    )
+    parser.add_argument("--only_report", action="store_true", help="do not train")
+    return parser
+
+
+def run(words: list[str]) -> None:
+    start = time.perf_counter()
+    args, others = _read_words(words)
+    output = Path(args.output_dir)
+    if (output / FIGURES).exists():
+        raise CommandError(f"--output_dir {output} has the results of another run: name another folder.")
+    parser = TrainParser()
+    parser.set_defaults_with_config(**DEFAULTS, **_machine())
+    script_args, model_args, config = parser.read([*others, "--output_dir", str(output / MODEL)])
+    _refuse_unread(script_args, config)
+    model = model_args.model_name_or_path
+    if not model:
+        raise CommandError("--model_name_or_path is missing: name the model to improve.")
+    with one_line_errors_of_files(f"--model_name_or_path {model}"):
+        check_model(model, model_args.model_revision)
+        prompts = NLACPrompts.from_pretrained(model, model_args.model_revision)
+    if script_args.prompts:
+        with one_line_errors("--prompts: "):
+            prompts = NLACPrompts.from_file(script_args.prompts)
+    with one_line_errors():
+        found = read_logs(args.logs, lambda path: load_actions(_model_of(path, model))[0], args.outcome)
+    actions = _choose_actions(model, model_args, config, found)
+    _refuse_long(found, actions, prompts, config)
+    _say_what_was_read(found, args.logs, config.success_threshold)
+    if len(found.rows) < 2:
+        raise CommandError(f"{', '.join(args.logs)}: fewer than two conversations can be read.")
+    training, held_out, is_by_task = split_by_task(found.rows, args.held_out_share, config.seed)
+    print(f"Actions are read and trained as {config.action_format!r} (--action_format).")
+    kind = "of other tasks" if is_by_task else "of the same task, the only one"
+    print(f"{len(training)} conversations to train on; {len(held_out)} held out, {kind}.", flush=True)
+    files = _write_logs(output / LOGS, training, held_out)
+    report = {
+        "files": args.logs,
+        "format": found.format,
+        "model": model,
+        "logs": describe(found.rows, config.success_threshold),
+        "unreadable": dict(found.unreadable.most_common()),
+        "notes": dict(found.notes.most_common()),
+        "held_out": _describe_held_out(held_out, is_by_task, config.success_threshold),
+        "is_training": not args.only_report,
+        "after": None,
+        "guard": None,
+        "seconds": {},
+    }
+    review = LogReview(found.rows, held_out, args.num_critiques, config.seed)
+    base = _load_agent(model, model_args, config, prompts)
+    report["before"], _ = _review(base, review, args, script_args, config)
+    report["seconds"]["first_report"] = time.perf_counter() - start
+    _write(output, report)
+    print(f"{report['seconds']['first_report']:.0f} s: first report in {output / REPORT}", flush=True)
+    if args.only_report:
+        return
+    del base
+    _free_memory()
+    report["seconds"]["training"] = _train(script_args, model_args, config, parser.unsupported, files)
+    _free_memory()
+    trained = _load_agent(str(output / MODEL), model_args, config, prompts)
+    report["after"], judged = _review(trained, review, args, script_args, config)
+    report["guard"] = _calibrate(judged, config.success_threshold, output / MODEL)
+    report["is_training"] = False
+    report["seconds"]["all"] = time.perf_counter() - start
+    _write(output, report)
+    _say_what_changed(report)
+    print(f"{report['seconds']['all']:.0f} s: report in {output / REPORT}, model in {output / MODEL}")
+
+
+def _read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Read this command's own arguments; the others are those of training."""
+    parser = make_parser()
+    count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    if count == 0:
+        parser.parse_args([word for word in words if word in ("-h", "--help")])  # prints the help, or:
+    args, others = parser.parse_known_args(words)
+    if any(word.partition("=")[0] == "--accelerate_config" for word in others):
+        raise CommandError("--accelerate_config starts several processes, and improve trains in one.")
+    # A value of an option of training must not be taken for a log.
+    args.logs, others = words[:count], [*others]
+    if not 0 < args.held_out_share < 1:
+        raise CommandError(f"--held_out_share must be between 0 and 1, got {args.held_out_share}.")
+    for name in ("num_critiques", "num_findings", "num_tasks"):
+        if vars(args)[name] < 1:
+            raise CommandError(f"--{name} must be at least 1, got {vars(args)[name]}.")
+    return args, others
+
+
+def _refuse_unread(script_args: TrainArguments, config: NLACConfig) -> None:
+    """Refuse options of training that mean nothing here."""
+    if script_args.replay_dataset:
+        raise CommandError(
+            f"--replay_dataset {script_args.replay_dataset}: the logs are named first, without an option."
+        )
+    if config.resume_from_checkpoint:
+        raise CommandError(
+            f"--resume_from_checkpoint {config.resume_from_checkpoint}: continue the training in the folder of the "
+            "model with `trl-nlac train`, whose --replay_dataset takes the file of logs beside it."
+        )
+    if config.world_size > 1:
+        raise CommandError(
+            "improve trains in one process. Use --only_report, and train on the file of logs that it writes with "
+            "`trl-nlac train --replay_dataset`."
+        )
+
+
+def _machine() -> dict[str, Any]:
+    """The options of training where there is no accelerator."""
+    return {} if torch.accelerator.is_available() else {"use_cpu": True, "bf16": False}
+
+
+def _model_of(path: Path, model: str) -> str:
+    """The model whose tokens a buffer has: the checkpoint that it lies in, or else the one to train."""
+    folders = [folder for folder in path.parents if (folder / "tokenizer_config.json").is_file()]
+    return str(folders[0]) if folders else model
+
+
+def _choose_actions(
+    model: str, model_args: ModelConfig, config: NLACConfig, found: LoggedConversations
+) -> ActionFormat:
+    """Choose the format of actions: that of the options, or else the one in which most of the logs are written."""
+    with one_line_errors_of_files(f"--model_name_or_path {model}"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, revision=model_args.model_revision, trust_remote_code=config.trust_remote_code
+        )
+        chat = ChatEncoder(tokenizer, config.chat_template_kwargs)
+    if config.action_format is None:
+        said = [message for row in found.rows for message in row["messages"] if message["role"] == "assistant"]
+        texts = [message["content"] for message in said if isinstance(message.get("content"), str)]
+        num_calls = sum(bool(message.get("tool_calls")) for message in said)
+        if num_calls and chat.calls_tools:
+            config.action_format = "tool_call"
+        elif num_calls or 2 * sum(parse_react(text) is not None for text in texts) >= len(texts):
+            config.action_format = "react"
+        else:
+            config.action_format = "text"
+    return ActionFormat(chat, choose_format(config.action_format, chat, tools=[]))
+
+
+def _refuse_long(found: LoggedConversations, actions: ActionFormat, prompts: NLACPrompts, config: NLACConfig) -> None:
+    """Take out, and count, the conversations that the model cannot read."""
+    found.rows, problems = readable_rows(found.rows, actions, prompts, config.max_prompt_length)
+    for problem in problems:
+        found.refuse(problem)
+
+
+def _say_what_was_read(found: LoggedConversations, names: list[str], success_threshold: float) -> None:
+    print(f"{', '.join(map(printable, names))}: {found.format}")
+    described = describe(found.rows, success_threshold)
+    outcomes, unreadable = described["outcomes"], found.unreadable.total()
+    print(
+        f"{len(found.rows)} conversations of {described['tasks']} tasks, {outcomes['successes']} successes and "
+        f"{outcomes['failures']} failures; {unreadable} cannot be read."
+    )
+    if found.rows and not (outcomes["successes"] and outcomes["failures"]):
+        print(
+            f"All are {'successes' if outcomes['successes'] else 'failures'}: a conversation succeeds from an outcome "
+            f"of {success_threshold:g} on (--success_threshold), and theirs are {outcomes['smallest']:g} to "
+            f"{outcomes['largest']:g}."
+        )
+    for counts in (found.unreadable, found.notes):
+        for reason, count in counts.most_common():
+            print(f"  {count} times: {printable(reason)}")
+
+
+def _describe_held_out(rows: list[dict[str, Any]], is_by_task: bool, success_threshold: float) -> dict[str, Any]:
+    described = describe(rows, success_threshold)
+    steps = Counter()
+    for row in rows:
+        steps[row["reward"] >= success_threshold] += num_turns(row)
+    return {
+        "conversations": described["conversations"],
+        "tasks": described["tasks"],
+        "is_by_task": is_by_task,
+        "outcomes": described["outcomes"],
+        "best_guess": max(steps.values()) / steps.total(),
+    }
+
+
+def _write_logs(folder: Path, training: list[dict[str, Any]], held_out: list[dict[str, Any]]) -> Path:
+    """Write the conversations as they are trained on and measured by; return the file to train on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json_lines(held_out, folder / "held_out.jsonl")
+    write_json_lines(training, folder / "training.jsonl")
+    return folder / "training.jsonl"
+
+
+def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts: NLACPrompts) -> NLACAgent:
+    options = {option.name: vars(config)[option.name] for option in fields(RoleOptions)}
+    is_base = model == model_args.model_name_or_path
+    with one_line_errors_of_files(model):
+        return NLACAgent.from_pretrained(
+            model,
+            prompts=prompts,
+            device="cpu" if config.use_cpu else None,
+            revision=model_args.model_revision if is_base else None,
+            trust_remote_code=config.trust_remote_code,
+            **options,
+        )
+
+
+def _review(
+    agent: NLACAgent,
+    review: LogReview,
+    args: argparse.Namespace,
+    script_args: TrainArguments,
+    config: NLACConfig,
+) -> tuple[dict[str, Any], list]:
+    """Measure the critic, let it find what went wrong, and play, if there is an environment."""
+    torch.manual_seed(config.seed)
+    judged = review.judge_held_out(agent)
+    findings, num_judged = review.find(agent, args.num_findings)
+    result = {
+        "critic": critic_metrics(judged, config.success_threshold),
+        "judged_steps": num_judged,
+        "findings": as_dicts(findings),
+        "environment": None,
+    }
+    if script_args.environment_factory or script_args.tools:
+        result["environment"] = _play(agent, args, script_args, config)
+    return result, judged
+
+
+def _play(
+    agent: NLACAgent, args: argparse.Namespace, script_args: TrainArguments, config: NLACConfig
+) -> dict[str, float]:
+    if script_args.eval_dataset_name:
+        rows = load_rows(script_args.eval_dataset_name)
+    else:
+        split = script_args.dataset_test_split or script_args.dataset_train_split
+        rows = load_rows(script_args.dataset_name, script_args.dataset_config, split)
+    tasks = [NO_TASK] * args.num_tasks if rows is None else list(rows)[: args.num_tasks]
+    pool, rewards = load_environments(
+        argparse.Namespace(
+            environment_factory=script_args.environment_factory,
+            environment_kwargs=json.dumps(script_args.environment_kwargs or {}),
+            tools=script_args.tools,
+            reward_funcs=script_args.reward_funcs,
+            reward_weights=config.reward_weights,
+        )
+    )
+    try:
+        evaluation = agent.evaluate(
+            pool, tasks, config.num_eval_episodes, num_critiques=0, seed=config.seed, rewards=rewards
+        )
+        metrics = joint_metrics(evaluation)
+        return {
+            name: value
+            for name, value in metrics.items()
+            if name.startswith(("episode/", "oracle/")) or (name.startswith("environment/") and value)
+        }
+    finally:
+        pool.close()
+
+
+def _train(
+    script_args: TrainArguments,
+    model_args: ModelConfig,
+    config: NLACConfig,
+    unsupported: CommandError | None,
+    logs: Path,
+) -> float:
+    """Train on the logs alone; return the seconds."""
+    alone = replace(
+        script_args,
+        environment_factory=[],
+        tools=None,
+        reward_funcs=None,
+        dataset_name=None,
+        eval_dataset_name=None,
+        dataset_test_split=None,
+        replay_dataset=str(logs),
+    )
+    trainer = make_trainer(alone, model_args, config, unsupported)
+    start = time.perf_counter()
+    trainer.train()
+    trainer.save_model()
+    if config.push_to_hub:
+        trainer.push_to_hub()
+    note_run(script_args, config)  # where `trl-nlac evaluate` finds the environment
+    return time.perf_counter() - start
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+
+
+def _calibrate(judged: list, success_threshold: float, model: Path) -> dict[str, Any] | None:
+    """Store a guard with the model; `None` where the held-out logs have no successes, or no failures."""
+    try:
+        guard, measured, number = calibrate_by_half(
+            [(i, judgement, episode.score < success_threshold) for i, _, judgement, episode in judged]
+        )
+    except ValueError as error:
+        print(f"No guard was calibrated: {error}")
+        return None
+    guard.save_pretrained(model)
+    thresholds = {"block_below": guard.block_below, "pass_above": guard.pass_above}
+    return {**thresholds, "measured": measured, "steps": number}
+
+
+def _write(output: Path, report: dict[str, Any]) -> None:
+    report = hide_secrets(report)
+    written = output / f".{FIGURES}.new"
+    written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    written.replace(output / FIGURES)
+    write_improvement(output / REPORT, report)
+
+
+def _say_what_changed(report: dict[str, Any]) -> None:
+    for part, names in SHOWN.items():
+        before, after = report["before"][part] or {}, report["after"][part] or {}
+        for name in names:
+            if name in before and name in after:
+                print(f"{name}: {before[name]:.3f} before, {after[name]:.3f} after")

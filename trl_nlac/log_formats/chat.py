@@ -1,0 +1,147 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Logs of OpenAI's chat interface: whole conversations, or requests with their answers."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from .base import LoggedConversations, UnreadableError, find_outcome
+from .calls import ModelCall, add_conversations
+from .messages import read_message, read_messages
+
+
+_GROUPS = ("conversation_id", "session_id", "thread_id", "trace_id", "run_id")
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value of a log is a conversation, with an outcome or without."""
+    return isinstance(value, dict) and "messages" in value and not _response(value)
+
+
+def is_request(value: Any) -> bool:
+    """Whether a value of a log is a request with its answer."""
+    return isinstance(value, dict) and "messages" in _request(value) and bool(_response(value))
+
+
+def read_conversations(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
+    """
+    Read conversations: `messages`, an outcome, and optionally `tools` (or `functions`), `terminated`, `task` and
+    `first_action`.
+
+    Args:
+        values (`Iterable[Any]`):
+            Values of the log.
+        outcome (`str`, *optional*):
+            Where they have their outcome, see [`~log_formats.base.find_outcome`].
+        found ([`~log_formats.base.LoggedConversations`]):
+            Where to add them.
+    """
+    for value in values:
+        try:
+            if not is_conversation(value):
+                raise UnreadableError("it is no conversation with `messages`")
+            first_action = value.get("first_action")
+            is_indexed = first_action is not None  # so no message may move
+            messages = value["messages"] if is_indexed else read_messages(value["messages"], found)
+            found.add(
+                {
+                    "messages": messages,
+                    "reward": find_outcome(value, outcome),
+                    "terminated": value.get("terminated"),
+                    "task": _task(value),
+                    "tools": _tools(value),
+                    "first_action": first_action,
+                }
+            )
+        except ValueError as error:
+            found.refuse(error)
+
+
+def read_requests(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
+    """
+    Read requests with their answers (`request` and `response`, also with a `body` each, or a request's own `messages`
+    beside a `response` or `choices`), and join those of one conversation. Arguments as in [`read_conversations`].
+    """
+    calls = []
+    for value in values:
+        try:
+            calls.append(_call(value, outcome, found))
+        except ValueError as error:
+            found.refuse(error)
+    add_conversations(calls, found)
+
+
+def _call(value: Any, outcome: str | None, found: LoggedConversations) -> ModelCall:
+    if not is_request(value):
+        raise UnreadableError("it is no request with its answer")
+    request, response = _request(value), _response(value)
+    choices = response.get("choices")
+    if response.get("error") or not choices:
+        raise UnreadableError("the server's answer is an error, or has no `choices`")
+    if not isinstance(choices, list):
+        raise UnreadableError("the `choices` of an answer are no list")
+    if len(choices) > 1:
+        raise UnreadableError(f"an answer has {len(choices)} choices, and which one was used is not logged")
+    if not isinstance(choices[0], dict) or not isinstance(choices[0].get("message"), dict):
+        raise UnreadableError("an answer has no message")
+    metadata = [place for place in (value, value.get("metadata"), request.get("metadata")) if isinstance(place, dict)]
+    groups = [str(place[name]) for place in metadata for name in _GROUPS if place.get(name) is not None]
+    return ModelCall(
+        read_messages(request["messages"], found),
+        read_message({"role": "assistant", **choices[0]["message"]}),
+        _tools(request),
+        groups[0] if groups else None,
+        find_outcome(value, outcome),
+        choices[0].get("finish_reason") == "length",
+    )
+
+
+def _request(value: dict[str, Any]) -> dict[str, Any]:
+    request = value.get("request", value)
+    request = request.get("body", request) if isinstance(request, dict) else request
+    request = _parsed(request)
+    return request if isinstance(request, dict) else {}
+
+
+def _response(value: dict[str, Any]) -> dict[str, Any]:
+    response = value if "choices" in value else value.get("response")
+    response = response.get("body", response) if isinstance(response, dict) else response
+    response = _parsed(response)
+    return response if isinstance(response, dict) else {}
+
+
+def _parsed(value: Any) -> Any:
+    """A body can be text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return None
+
+
+def _task(value: dict[str, Any]) -> dict[str, Any]:
+    """What tells the task of a conversation: `task` or `task_id`, of any form."""
+    task = value.get("task", value.get("task_id"))
+    read = _parsed(task)
+    if isinstance(read, dict):
+        return read
+    return {} if task is None else {"task": task}
+
+
+def _tools(value: dict[str, Any]) -> Any:
+    functions = value.get("functions")
+    if isinstance(functions, list):
+        return [{"type": "function", "function": function} for function in functions]
+    return value.get("tools") or []

@@ -1,0 +1,86 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Messages of other programs, in the form of OpenAI's chat interface that the package reads."""
+
+import json
+from typing import Any
+
+from ..types import Message
+from .base import LoggedConversations, UnreadableError
+
+
+KEPT = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def read_messages(messages: Any, found: LoggedConversations) -> list[Message]:
+    """
+    Read messages of OpenAI's interface, of any age: calls of functions become calls of tools, instructions of a
+    developer those of the system, several of them at the beginning one message. A greeting of the assistant before the
+    first message of a user is left out, and noted.
+
+    Raises:
+        UnreadableError: If they are no messages.
+    """
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UnreadableError("its messages are no list of messages")
+    read = [read_message(message) for message in messages]
+    first = next((i for i, message in enumerate(read) if message.get("role") != "system"), len(read))
+    texts = [message.get("content") for message in read[:first]]
+    if first > 1 and all(isinstance(text, str) for text in texts):
+        read = [{"role": "system", "content": "\n\n".join(texts)}, *read[first:]]
+        first = 1
+    start = first
+    while start < len(read) and read[start].get("role") == "assistant" and not read[start].get("tool_calls"):
+        start += 1
+    if start > first and start < len(read):
+        found.notes["the assistant's greeting before the first message of the user is left out"] += 1
+        read = read[:first] + read[start:]
+    return read
+
+
+def read_message(message: Message) -> Message:
+    """Read one message, see [`read_messages`]."""
+    read = {name: message[name] for name in KEPT if message.get(name) is not None}
+    read.setdefault("content", message.get("refusal"))
+    if isinstance(read.get("role"), str):
+        read["role"] = _ROLES.get(read["role"], read["role"])
+    call = message.get("function_call")
+    if call and not read.get("tool_calls"):
+        read["tool_calls"] = [{"type": "function", "function": call}]
+    return read
+
+
+def key_of(message: Message) -> str:
+    """What makes two messages the same: who says and calls what. Ids and the spacing of arguments do not."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text")) for part in content if isinstance(part, dict))
+    calls = message.get("tool_calls")
+    calls = [_call_key(call) for call in calls] if isinstance(calls, list) else calls
+    return json.dumps([message.get("role"), content or "", calls or []], sort_keys=True, default=str)
+
+
+def _call_key(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, dict) else call
+    if not isinstance(function, dict):
+        return function
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass
+    return [function.get("name"), arguments or {}]

@@ -1,0 +1,109 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What this package writes itself: tables of episodes, exported conversations and replay buffers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Json
+
+from ..chat.actions import ActionFormat
+from ..episodes.conversations import conversation
+from ..replay.files import read_episodes
+from .base import LoggedConversations
+from .chat import read_conversations
+
+
+_BUFFER = {"token_ids", "turns", "opening"}
+_TABLE = {"prompt", "turns", "return"}
+
+
+def read_parquet(
+    path: Path, outcome: str | None, load_actions: Callable[[Path], ActionFormat], found: LoggedConversations
+) -> str:
+    """
+    Read a parquet file of this package, or of conversations.
+
+    Args:
+        path (`Path`):
+            The file.
+        outcome (`str`, *optional*):
+            The column with the outcome.
+        load_actions (`Callable[[Path], ActionFormat]`):
+            Loads the format of actions of a buffer, which has tokens.
+        found ([`~log_formats.base.LoggedConversations`]):
+            Where to add the conversations.
+
+    Returns:
+        `str`: the format, in words.
+
+    Raises:
+        ValueError: If it is neither, or damaged.
+    """
+    try:
+        columns = set(pq.read_schema(path).names)
+        if _BUFFER <= columns:
+            _read_buffer(path, load_actions(path), found)
+            return "replay buffer of trl_nlac"
+        rows = pq.read_table(path).to_pylist() if "messages" in columns or _TABLE <= columns else None
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is not a parquet file that can be read: {error}") from error
+    if rows is None:
+        raise ValueError(f"{path} has neither `messages` nor episodes; its columns are {', '.join(sorted(columns))}.")
+    if _TABLE <= columns:
+        for row in rows:
+            try:
+                _add_episode(row, found)
+            except (KeyError, TypeError, AttributeError):
+                found.refuse("an episode does not have the columns of a table of episodes")
+        return "table of episodes of trl_nlac"
+    read_conversations(map(_with_messages, rows), outcome, found)
+    return "exported conversations"
+
+
+def _read_buffer(path: Path, actions: ActionFormat, found: LoggedConversations) -> None:
+    for stored in read_episodes(path):
+        row = conversation(stored.episode, actions)
+        if row["messages"] and stored.episode.turns:
+            found.add(row)
+        else:
+            found.refuse("the episode has no turn")
+
+
+def _add_episode(row: dict[str, Any], found: LoggedConversations) -> None:
+    messages = [{"role": "user", "content": row["prompt"] or ""}]
+    for turn in row["turns"] or []:
+        messages.append({"role": "assistant", "content": turn["text"] or turn["action"] or ""})
+        messages.append({"role": "user", "content": turn["next_observation"] or ""})
+    if len(messages) > 1 and not messages[-1]["content"]:
+        del messages[-1]
+    terminated = bool(row.get("terminated")) and row.get("failure") is None
+    found.add(
+        {"messages": messages, "reward": row["return"], "terminated": terminated, "task": row.get("task") or None}
+    )
+
+
+def _with_messages(row: dict[str, Any]) -> dict[str, Any]:
+    """Messages are JSON in what the package exports, see [`~episodes.conversations.FEATURES`]."""
+    messages = row["messages"]
+    if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
+        return row
+    try:
+        return {**row, "messages": [Json().decode_example(message) for message in messages]}
+    except ValueError:
+        return row  # which is refused for its messages
