@@ -529,8 +529,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         self._size_iterations()
         self._check_async_rollouts()
         if self.target_max_age is None:
-            is_hard, time_constant = self.target_sync_mode == "hard", 1 / self.target_update_rate
-            self.target_max_age = 0 if is_hard else round(min(2 * time_constant / self._rates_per_update, 1e9))
+            samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
+            twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
+            self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
 
     def _check_async_rollouts(self) -> None:
         if not self.async_rollouts:
@@ -617,20 +618,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
-
-    @property
-    def rate_of_target_updates(self) -> float:
-        """Weight of the trained weights in one update of the target weights, see `target_update_unit`."""
-        if self.target_sync_mode == "hard":
-            return 1.0
-        if self.target_update_unit == "step":
-            return self.target_update_rate
-        return 1 - (1 - self.target_update_rate) ** self._rates_per_update
-
-    @property
-    def _rates_per_update(self) -> int:
-        """How often `target_update_rate` counts in one update of the target weights."""
-        return self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
 
     @property
     def updates_per_iteration(self) -> int:

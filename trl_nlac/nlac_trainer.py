@@ -64,7 +64,7 @@ from .method.losses import batch_losses
 from .method.refinement import Criticise, policy_examples, refine_actions
 from .method.rehearsal import sound_answers
 from .method.roles import Roles
-from .method.target_weights import TargetUpdateCallback, TargetWeights
+from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
 from .records.folder import TrainingLogCallback, check_unused, checkpoints, has_ended, set_aside
@@ -351,8 +351,11 @@ class NLACTrainer(AtomicSavingTrainer):
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
         if args.generation_kwargs and not is_sharded_later:
             self.roles.check_generation(self.model)
+        update_rate = 1.0 if args.target_sync_mode == "hard" else args.target_update_rate
+        if args.target_update_unit == "sample":
+            update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
         self.target_weights = TargetWeights(
-            None if is_sharded_later else self.model, args.rate_of_target_updates, args.target_weights_offload
+            None if is_sharded_later else self.model, update_rate, args.target_weights_offload
         )
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)

@@ -141,6 +141,11 @@ class TargetWeights:
         return [(shard, self._averages[name]) for name, shard in local_shards(model).items()]
 
 
+def rate_of_samples(rate: float, number: int) -> float:
+    """Return the rate of one update in place of `number` updates of `rate` towards the same weights."""
+    return 1 - (1 - rate) ** number
+
+
 def _like(average: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Move `values` to the device of `average`, in float32."""
     return values.to(average.device, torch.float32)

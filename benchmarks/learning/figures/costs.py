@@ -40,7 +40,7 @@ from benchmarks.learning.methods.settings import SAVINGS
 
 
 LEVEL = max(LEVELS)  # of the oracle's success, to which costs are shown
-TASKS = ("service_desk_told", "service_desk_hinted")
+TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy")
 METHODS = ("nlac", *SAVINGS)
 RIVALS = ("hindsight", "rft", "grpo")
 SPENT = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")

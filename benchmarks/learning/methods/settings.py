@@ -145,6 +145,7 @@ KEEPS_TARGETS = {"target_max_age": None}  # MAX_AGE, in updates
 KEEPS_BEST = {"refine_best_actions": False}
 STORED_ACTIONS = {"replay_refinement_fraction": 1.0}
 TWO_UPDATES = {"num_updates_per_generation": 2, "episodes_per_iteration": 8}  # as many steps, on half the transitions
+THREE_UPDATES = {"num_updates_per_generation": 3, "episodes_per_iteration": 12}
 FOUR_UPDATES = {"num_updates_per_generation": 4, "episodes_per_iteration": 16}
 FRUGAL = "nlac_frugal"
 SAVINGS = {
@@ -156,6 +157,7 @@ SAVINGS = {
     "nlac_frugal_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, STORED_ACTIONS, TWO_UPDATES),
     # Fresh actions, as in the paper.
     "nlac_kept_two_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, TWO_UPDATES),
+    "nlac_kept_three_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, THREE_UPDATES),
     "nlac_kept_four_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, FOUR_UPDATES),
 }
 # Playing beside training: episodes of weights that are this number of optimizer steps old, with the frugal settings.
