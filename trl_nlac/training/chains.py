@@ -14,7 +14,6 @@
 
 """Chains of questions about transitions, none of which waits for the others."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,16 +26,16 @@ from ..types import Transition
 
 T = TypeVar("T")
 
-MAX_CHAINS = 256  # under way at once
+NUM_CHAINS = 32  # more would cost more for each request than they save
 
 
 def answer_each(
     roles: Roles, name: str, transitions: list[Transition], answer: Callable[[list[int]], list[T]]
 ) -> list[T]:
     """
-    Ask the questions about each transition. Where the generator is concurrent, each goes from question to question as
-    soon as its own answer is there; otherwise all are asked each question in one batch. Draws of the same transition
-    stay together, so that the same greedy prompt is asked once.
+    Ask the questions about each transition. Where the generator is concurrent, they are dealt to chains, each of which
+    goes from question to question as soon as its own answers are there; otherwise all are asked each question in one
+    batch. Draws of the same transition stay together, so that the same greedy prompt is asked once.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -50,33 +49,27 @@ def answer_each(
             Threads call it at the same time.
 
     Returns:
-        `list[T]`: the result of each transition. It depends on the seed of its chain alone.
+        `list[T]`: the result of each transition. It does not depend on how long other chains take.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for place, transition in enumerate(transitions):
         groups.setdefault((id(transition.episode), transition.index), []).append(place)
-    if not roles.generator.is_concurrent or len(groups) < 2:
+    if not roles.generator.is_concurrent:
         return answer(list(range(len(transitions))))
-    seeds = torch.randint(2**62, (len(groups),), generator=roles.rng).tolist()
-    waiting = deque(zip(groups.values(), seeds, strict=True))
+    chains: list[list[int]] = [[] for _ in range(min(NUM_CHAINS, len(groups)))]
+    for i, places in enumerate(groups.values()):
+        chains[i % NUM_CHAINS] += places
+    seeds = torch.randint(2**62, (len(chains),), generator=roles.rng).tolist()
     results: dict[int, T] = {}
 
-    def work() -> None:
-        while waiting:
-            try:
-                places, seed = waiting.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            with roles.seeded(seed):
-                results.update(zip(places, answer(places), strict=True))
-            bar.update(len(places))
+    def work(places: list[int], seed: int) -> None:
+        with roles.seeded(seed):
+            results.update(zip(places, answer(places), strict=True))
+        bar.update(len(places))
 
     with roles.progress(name, len(transitions), "transition") as bar:
         threads = DaemonThreads()
-        working = [threads.submit(work) for _ in range(min(len(groups), MAX_CHAINS))]
-        try:
-            for future in working:
-                future.result()
-        finally:
-            waiting.clear()
+        working = [threads.submit(work, *chain) for chain in zip(chains, seeds, strict=True)]
+        for future in working:
+            future.result()
     return [results[place] for place in range(len(transitions))]
