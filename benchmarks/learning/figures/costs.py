@@ -24,7 +24,8 @@ The cells of what saves tokens have a folder of their own:
 
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted --seeds 0 1 2 \\
     --methods nlac nlac_keeps_targets nlac_keeps_best nlac_stored_actions nlac_two_updates nlac_frugal \\
-    nlac_frugal_two_updates nlac_kept_two_updates nlac_kept_four_updates --cells benchmarks/results/learning_savings
+    nlac_frugal_two_updates nlac_kept_two_updates nlac_kept_three_updates nlac_kept_four_updates \\
+    --cells benchmarks/results/learning_savings
 """
 
 import argparse
