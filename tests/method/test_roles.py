@@ -69,6 +69,11 @@ class TestAsk:
         assert roles.num_generated_tokens == len(roles.chat.completion("act")) + 2
         assert roles.num_prefilled_tokens == 2 * number + 7
 
+    def test_nothing_to_ask(self):
+        """As in an iteration whose targets are all kept, and whose actions are their own refinements."""
+        roles = make_roles([])
+        assert roles.ask("backup", [], parse_critique) == [] and roles.take_metrics() == {}
+
     def test_cut_off_answers_are_dropped(self):
         roles = make_roles([], max_format_retries=0)
         cut = roles.chat.completion(CRITIQUE)[:-1]

@@ -412,7 +412,7 @@ class Roles:
 
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""
-        means = {name: sum(values) / len(values) for name, values in self.metrics.items()}
+        means = {name: sum(values) / len(values) for name, values in self.metrics.items() if values}
         self.metrics.clear()
         return {**means, **self.generator.take_metrics()}
 
