@@ -51,11 +51,11 @@ def answer_each(
     Returns:
         `list[T]`: the result of each transition. It does not depend on how long other chains take.
     """
+    if not roles.generator.is_concurrent:
+        return answer(list(range(len(transitions))))
     groups: dict[tuple[int, int], list[int]] = {}
     for place, transition in enumerate(transitions):
         groups.setdefault((id(transition.episode), transition.index), []).append(place)
-    if not roles.generator.is_concurrent:
-        return answer(list(range(len(transitions))))
     chains: list[list[int]] = [[] for _ in range(min(NUM_CHAINS, len(groups)))]
     for i, places in enumerate(groups.values()):
         chains[i % NUM_CHAINS] += places

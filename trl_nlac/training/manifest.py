@@ -63,7 +63,8 @@ def check_manifest(checkpoint: Path) -> bool:
     try:
         manifest = json.loads(path.read_bytes())
         files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-        is_damaged = manifest.get("sha256", _digest(manifest["files"])) != _digest(manifest["files"])  # earlier: none
+        digest = _digest(manifest["files"])
+        is_damaged = manifest.get("sha256", digest) != digest  # earlier versions wrote none
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunRefused(_refusal(checkpoint, [f"{MANIFEST} (cannot be read)"])) from error
     if is_damaged:

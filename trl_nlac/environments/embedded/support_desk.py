@@ -32,6 +32,7 @@ from typing import Any
 
 from ...types import Transition
 from ..base import StepResult, TextEnvironment
+from .service_desk import Call, first_wrong
 
 
 ARGUMENTS = {
@@ -85,8 +86,6 @@ def _requests() -> list[str]:
 # "Known" requests belong to the desk that the embedded model was trained on. Desks drawn from a seed use "new" ones,
 # whose rules differ in every desk.
 REQUESTS_OF_KNOWN_DESK, REQUESTS_OF_NEW_DESKS = _requests()[:48], _requests()[48:96]
-
-Call = tuple[str, ...]
 
 
 def parse_call(action: str) -> Call | None:
@@ -148,9 +147,9 @@ class SupportDesk:
         rest = CALLS_LEFT[attempts_left - 1] if attempts_left > 1 else LOST
         if call is None:
             return f"{UNREADABLE} {rest}"
-        if call == rule:
+        wrong = first_wrong(call, rule)
+        if wrong is None:
             return CLOSED
-        wrong = next(i for i, (value, right) in enumerate(zip(call, rule, strict=True)) if value != right)
         return f"{REFUSALS[wrong].format(rule[wrong])} {rest}"
 
 
