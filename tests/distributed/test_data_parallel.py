@@ -26,18 +26,23 @@ import json
 import sys
 from pathlib import Path
 
+import torch.distributed as dist
 from safetensors.torch import save_file
 from helpers.testing_utils import make_config
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 
+to_all, shared = dist.all_gather_object, []
+dist.all_gather_object = lambda objects, own, **kwargs: (shared.append(repr(own)), to_all(objects, own, **kwargs))
 output_dir = Path(sys.argv[1])
 desk, tasks = make_tasks("rooms", 0)
 trainer = NLACTrainer(
     model=TINY_MODEL,
     args=make_config(
-        output_dir, max_steps=3, episodes_per_iteration=4, save_strategy="steps", save_steps=2, logging_steps=1
+        *[output_dir],
+        **dict(max_steps=3, episodes_per_iteration=4, save_strategy="steps", save_steps=2, logging_steps=1),
+        **dict(log_completions=True, num_completions_to_print=0),
     ),
     train_dataset=tasks,
     eval_dataset=tasks,
@@ -47,6 +52,8 @@ trainer = NLACTrainer(
 trainer.train(resume_from_checkpoint=str(output_dir / "checkpoint-2") if len(sys.argv) > 2 else None)
 metrics = trainer.evaluate()
 rank = trainer.args.process_index
+said = [turn.next_observation for episode in trainer.replay.episodes for turn in episode.turns]
+assert shared and not any(text in own for own in shared for text in said)  # rows go to the first process alone
 weights = {k: v.clone() for k, v in trainer.model.state_dict().items() if "lm_head" not in k}
 save_file(weights, output_dir / f"model_{rank}")
 save_file(trainer.target_weights.state_dict(), output_dir / f"target_{rank}")
@@ -157,6 +164,8 @@ def test_two_processes(tmp_path):
     episodes = [pq.read_table(rank / "episodes.parquet").to_pylist() for rank in ranks]
     assert [len(rows) for rows in episodes] == [4, 4]  # 2 iterations of 4 episodes, half of them each
     assert episodes[0] != episodes[1]
+    rows = pq.read_table(tmp_path / "completions" / "completions_00001.parquet").to_pylist()
+    assert [row["process"] for row in rows] == [0, 0, 1, 1]
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert 0 <= metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]
 

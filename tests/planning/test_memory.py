@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from trl_nlac import TargetWeights
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.planning.memory import Precision, Sharing, set_aside, states
+from trl_nlac.planning.memory import Precision, Sharing, activations, loss_bytes, set_aside, states
 from trl_nlac.planning.shape import model_shape
 
 
@@ -43,6 +43,7 @@ COUNTED = [
     "tiny,fake,plain,4,full,checkpointed,256,64",  # as the real one
     "tiny,fake,none,4,full,kept,256,64",
     "7b,fake,zero3,2,full,checkpointed,8192,512",
+    "7b,fake,zero3,2,full,checkpointed,32256,512",  # the paper's context
     "7b,fake,none,2,lora,checkpointed,4096,512",
 ]
 LORA = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -102,3 +103,13 @@ def test_the_tables_of_the_review():
     assert held == {"weights": 1.9, "gradients": 1.9, "optimizer": 11.4, "target weights": 3.8}
     assert round(set_aside(shape, sharing, precision) / 1e9, 1) == 1.9
     assert shape.parameters == 7_615_616_512 and shape.cache_bytes == 57_344
+    # Its loss had logits of all tokens: 10.6 GB for 2 sequences of 8,704 tokens. Those of a chunk need a quarter of it,
+    # most of that the gradient of the head's weight, whatever the length. Its activations (6 and 20 GB) leave out part
+    # of the layer whose backward pass is under way, which the counted passes above have.
+    whole = 4 * 2 * 8704 * shape.vocab_size
+    assert round(whole / 1e9, 1) == 10.6
+    assert loss_bytes(shape, precision, 2 * 512) == loss_bytes(shape, precision, 2 * 8704)
+    assert max(loss_bytes(shape, precision, 2 * 8704)) < 0.3 * whole
+    for tokens, reviewed in ((8704, 6e9), (32768, 20e9)):
+        of_layers = activations(shape, precision, 2 * tokens, 2 * 512, True)
+        assert of_layers.kept < reviewed < of_layers.kept + of_layers.working

@@ -14,11 +14,13 @@
 
 import pytest
 import torch
+from accelerate import PartialState
 from helpers.testing_utils import assert_same, make_config, make_trainer, weights
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.training.model import warn_of_replaced_optimizer
 
 
 def test_small_updates_are_kept(tmp_path):
@@ -51,6 +53,23 @@ def test_weights_that_round_are_reported(tmp_path, caplog):
     caplog.clear()
     make_trainer(tmp_path)
     assert "rounded away" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "optim, device, other, is_reported",
+    [
+        ("sgd", "cpu", {}, True),
+        ("adamw_torch", "cpu", {}, False),
+        ("sgd", "none", {}, False),
+        ("sgd", "cpu", {"zero_force_ds_cpu_optimizer": False}, False),
+        ("sgd", "cpu", {"optimizer": {"type": "SGD"}}, False),
+    ],
+)
+def test_an_optimizer_that_offloading_replaces_is_reported(optim, device, other, is_reported, caplog):
+    PartialState()
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": device}}, **other}
+    warn_of_replaced_optimizer(optim, config)
+    assert ("`optim='sgd'` is not used" in caplog.text) == is_reported
 
 
 def test_prompts_fit_into_the_context(tmp_path, caplog):

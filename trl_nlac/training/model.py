@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 REFERENCE_ADAPTER = "ref"  # as TRL names it
+# Optimizers that DeepSpeed also has for states in CPU memory.
+OFFLOADED_OPTIMIZERS = {"adamw_torch", "adamw_torch_fused", "adagrad", "lion_32bit"}
 
 
 def load_model(
@@ -103,7 +105,29 @@ def load_model(
             "float32 (`model_init_kwargs={'dtype': 'float32'}`; `bf16=True` still computes in bfloat16), or use "
             "DeepSpeed."
         )
+    if args.deepspeed_plugin is not None:
+        warn_of_replaced_optimizer(args.optim.value, args.deepspeed_plugin.deepspeed_config)
     return model
+
+
+def warn_of_replaced_optimizer(optim: str, deepspeed_config: dict[str, Any]) -> None:
+    """
+    Warn where Accelerate trains with another optimizer, as it does when the states are offloaded.
+
+    Args:
+        optim (`str`):
+            Name of the optimizer.
+        deepspeed_config (`dict[str, Any]`):
+            The configuration of DeepSpeed.
+    """
+    offload = deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
+    is_replaced = offload.get("device", "none") != "none" and deepspeed_config.get("zero_force_ds_cpu_optimizer", True)
+    if is_replaced and "optimizer" not in deepspeed_config and optim not in OFFLOADED_OPTIMIZERS:
+        logger.warning(
+            f"`optim={optim!r}` is not used: where the optimizer's states are offloaded, Accelerate trains with "
+            "DeepSpeed's Adam. Set `optim='adamw_torch'`, or `\"zero_force_ds_cpu_optimizer\": false` in the "
+            "configuration of DeepSpeed."
+        )
 
 
 def fit_to_context(args: NLACConfig, config: PreTrainedConfig) -> None:
