@@ -103,9 +103,9 @@ def test_the_tables_of_the_review():
     assert held == {"weights": 1.9, "gradients": 1.9, "optimizer": 11.4, "target weights": 3.8}
     assert round(set_aside(shape, sharing, precision) / 1e9, 1) == 1.9
     assert shape.parameters == 7_615_616_512 and shape.cache_bytes == 57_344
-    # Its loss had logits of all tokens: 10.6 GB for 2 sequences of 8,704 tokens. Those of a chunk need a quarter of it,
-    # most of that the gradient of the head's weight, whatever the length. Its activations (6 and 20 GB) leave out part
-    # of the layer whose backward pass is under way, which the counted passes above have.
+    # Its loss had logits of all tokens: 10.6 GB for 2 sequences of 8,704 tokens. Those of a chunk need a quarter of
+    # that at any length, most of it the gradient of the head's weight. Its activations (6 and 20 GB) leave out part of
+    # the layer whose backward pass is under way, which the counted passes above have.
     whole = 4 * 2 * 8704 * shape.vocab_size
     assert round(whole / 1e9, 1) == 10.6
     assert loss_bytes(shape, precision, 2 * 512) == loss_bytes(shape, precision, 2 * 8704)
