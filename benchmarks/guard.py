@@ -20,6 +20,8 @@ conversations: by their outcomes, which is what logs have, or by the oracle's la
 can do. The other half measures, with the oracle's labels.
 
 python -m benchmarks.guard --json benchmarks/results/guard.json
+
+Each cell (task, seed) is kept under --runs, so that an interrupted benchmark continues where it stopped.
 """
 
 import argparse
@@ -122,16 +124,26 @@ def run_seed(name: str, seed: int, max_steps: int, num_episodes: int) -> dict:
         return curve(labelled_steps(trainer, task, episodes), seed)
 
 
+def kept_cell(runs: Path, name: str, seed: int, max_steps: int, num_episodes: int) -> dict:
+    """Run a cell, unless its file is there."""
+    path = runs / f"{name}_{seed}_{max_steps}_{num_episodes}.json"
+    if not path.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(run_seed(name, seed, max_steps, num_episodes)) + "\n")
+    return json.loads(path.read_text())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["service_desk_told", "service_desk_noisy"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--max_steps", type=int, default=400, help="gradient steps of training")
     parser.add_argument("--num_episodes", type=int, default=256, help="logged episodes")
+    parser.add_argument("--runs", type=Path, default=Path("runs/guard"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     cells = {
-        task: {str(seed): run_seed(task, seed, args.max_steps, args.num_episodes) for seed in args.seeds}
+        task: {str(seed): kept_cell(args.runs, task, seed, args.max_steps, args.num_episodes) for seed in args.seeds}
         for task in args.tasks
     }
     setting = reporting.setting("torch", "transformers", "trl")

@@ -18,6 +18,8 @@ expert makes the right call; the conversations are written as chat logs, and the
 of held-out customers at the same desk.
 
 python -m benchmarks.improve --json benchmarks/results/improve.json
+
+A seed whose folder under --runs has its results is not run again.
 """
 
 import argparse
@@ -67,7 +69,10 @@ def write_rows(rows, path: Path) -> str:
 def improve(
     name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path, lora: bool
 ) -> dict:
-    """Play, write logs, and improve on them."""
+    """Play, write logs, and improve on them, unless the folder has the results."""
+    results = folder / "results.json"
+    if results.exists():
+        return json.loads(results.read_text())
     task = task_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -102,7 +107,9 @@ def improve(
     code = command(command_line)
     if code:
         raise SystemExit(code)
-    return {"playing_seconds": playing, **json.loads((folder / "improved" / "improve.json").read_text())}
+    measured = {"playing_seconds": playing, **json.loads((folder / "improved" / "improve.json").read_text())}
+    results.write_text(json.dumps(measured) + "\n")
+    return measured
 
 
 def time_first_report(model: Path, logs: Path, folder: Path) -> dict:
