@@ -108,6 +108,9 @@ def improve(
     if code:
         raise SystemExit(code)
     measured = {"playing_seconds": playing, **json.loads((folder / "improved" / "improve.json").read_text())}
+    measured.update(model=Path(task.model).name, files=[Path(file).name for file in measured["files"]])
+    for when in ("before", "after"):
+        del measured[when]["findings"]  # they are in the folder
     results.write_text(json.dumps(measured) + "\n")
     return measured
 
