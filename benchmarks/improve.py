@@ -19,7 +19,10 @@ of held-out customers at the same desk.
 
 python -m benchmarks.improve --json benchmarks/results/improve.json
 
-A seed whose folder under --runs has its results is not run again.
+A seed whose folder under --runs has its results is not run again. Other options of the command can be added; the
+folder is then another one:
+
+python -m benchmarks.improve --bootstrap implicit --learning_rate 3e-3
 """
 
 import argparse
@@ -67,7 +70,7 @@ def write_rows(rows, path: Path) -> str:
 
 
 def improve(
-    name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path, lora: bool
+    name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path, options: list[str]
 ) -> dict:
     """Play, write logs, and improve on them, unless the folder has the results."""
     results = folder / "results.json"
@@ -85,7 +88,6 @@ def improve(
     words = {
         "model_name_or_path": task.model,
         "output_dir": folder / "improved",
-        "use_peft": lora,
         "max_steps": max_steps,
         "max_turns": task.max_turns,
         "action_format": task.action_format,
@@ -103,7 +105,7 @@ def improve(
         **settings,
     }
     command_line = ["improve", write_rows(rows, folder / "logs.jsonl")]
-    command_line += [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    command_line += [word for name, value in words.items() for word in (f"--{name}", str(value))] + options
     code = command(command_line)
     if code:
         raise SystemExit(code)
@@ -136,25 +138,24 @@ def main() -> None:
     parser.add_argument("--num_episodes", type=int, default=256, help="logged episodes")
     parser.add_argument("--expert_share", type=float, default=0.25, help="share of them that an expert played")
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
-    parser.add_argument("--full", action="store_true", help="train all weights, not an adapter")
     parser.add_argument("--report_model", type=Path, help="another model, with which the first report is timed, too")
     parser.add_argument("--runs", type=Path, default=Path("runs/improve"))
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args, others = parser.parse_known_args()
     cells = {}
     for seed in args.seeds:
         name = f"{args.task}_{args.num_episodes}_{args.expert_share}_{args.max_steps}_{seed}"
-        folder = args.runs / f"{name}{'_full' if args.full else ''}"
+        folder = args.runs / "_".join([name, *(word.strip("-") for word in others)])
         cells[str(seed)] = improve(
-            *(args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, not args.full)
+            *(args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, others)
         )
         if args.report_model:
             cells[str(seed)]["first_report"] = time_first_report(
                 args.report_model, folder / "logs.jsonl", folder / "first_report"
             )
     setting = reporting.setting("torch", "transformers", "trl", "peft")
-    options = {name: vars(args)[name] for name in ("task", "num_episodes", "expert_share", "max_steps", "full")}
-    report = {**options, "seeds": cells, **setting}
+    options = {name: vars(args)[name] for name in ("task", "num_episodes", "expert_share", "max_steps")}
+    report = {**options, "options": others, "seeds": cells, **setting}
     print(json.dumps(report, indent=2))
     reporting.write(report, args.json)
 
