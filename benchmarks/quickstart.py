@@ -107,7 +107,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/quickstart.json"))
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_quickstart"))
-    parser.add_argument("--worlds", nargs="+", default=["service_desk", "rooms"])
+    parser.add_argument("--worlds", nargs="+", default=["support_desk", "rooms"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--note", default="", help="a remark about the runs, for the report")

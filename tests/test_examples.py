@@ -43,7 +43,7 @@ def run(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("world", "action_format"), [("service_desk", "text"), ("service_desk", "react"), ("rooms", "tool_call")]
+    ("world", "action_format"), [("support_desk", "text"), ("service_desk", "react"), ("rooms", "tool_call")]
 )
 def test_quickstart(tmp_path, world, action_format):
     arguments = ["--max_steps", "3", "--eval_steps", "2", "--num_eval_episodes", "2", "--num_oracle_probes", "8"]

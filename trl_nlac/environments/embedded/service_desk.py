@@ -90,6 +90,12 @@ def first_wrong(call: Call, rule: Call) -> int | None:
     return next((i for i, (value, right) in enumerate(zip(call, rule, strict=True)) if value != right), None)
 
 
+def wrong_call(rng: random.Random, rule: Call, values: tuple[tuple[str, ...], ...], first: int) -> Call:
+    """Draw a call that keeps `rule` before the argument `first`, breaks it there and is random after it."""
+    wrong = [value for value in values[first] if value != rule[first]]
+    return (*rule[:first], rng.choice(wrong), *map(rng.choice, values[first + 1 :]))
+
+
 def named_values(right: str, misleading: list[str], noise: float) -> dict[str, float]:
     """Return the distribution of the named value: the right one, or with probability `noise` a misleading one."""
     return {right: 1 - noise, **(dict.fromkeys(misleading, noise / len(misleading)) if noise else {})}
@@ -313,16 +319,11 @@ class ServiceDeskOracle:
             request, earlier = places[(i // 2) % len(places)]
             counts = self._counting(request)
             first = counts[(i // 2 // len(places)) % len(counts)]
-            call = self.world.rules[request] if i % 2 == 0 else self._wrong_call(rng, request, first)
+            rule = self.world.rules[request]
+            call = rule if i % 2 == 0 else wrong_call(rng, rule, VALUES, first)
             calls = [call] if earlier is None else [self.world.rules[earlier], call]
             probes.append(({"request": earlier or request}, [self._action(call) for call in calls]))
         return probes
-
-    def _wrong_call(self, rng: random.Random, request: str, first: int) -> Call:
-        """Draw a call that is right before the argument `first`, wrong there and random after it."""
-        rule = self.world.rules[request]
-        wrong = [value for value in VALUES[first] if value != rule[first]]
-        return (*rule[:first], rng.choice(wrong), *map(rng.choice, VALUES[first + 1 :]))
 
     def _counting(self, request: str) -> list[int]:
         """Return the positions of the arguments that count."""

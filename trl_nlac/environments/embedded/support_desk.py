@@ -32,7 +32,7 @@ from typing import Any
 
 from ...types import Transition
 from ..base import StepResult, TextEnvironment
-from .service_desk import Call, first_wrong
+from .service_desk import Call, first_wrong, wrong_call
 
 
 ARGUMENTS = {
@@ -223,9 +223,7 @@ class SupportDeskOracle:
             request = requests[(i // 2) % len(requests)]
             call = rule = self.world.rules[request]
             if i % 2:
-                first = (i // 2 // len(requests)) % len(VALUES)
-                wrong = rng.choice([value for value in VALUES[first] if value != rule[first]])
-                call = (*rule[:first], wrong, *map(rng.choice, VALUES[first + 1 :]))
+                call = wrong_call(rng, rule, VALUES, (i // 2 // len(requests)) % len(VALUES))
             probes.append(({"request": request}, [format_call(call)]))
         return probes
 
