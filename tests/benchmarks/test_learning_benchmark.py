@@ -505,6 +505,7 @@ class TestReport:
         assert render(summary) == pages
         readme = (ROOT / "README.md").read_text()
         assert comparison(summary) in readme and gain_and_price(summary) in readme
+        assert costs.fewest_tokens(json.loads((results / "learning_costs.json").read_text())) in readme
 
     def test_pages(self, tmp_path):
         cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]]) + make_cells(
