@@ -22,14 +22,14 @@ python examples/scripts/nlac_quickstart.py
 python examples/scripts/nlac_quickstart.py --world rooms --world_seed 3 --output_dir runs/rooms
 
 The support desk, in English, has 4,096 actions per turn, one of which is right; before training the model finds it in
-fewer than one of fifty episodes. The service desk is the same with single words in place of sentences, and the learning
+fewer than one of fifty episodes. The service desk is the same with single words in place of sentences; the learning
 benchmark plays it. The rooms have four doors; there the model wins about one episode in six. A run prints success and
 the critic's accuracy before and after training, and saves `learning_curve.png`, `results.json` and the model.
 
-The model of the support desk knows plain text alone. In the other worlds the model can also think before it acts, or
-call tools. With `--action_format react` or `tool_call` most tokens of an action are its thought or the syntax of the call. Nothing
-corrects a badly sampled thought, and the policy would learn it, so refinement is greedy and unlikely tokens are not
-sampled.
+The model of the support desk knows plain text alone. In the other worlds the model can also think before it acts or
+call tools (`--action_format react` or `tool_call`). Then most tokens of an action are its thought or the syntax of the
+call. Nothing corrects a badly sampled thought, and the policy would learn it, so refinement is greedy and unlikely
+tokens are not sampled.
 
 Departures from the paper's settings, all needed because the model is tiny: rehearsal of the roles (without it the
 shared weights forget how to copy and follow advice), greedy Bellman targets, bootstrapped futures at a lower
