@@ -135,9 +135,7 @@ class QuickstartArguments:
             Seed of the task's instance.
     """
 
-    world: str = field(
-        default="support_desk", metadata={"help": "Embedded task.", "choices": list(WORLD_SETTINGS)}
-    )
+    world: str = field(default="support_desk", metadata={"help": "Embedded task.", "choices": list(WORLD_SETTINGS)})
     world_seed: int = field(default=0, metadata={"help": "Seed of the task's instance."})
 
 
