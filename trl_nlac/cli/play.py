@@ -95,7 +95,8 @@ def run(words: list[str]) -> None:
         pool.close()
     score = recorder.episode().score + reward
     how = "terminated" if recorder.terminated else "truncated" if recorder.truncated else "stopped"
-    show.text("end", f"{how} after {recorder.num_answers} turns, return {score:g}", "bold")
+    turns = "1 turn" if recorder.num_answers == 1 else f"{recorder.num_answers} turns"
+    show.text("end", f"{how} after {turns}, return {score:g}", "bold")
 
 
 @contextmanager
