@@ -24,8 +24,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac import NLACPrompts
+from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
-from trl_nlac.cli.options import CommandError
 from trl_nlac.cli.train_options import TrainParser
 
 

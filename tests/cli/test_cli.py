@@ -27,8 +27,9 @@ from helpers.testing_utils import make_trainer
 
 from trl_nlac import PrioritizedReplay
 from trl_nlac.cli.main import COMMANDS, main
-from trl_nlac.cli.options import Parser, add_agent_arguments, load_player
+from trl_nlac.cli.options import add_agent_arguments, load_player
 from trl_nlac.cli.origin import fill_from_run, note_origin
+from trl_nlac.cli.parser import Parser
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs
 
@@ -472,7 +473,7 @@ class TestPlay:
         words += ["--option", "action_format=text", "max_turns=1", "max_completion_length=32"]
         assert main([*words, "--auto", "--num_candidates", "2"]) == 0
         printed = capsys.readouterr().out
-        assert "candidate 2" in printed and "from 1 to 100" in printed and "truncated after 1 turns" in printed
+        assert "candidate 2" in printed and "from 1 to 100" in printed and "truncated after 1 turn," in printed
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -18,9 +18,9 @@ import sys
 
 import pytest
 
+from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.launch import launch_command
 from trl_nlac.cli.main import main
-from trl_nlac.cli.options import CommandError
 from trl_nlac.cli.packaged import PACKAGE, find_path, find_yaml
 from trl_nlac.cli.train_options import TrainParser
 

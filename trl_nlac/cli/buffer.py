@@ -31,7 +31,9 @@ from ..prompts import NLACPrompts
 from ..replay.buffer import PrioritizedReplay
 from ..replay.files import read_episodes
 from ..types import Episode
-from .options import CommandError, Parser, check_model, load_conversations, one_line_errors, one_line_errors_of_files
+from .errors import CommandError, one_line_errors, one_line_errors_of_files
+from .options import check_model, load_conversations
+from .parser import Parser
 
 
 def make_parser() -> Parser:

@@ -23,15 +23,9 @@ from ..agent.guard import calibrate_by_half
 from ..episodes.logs import episodes_from_logs
 from ..method.critic import judge_actions
 from ..types import Transition
-from .options import (
-    CommandError,
-    Parser,
-    add_model_arguments,
-    add_role_options,
-    load_agent,
-    load_conversations,
-    one_line_errors,
-)
+from .errors import CommandError, one_line_errors
+from .options import add_model_arguments, add_role_options, load_agent, load_conversations
+from .parser import Parser
 
 
 def make_parser() -> Parser:

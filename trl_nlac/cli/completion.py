@@ -17,7 +17,7 @@
 import argparse
 import importlib
 
-from .options import Parser
+from .parser import Parser
 
 
 OTHERS = ("--debug", "--help")

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from trl.scripts.env import print_env
 
 from ..secrets import hide_secrets
-from .options import Parser
+from .parser import Parser
 
 
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_", "NCCL_", "VLLM_")

@@ -22,8 +22,10 @@ from rich.table import Table
 
 from ..environments.pool import NO_TASK
 from ..evaluation.evaluation import joint_metrics
-from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows
+from .errors import CommandError
+from .options import add_agent_arguments, load_player, load_rows
 from .origin import fill_from_run
+from .parser import Parser
 
 
 def make_parser() -> Parser:

@@ -45,15 +45,9 @@ from ..report.improvement import write_improvement
 from ..secrets import hide_secrets
 from ..terminal import printable
 from .buffer import load_actions
-from .options import (
-    CommandError,
-    Parser,
-    check_model,
-    load_environments,
-    load_rows,
-    one_line_errors,
-    one_line_errors_of_files,
-)
+from .errors import CommandError, one_line_errors, one_line_errors_of_files
+from .options import check_model, load_environments, load_rows
+from .parser import Parser
 from .train import make_trainer, note_run
 from .train_options import TrainArguments, TrainParser
 

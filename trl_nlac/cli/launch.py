@@ -20,8 +20,9 @@ from typing import NoReturn
 
 from accelerate.commands.launch import launch_command_parser
 
-from .options import CommandError, unknown_option
+from .errors import CommandError
 from .packaged import find_yaml
+from .parser import unknown_option
 from .train_options import TrainParser
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetNotFoundError
@@ -39,32 +39,11 @@ from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from ..secrets import remember_secrets
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
+from .parser import Parser
 
 
 ENVIRONMENT_TIMEOUT = 300.0  # s, as in training by default
 FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser with one-line errors."""
-
-    def __init__(self, **kwargs):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
-
-    def parse_args(self, args=None, namespace=None):
-        known, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(unknown_option(unknown[0], self._option_string_actions))
-        return known
-
-    def error(self, message: str) -> NoReturn:
-        raise CommandError(message)
-
-
-def unknown_option(word: str, options: Any) -> str:
-    """Report a word that is not an option."""
-    close = get_close_matches(word, list(options), n=1)
-    return f"there is no option {word!r}" + (f", did you mean {close[0]!r}?" if close else ".")
 
 
 def load_object(name: str) -> Any:

@@ -30,8 +30,10 @@ from ..planning.memory import Sharing
 from ..planning.plan import Machines, Plan
 from ..planning.shape import ModelShape, model_shape
 from ..planning.time import Rates
-from .options import CommandError, Parser, check_model, one_line_errors, one_line_errors_of_files
+from .errors import CommandError, one_line_errors, one_line_errors_of_files
+from .options import check_model
 from .packaged import find_yaml
+from .parser import Parser
 from .train_options import TrainParser
 
 

@@ -34,8 +34,10 @@ from ..episodes.recorder import EpisodeRecorder, checked_reward, checked_step
 from ..episodes.rollout import policy_answer
 from ..terminal import printable
 from ..types import Answer, Judgement, Prompt
-from .options import CommandError, Parser, add_agent_arguments, load_player, load_rows, one_line_errors, read_json
+from .errors import CommandError, one_line_errors
+from .options import add_agent_arguments, load_player, load_rows, read_json
 from .origin import fill_from_run
+from .parser import Parser
 
 
 def make_parser() -> Parser:

@@ -31,18 +31,16 @@ from ..method.rehearsal import ASKED_ROLES
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Transition
+from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import (
-    CommandError,
-    Parser,
     add_environment_arguments,
     check_model,
     load_conversations,
     load_environments,
     load_rows,
-    one_line_errors,
-    one_line_errors_of_files,
     read_options,
 )
+from .parser import Parser
 
 
 DESCRIPTION = """\

@@ -17,8 +17,8 @@
 import time
 from pathlib import Path
 
-from .errors import CommandError
-from .options import Parser, one_line_errors
+from .errors import CommandError, one_line_errors
+from .parser import Parser
 
 
 SECONDS = 10  # between two looks at a run that goes on

@@ -18,15 +18,9 @@ import os
 import threading
 
 from ..agent.guard import Guard
-from .options import (
-    CommandError,
-    Parser,
-    add_improvement_arguments,
-    add_model_arguments,
-    add_role_options,
-    load_agent,
-    one_line_errors_of_files,
-)
+from .errors import CommandError, one_line_errors_of_files
+from .options import add_improvement_arguments, add_model_arguments, add_role_options, load_agent
+from .parser import Parser
 
 
 KEY_VARIABLE = "NLAC_API_KEY"

@@ -26,18 +26,9 @@ from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.saving import TrainBeginCallback
+from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .launch import OPTION, launch
-from .options import (
-    CommandError,
-    check_model,
-    load_conversations,
-    load_environment,
-    load_objects,
-    load_rows,
-    one_line_errors,
-    one_line_errors_of_files,
-    try_reset,
-)
+from .options import check_model, load_conversations, load_environment, load_objects, load_rows, try_reset
 from .origin import note_origin
 from .summary import print_summary
 from .train_options import TrainArguments, TrainParser

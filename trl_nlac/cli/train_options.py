@@ -25,8 +25,10 @@ from ..nlac_config import NLACConfig
 from ..options.generation import GenerationOptions
 from ..options.records import RecordOptions
 from ..options.roles import RoleOptions
-from .options import CommandError, one_line_errors, read_json, unknown_option
+from .errors import CommandError, one_line_errors
+from .options import read_json
 from .packaged import find_path, find_yaml
+from .parser import unknown_option
 
 
 @dataclass

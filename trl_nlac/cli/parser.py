@@ -1,0 +1,43 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The parser of the commands' arguments, which imports next to nothing: some commands need no more."""
+
+import argparse
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from .errors import CommandError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with one-line errors."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def parse_args(self, args=None, namespace=None):
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(unknown_option(unknown[0], self._option_string_actions))
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(message)
+
+
+def unknown_option(word: str, options: Any) -> str:
+    """Report a word that is not an option."""
+    close = get_close_matches(word, list(options), n=1)
+    return f"there is no option {word!r}" + (f", did you mean {close[0]!r}?" if close else ".")
