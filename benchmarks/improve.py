@@ -17,12 +17,12 @@
 expert makes the right call; the conversations are written as chat logs, and the command does the rest. Success is that
 of held-out customers at the same desk.
 
-python -m benchmarks.improve --json benchmarks/results/improve.json
+python -m benchmarks.improve --learning_rate 3e-3 --json benchmarks/results/improve.json --page docs/source/improve.md
 
 A seed whose folder under --runs has its results is not run again. Other options of the command can be added; the
 folder is then another one:
 
-python -m benchmarks.improve --bootstrap implicit --learning_rate 3e-3
+python -m benchmarks.improve --bootstrap implicit
 """
 
 import argparse
@@ -131,6 +131,21 @@ def time_first_report(model: Path, logs: Path, folder: Path) -> dict:
     return {**kept, "seconds": report["seconds"]["first_report"]}
 
 
+def table(seeds: dict[str, dict]) -> str:
+    """Format what the command changed on each desk."""
+    names = ["desk", "success before", "after (95 %)", "Brier before", "after", "agreement before", "after"]
+    names += ["first report", "all"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for seed, cell in seeds.items():
+        before, after = cell["before"], cell["after"]
+        rate, low, high = (after["environment"][f"episode/success_rate{end}"] for end in ("", "_low", "_high"))
+        parts = [seed, f"{before['environment']['episode/success_rate']:.2f}", f"{rate:.2f} ({low:.2f} to {high:.2f})"]
+        parts += [f"{when['critic'][name]:.2f}" for name in ("brier", "agreement") for when in (before, after)]
+        parts += [f"{cell['seconds'][name]:.0f} s" for name in ("first_report", "all")]
+        lines.append(f"| {' | '.join(parts)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="service_desk_told")
@@ -141,6 +156,7 @@ def main() -> None:
     parser.add_argument("--report_model", type=Path, help="another model, with which the first report is timed, too")
     parser.add_argument("--runs", type=Path, default=Path("runs/improve"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args, others = parser.parse_known_args()
     cells = {}
     for seed in args.seeds:
@@ -158,6 +174,8 @@ def main() -> None:
     report = {**options, "options": others, "seeds": cells, **setting}
     print(json.dumps(report, indent=2))
     reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(table(cells), args.page, "improve.py")
 
 
 if __name__ == "__main__":
