@@ -18,9 +18,10 @@ A critique, its target and a refined action of a real run, as the README shows t
 make demo
 python -m benchmarks.showcase runs/quickstart --json benchmarks/results/showcase.json --readme README.md
 
-The critique is the one that the critic was surest of and wrong about: it called an action the best one, and the
-Bellman target, which repeats what happened, does not. The refined action is the first one after that in the same state
-whose critique asked for a change. Nothing is edited.
+The critique is one that the critic was sure of and wrong about: it called an action the best one, and the Bellman
+target, which repeats what happened, does not. The refined action is the first one after that in the same state whose
+critique asked for a change, and which an episode took later with success. Of all such pairs it is the one with the
+surest critique. Nothing is edited.
 """
 
 import argparse
@@ -37,9 +38,20 @@ def audited(run: Path) -> list[dict]:
     return [row for path in sorted(run.glob("_audit/*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
-def choose(samples: list[dict]) -> tuple[dict, dict]:
+def successes(run: Path) -> list[dict]:
+    """Read the first turns of a run's training episodes that succeeded with their first action."""
+    rows = [
+        row
+        for path in sorted(run.glob("completions/completions_*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+    kept = [row for row in rows if row["success"] and len(row["turns"]) == 1]
+    return [{"step": row["step"], "observation": row["prompt"], **row["turns"][0]} for row in kept]
+
+
+def choose(samples: list[dict], won: list[dict]) -> tuple[dict, dict, dict]:
     """
-    Choose a mistake of the critic and a refined action.
+    Choose a mistake of the critic, a refined action, and the success that it led to.
 
     Raises:
         ValueError: If the run has no such samples.
@@ -54,29 +66,37 @@ def choose(samples: list[dict]) -> tuple[dict, dict]:
         for sample in samples
         if sample["attempt_verdict"] is False and sample["attempt"] != sample["refined_action"]
     ]
-    pairs = [
-        (mistake, later)
+    found = [
+        (mistake, later, success)
         for mistake in mistakes
         for later in refined
         if later["observation"] == mistake["observation"] and later["step"] > mistake["step"]
+        for success in won
+        if success["observation"] == later["observation"]
+        and success["action"] == later["refined_action"]
+        and success["step"] >= later["step"]
     ]
-    if not pairs:
-        raise ValueError("The run has no audited mistake of the critic with a refined action in the same state later.")
-    return max(pairs, key=lambda pair: (pair[0]["verdict_score"], -pair[1]["step"]))
+    if not found:
+        raise ValueError("The run has no audited mistake of the critic whose state was won with a refined action.")
+    return max(found, key=lambda parts: (parts[0]["verdict_score"], -parts[1]["step"], -parts[2]["step"]))
 
 
 def as_markdown(shown: dict) -> str:
     """Format what was chosen as a table."""
-    mistake, refined = shown["mistake"], shown["refined"]
+    mistake, refined, success = shown["mistake"], shown["refined"], shown["success"]
     rows = [
         ("The agent reads", mistake["observation"]),
         ("It answers", mistake["action"]),
         ("The critic expects", mistake["critique"]),
         ("The desk answers", mistake["next_observation"]),
-        ("The critic is trained to say", mistake["target"]),
+        ("The critic is trained to say: what happened, then what it imagines", mistake["target"]),
         (f"{refined['step'] - mistake['step']} training steps later it would answer", refined["attempt"]),
         ("The critic expects", refined["attempt_critique"]),
         ("The agent is trained to answer", refined["refined_action"]),
+        (
+            f"In an episode of step {success['step']} it answers so, and the desk says",
+            success["next_observation"],
+        ),
     ]
     written = [f"| {name} | {text.replace('|', chr(92) + '|').replace(chr(10), '<br>')} |" for name, text in rows]
     return "\n".join(["| | |", "|---|---|", *written])
@@ -89,17 +109,17 @@ def main():
     parser.add_argument("--readme", type=Path, help="Markdown file whose results are replaced by the table")
     args = parser.parse_args()
     results = json.loads((args.run / "results.json").read_text())
-    mistake, refined = choose(audited(args.run))
+    chosen = dict(zip(("mistake", "refined", "success"), choose(audited(args.run), successes(args.run)), strict=True))
     kept = {
         "mistake": ("step", "observation", "action", "critique", "verdict_score", "next_observation", "target"),
         "refined": ("step", "attempt", "attempt_critique", "refined_action"),
+        "success": ("step", "action", "next_observation"),
     }
     shown = {
         "command": "python -m benchmarks.showcase runs/quickstart",
         "world": results["world"],
         "world_seed": results["world_seed"],
-        "mistake": {name: mistake[name] for name in kept["mistake"]},
-        "refined": {name: refined[name] for name in kept["refined"]},
+        **{part: {name: chosen[part][name] for name in names} for part, names in kept.items()},
     }
     reporting.write(shown, args.json)
     if args.readme:

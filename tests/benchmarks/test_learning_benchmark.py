@@ -46,7 +46,7 @@ from benchmarks.learning.figures.summary import (
     summarize,
     summarize_folders,
 )
-from benchmarks.learning.figures.table import comparison, gain_and_price, rate, task_label
+from benchmarks.learning.figures.table import comparison, rate, task_label
 
 
 ROOT = Path(__file__).parents[2]
@@ -504,8 +504,8 @@ class TestReport:
         summary = summarize_folders(results / "learning", results / "learning_search")
         assert render(summary) == pages
         readme = (ROOT / "README.md").read_text()
-        assert comparison(summary) in readme and gain_and_price(summary) in readme
-        assert costs.fewest_tokens(json.loads((results / "learning_costs.json").read_text())) in readme
+        assert comparison(summary) in readme
+        assert costs.benefit_and_cost(json.loads((results / "learning_costs.json").read_text())) in readme
 
     def test_pages(self, tmp_path):
         cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]]) + make_cells(

@@ -39,9 +39,12 @@ def test_the_surest_mistake_and_the_next_refined_action_in_its_state():
     ]
     refined = [sample(step, "two", refined_action=f"action of {step}") for step in (10, 40, 30)]
     refined.append(sample(15, "one", refined_action="action of 15"))
-    assert choose(mistakes + refined) == (mistakes[1], refined[2])
-    with pytest.raises(ValueError, match="no audited mistake"):
-        choose(refined)
+    won = [{"step": 30, "observation": "two", "action": f"action of {step}"} for step in (10, 30)]
+    won += [{**won[1], "step": 28}, {**won[1], "step": 33}]  # before the refined action, and later
+    assert choose(mistakes + refined, won) == (mistakes[1], refined[2], won[1])
+    for samples, successes in ((refined, won), (mistakes + refined, won[:1])):
+        with pytest.raises(ValueError, match="no audited mistake"):
+            choose(samples, successes)
 
 
 def test_the_readme_shows_the_committed_one():

@@ -230,7 +230,6 @@ def main():
     write_pages(summary, args.docs)
     if args.readme:
         reporting.insert(comparison(summary), args.readme, "learning/figures/report.py")
-        reporting.insert(gain_and_price(summary), args.readme, "learning/figures/report.py, in a line")
 
 
 if __name__ == "__main__":

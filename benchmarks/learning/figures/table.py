@@ -73,20 +73,3 @@ def comparison(summary: dict) -> str:
         cells = map(ending, map(task["methods"].get, summary["methods"]))
         lines.append(f"| {task_label(name)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def gain_and_price(summary: dict) -> str:
-    """Say in a line what NLAC gains over the other trainers on the told desk, and what that costs."""
-    methods = summary["tasks"]["service_desk_told"]["methods"]
-
-    def result(name: str) -> str:
-        figures, spent = methods[name], methods[name]["spent"]
-        steps, tokens = number(spent["environment_steps"]), number(round(spent["generated_tokens"], -3))
-        ends = f"{label(name)} ends at {figures['final']['mean']:.2f}"
-        return f"{ends} after {steps} environment steps and {tokens} generated tokens"
-
-    seeds = min(methods[name]["num_seeds"] for name in ("nlac", "grpo", "rft"))
-    return (
-        f"**Gain and price**, on a desk where one call of 4,096 is right (mean success of {seeds} seeds): "
-        f"{result('nlac')}; {result('grpo')}; {result('rft')}."
-    )
