@@ -34,7 +34,6 @@ from benchmarks.learning.figures.search import change_words
 from benchmarks.learning.figures.table import (
     COSTS,
     comparison,
-    gain_and_price,
     label,
     number,
     rate,
