@@ -101,7 +101,7 @@ def play_transitions(
 
 
 def write_rehearsal(
-    roles: Roles, transitions: list[Transition], bootstrap: str = "implicit", num_refinements: int = 1
+    roles: Roles, transitions: list[Transition], bootstrap: str = "explicit", num_refinements: int = 1
 ) -> Dataset:
     """
     Ask a model in every role about transitions, for `rehearsal_dataset`.

@@ -64,7 +64,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--num_transitions", type=int, default=256, help="steps that the roles are asked about (default: 256)"
     )
-    parser.add_argument("--bootstrap", default="implicit", choices=["implicit", "explicit", "monte_carlo"])
+    parser.add_argument("--bootstrap", default="explicit", choices=["implicit", "explicit", "monte_carlo"])
     parser.add_argument("--num_refinements", type=int, default=1)
     add_environment_arguments(parser)
     return parser
@@ -104,15 +104,15 @@ def run(words: list[str]) -> None:
             pool.close()
     dataset = write_rehearsal(roles, transitions, args.bootstrap, args.num_refinements)
     asked = roles.take_metrics()
-    missing = [role for role in ASKED_ROLES if role not in dataset["role"]]
-    if missing == list(ASKED_ROLES):
+    numbers = Counter(row["role"] for row in dataset)  # without rows a dataset has no columns
+    if not numbers:
         raise CommandError("not one answer could be read. Add worked examples to the prompts, or ask another model.")
     output.parent.mkdir(parents=True, exist_ok=True)
     dataset.to_json(output) if output.suffix == ".jsonl" else dataset.to_parquet(output)
     print(f"{output}: {len(transitions)} steps")
     table = Table("role", "samples")
-    for role, number in [*Counter(dataset["role"]).items(), *((role, 0) for role in missing)]:
-        table.add_row(role, str(number))
+    for role in (*numbers, *(role for role in ASKED_ROLES if role not in numbers)):
+        table.add_row(role, str(numbers[role]))
     console = Console()
     console.print(table)
     for name, value in asked.items():

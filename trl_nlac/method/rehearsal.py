@@ -24,7 +24,7 @@ ASKED_ROLES = ("policy", "critique", "backup", "refine")  # always asked; others
 
 
 def sound_answers(
-    roles: Roles, transitions: list[Transition], bootstrap: str = "implicit", num_refinements: int = 1
+    roles: Roles, transitions: list[Transition], bootstrap: str = "explicit", num_refinements: int = 1
 ) -> dict[str, list[Answer]]:
     """
     Ask every role about transitions, as an iteration of training does, and keep the sound answers: all that can be
@@ -36,7 +36,7 @@ def sound_answers(
             The roles.
         transitions (`list[Transition]`):
             Observed steps.
-        bootstrap (`str`, *optional*, defaults to `"implicit"`):
+        bootstrap (`str`, *optional*, defaults to `"explicit"`):
             As in [`~method.backup.bellman_targets`].
         num_refinements (`int`, *optional*, defaults to `1`):
             As in [`~method.refinement.refine_actions`].
