@@ -19,7 +19,7 @@ and the desk's oracle says of every step whether it is the best one. Thresholds 
 conversations: by their outcomes, which is what logs have, or by the oracle's labels, which is the best that thresholds
 can do. The other half measures, with the oracle's labels.
 
-python -m benchmarks.guard --json benchmarks/results/guard.json
+python -m benchmarks.guard --json benchmarks/results/guard.json --page docs/source/agent.md
 
 Each cell (task, seed) is kept under --runs, so that an interrupted benchmark continues where it stopped.
 """
@@ -32,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import reporting
+from benchmarks.learning.figures.table import task_label
 from benchmarks.learning.methods.settings import NLAC, acting_config
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import LearningTask, make_task
@@ -46,6 +47,7 @@ from trl_nlac.types import Episode, Judgement, Transition
 
 
 FALSE_BLOCKS = (0.01, 0.02, 0.05, 0.1, 0.2)
+SHOWN = (0.05, 0.1)  # in the table
 Step = tuple[Judgement | None, bool, bool]  # the judgement, whether the step fails, whether the episode failed
 
 
@@ -133,6 +135,23 @@ def kept_cell(runs: Path, name: str, seed: int, max_steps: int, num_episodes: in
     return json.loads(path.read_text())
 
 
+def table(tasks: dict[str, dict[str, dict]]) -> str:
+    """Format what thresholds that were chosen by outcomes do, with and without abstaining."""
+    names = ["desk", "seed", "AUROC", "good steps that may be blocked", "blocked good steps", "blocked failing steps"]
+    names += ["abstained", "blocked good steps of those decided", "blocked failing steps of those decided"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for task, seeds in tasks.items():
+        for seed, cell in seeds.items():
+            for point in cell["chosen_by_outcomes"]:
+                if point["max_false_blocks"] in SHOWN:
+                    always, abstains = point["always_decides"], point["abstains"]
+                    values = [point["max_false_blocks"], always["false_blocks"], always["recall"]]
+                    values += [abstains[n] for n in ("abstained", "false_blocks_of_decided", "recall_of_decided")]
+                    parts = [task_label(task), seed, f"{cell['calibration']['auroc']:.2f}"]
+                    lines.append(f"| {' | '.join([*parts, *(f'{value:.2f}' for value in values)])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["service_desk_told", "service_desk_noisy"])
@@ -141,6 +160,7 @@ def main() -> None:
     parser.add_argument("--num_episodes", type=int, default=256, help="logged episodes")
     parser.add_argument("--runs", type=Path, default=Path("runs/guard"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args = parser.parse_args()
     cells = {
         task: {str(seed): kept_cell(args.runs, task, seed, args.max_steps, args.num_episodes) for seed in args.seeds}
@@ -150,6 +170,8 @@ def main() -> None:
     report = {"max_steps": args.max_steps, "num_episodes": args.num_episodes, "tasks": cells, **setting}
     print(json.dumps(report, indent=2))
     reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(table(cells), args.page, "guard.py")
 
 
 if __name__ == "__main__":
