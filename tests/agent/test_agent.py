@@ -349,3 +349,11 @@ def test_adapter(tmp_path):
     for name, value in trained.items():
         assert value.abs().sum() > 0
         assert torch.equal(value, loaded[name.replace("base_model.model.", "")]), name
+
+
+def test_an_accelerator_that_torch_was_built_for_and_that_is_not_there(monkeypatch):
+    """As with CUDA's build of torch on a machine without a GPU."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *args: torch.device("cuda"))
+    agent = NLACAgent.from_pretrained(TINY_MODEL, action_format="text")
+    assert agent.act([{"role": "user", "content": "bone 2"}]).action is not None

@@ -161,7 +161,7 @@ UNFIT = {
     "another attention": (LlamaConfig(**SMALL, num_hidden_layers=1), "eager", "`attn_implementation` is 'eager'"),
     "dropout": (LlamaConfig(**SMALL, num_hidden_layers=1, attention_dropout=0.1), "sdpa", "`attention_dropout`"),
     "sinks": (GptOssConfig(**SMALL, **MOE, num_hidden_layers=2), "sdpa", "attention sinks"),
-    "capped scores": (Gemma2Config(**SMALL, num_hidden_layers=2), "sdpa", "`softcap`"),
+    "capped scores": (Gemma2Config(**SMALL, num_hidden_layers=2), "sdpa", "`softcap`|capped scores"),
     "a state space": (FalconMambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=1), "sdpa", "a tree|windows"),
     "linear attention": (Qwen3NextConfig(**SMALL, **MOE, num_hidden_layers=4), "sdpa", "type 'linear_attention'"),
 }

@@ -38,7 +38,7 @@ from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Answer, Judgement, Message, Prompt
 from .answers import AgentAction, Check
-from .backends import load_backend
+from .backends import load_backend, present_device
 from .improvement import Choice, act_better, choose_actions, judge_choices, refine_choices
 
 
@@ -143,7 +143,7 @@ class NLACAgent:
             prompts = NLACPrompts.from_file(prompts)
         if device is not None and backend != "transformers":
             raise ValueError(f"`device={str(device)!r}` is for `backend='transformers'`, got `backend={backend!r}`.")
-        device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+        device = torch.device(device) if device else present_device()
         PartialState(cpu=device.type == "cpu")  # an existing one stays: a trainer can be running here
         generator, chat, loaded = load_backend(
             *(backend, model, role_options.chat_template_kwargs, device, revision, trust_remote_code),

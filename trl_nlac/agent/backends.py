@@ -31,6 +31,13 @@ from ..generation.transformers import TransformersGenerator
 BATCH_SIZE = 128  # largest number of sequences that are generated at once
 
 
+def present_device() -> torch.device:
+    """Return the accelerator, if there is one: torch also names the one that it was built for where there is none."""
+    if torch.accelerator.is_available():
+        return torch.accelerator.current_accelerator()
+    return torch.device("cpu")
+
+
 def load_backend(
     backend: str,
     model: str,

@@ -18,11 +18,10 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..agent.backends import BATCH_SIZE, load_backend
+from ..agent.backends import BATCH_SIZE, load_backend, present_device
 from ..agent.rehearsal import chat_roles, play_transitions, write_rehearsal
 from ..agent.transcripts import ChatModel, LocalChatModel
 from ..environments.pool import NO_TASK
@@ -129,5 +128,5 @@ def _load_server(name: str, url: str) -> ChatModel:
 
 def _load_model(name: str, backend: str, options: RoleOptions) -> ChatModel:
     check_model(name)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    return LocalChatModel(*load_backend(backend, name, options.chat_template_kwargs, device, None, False, {}))
+    options_of_backend = (options.chat_template_kwargs, present_device(), None, False, {})
+    return LocalChatModel(*load_backend(backend, name, *options_of_backend))

@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import SCALER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 from trl.trainer.base_trainer import _BaseTrainer
 
 from .manifest import write_manifest
@@ -103,6 +104,15 @@ class AtomicSavingTrainer(_BaseTrainer):
         best = Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
         if self.state.best_global_step and best.is_dir():
             self.state.best_model_checkpoint = str(best)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        """Load weights, also of the adapter "default" beside others, which transformers 5.20 leaves as it is."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        trained = self.model
+        if model is None and is_peft_model(trained) and len(trained.peft_config) > 1:
+            if Path(resume_from_checkpoint, ADAPTER_SAFE_WEIGHTS_NAME).is_file():
+                is_trainable = "default" in trained.active_adapters
+                trained.load_adapter(resume_from_checkpoint, "default", is_trainable=is_trainable)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the scale of the loss, which only runs with `fp16` have; a run can go on without it."""
