@@ -24,10 +24,10 @@ where it stopped. Arguments after `--` are passed to that script.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks import reporting
@@ -98,15 +98,16 @@ def measure_world(world: str, seed: int, trained: Path, num_episodes: int) -> di
 
 def as_markdown(report: dict) -> str:
     """Format the ways of acting as a table."""
-    lines = ["| model | actions | success (95 %) | gain over alone (95 %) | tokens per decision |", "|---" * 5 + "|"]
+    rows = []
     for name, measured in report["ways"].items():
         model, _, way = name.partition(", ")
         gain, gained = measured["gain"], ""
         if way != "alone" and gain["low"] is not None:
             gained = f"{gain['mean']:+.2f} ({gain['low']:+.2f} to {gain['high']:+.2f})"
         success, tokens = reporting.interval(measured["success"]), measured["tokens_per_decision"]["mean"]
-        lines.append(f"| {model} | {way} | {success} | {gained} | {tokens:.0f} |")
-    return "\n".join(lines)
+        rows.append([model, way, success, gained, f"{tokens:.0f}"])
+    names = ["model", "actions", "success (95 %)", "gain over alone (95 %)", "tokens per decision"]
+    return reporting.table(names, rows)
 
 
 def main():
@@ -123,9 +124,8 @@ def main():
     for seed in args.seeds:
         trained = train(args.world, seed, args.runs, args.max_steps, [word for word in extra if word != "--"])
         path = trained / f"ways_{args.num_episodes}.json"
-        if not path.exists():
-            reporting.write(measure_world(args.world, seed, trained, args.num_episodes), path)
-        worlds[str(seed)] = ways = json.loads(path.read_text())
+        measure = partial(measure_world, args.world, seed, trained, args.num_episodes)
+        worlds[str(seed)] = ways = reporting.kept(path, measure)
         for name, measured in ways.items():  # in the same world
             measured["gain"] = measured["success"] - ways[f"{name.partition(',')[0]}, alone"]["success"]
     names = list(next(iter(worlds.values())))

@@ -38,10 +38,10 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
+from benchmarks import reporting
 from benchmarks.learning.methods.settings import acting_config, default_settings
 from benchmarks.learning.run import budget_of
 from benchmarks.learning.tasks import make_task
-from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACTrainer
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.evaluation.health import backup_fidelity
@@ -178,17 +178,16 @@ def table(compared: dict[str, dict]) -> str:
     lines = [
         "Optimizer steps until the first role of the tiny model is below 0.7 of its start, one number for each seed;",
         "with a plus no role had fallen when the run was ended:",
-        "",
-        "| task | without rehearsal | with its own answers | ratio of the medians |",
-        "|---|---|---|---|",
     ]
+    rows = []
     for task, found in compared.items():
         steps = [
             ", ".join(f"{number}{'+' if held else ''}" for number, held in zip(of, found["held"][arm], strict=True))
             for arm, of in found["steps"].items()
         ]
-        lines.append(f"| {task.replace('_', ' ')} | {' | '.join(steps)} | {found['ratio_of_medians']:.1f} |")
-    return "\n".join(lines)
+        rows.append([task.replace("_", " "), *steps, f"{found['ratio_of_medians']:.1f}"])
+    names = ["task", "without rehearsal", "with its own answers", "ratio of the medians"]
+    return "\n".join([*lines, "", reporting.table(names, rows)])
 
 
 def main() -> None:
@@ -209,11 +208,12 @@ def main() -> None:
                 if name not in cells:
                     cells[name] = measure(task, arm, seed, args.runs)
                     print(name, cells[name], flush=True)
-                report = {**setting("torch", "transformers", "trl"), "summary": summary(cells), "cells": cells}
-                write(report, args.json)
+                versions = reporting.setting("torch", "transformers", "trl")
+                report = {**versions, "summary": summary(cells), "cells": cells}
+                reporting.write(report, args.json)
     print(json.dumps(summary(cells), indent=2))
     if args.page is not None:
-        insert(table(summary(cells)), args.page, "forgetting.py")
+        reporting.insert(table(summary(cells)), args.page, "forgetting.py")
 
 
 if __name__ == "__main__":

@@ -126,30 +126,25 @@ def run_seed(name: str, seed: int, max_steps: int, num_episodes: int) -> dict:
         return curve(labelled_steps(trainer, task, episodes), seed)
 
 
-def kept_cell(runs: Path, name: str, seed: int, max_steps: int, num_episodes: int) -> dict:
-    """Run a cell, unless its file is there."""
-    path = runs / f"{name}_{seed}_{max_steps}_{num_episodes}.json"
-    if not path.exists():
-        runs.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(run_seed(name, seed, max_steps, num_episodes)) + "\n")
-    return json.loads(path.read_text())
-
-
 def table(tasks: dict[str, dict[str, dict]]) -> str:
     """Format what thresholds that were chosen by outcomes do, with and without abstaining."""
     names = ["desk", "seed", "AUROC", "good steps that may be blocked", "blocked good steps", "blocked failing steps"]
     names += ["abstained", "blocked good steps of those decided", "blocked failing steps of those decided"]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for task, seeds in tasks.items():
-        for seed, cell in seeds.items():
-            for point in cell["chosen_by_outcomes"]:
-                if point["max_false_blocks"] in SHOWN:
-                    always, abstains = point["always_decides"], point["abstains"]
-                    values = [point["max_false_blocks"], always["false_blocks"], always["recall"]]
-                    values += [abstains[n] for n in ("abstained", "false_blocks_of_decided", "recall_of_decided")]
-                    parts = [task_label(task), seed, f"{cell['calibration']['auroc']:.2f}"]
-                    lines.append(f"| {' | '.join([*parts, *(f'{value:.2f}' for value in values)])} |")
-    return "\n".join(lines)
+
+    def row(task: str, seed: str, auroc: float, point: dict) -> list[str]:
+        always, abstains = point["always_decides"], point["abstains"]
+        values = [auroc, point["max_false_blocks"], always["false_blocks"], always["recall"]]
+        values += [abstains[name] for name in ("abstained", "false_blocks_of_decided", "recall_of_decided")]
+        return [task_label(task), seed, *(f"{value:.2f}" for value in values)]
+
+    cells = [(task, seed, cell) for task, seeds in tasks.items() for seed, cell in seeds.items()]
+    rows = [
+        row(task, seed, cell["calibration"]["auroc"], point)
+        for task, seed, cell in cells
+        for point in cell["chosen_by_outcomes"]
+        if point["max_false_blocks"] in SHOWN
+    ]
+    return reporting.table(names, rows)
 
 
 def main() -> None:
@@ -162,10 +157,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args = parser.parse_args()
-    cells = {
-        task: {str(seed): kept_cell(args.runs, task, seed, args.max_steps, args.num_episodes) for seed in args.seeds}
-        for task in args.tasks
-    }
+
+    def cell(task: str, seed: int) -> dict:
+        path = args.runs / f"{task}_{seed}_{args.max_steps}_{args.num_episodes}.json"
+        return reporting.kept(path, lambda: run_seed(task, seed, args.max_steps, args.num_episodes))
+
+    cells = {task: {str(seed): cell(task, seed) for seed in args.seeds} for task in args.tasks}
     setting = reporting.setting("torch", "transformers", "trl")
     report = {"max_steps": args.max_steps, "num_episodes": args.num_episodes, "tasks": cells, **setting}
     print(json.dumps(report, indent=2))

@@ -29,7 +29,7 @@ import argparse
 import json
 import random
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from benchmarks import reporting
@@ -72,10 +72,7 @@ def write_rows(rows, path: Path) -> str:
 def improve(
     name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path, options: list[str]
 ) -> dict:
-    """Play, write logs, and improve on them, unless the folder has the results."""
-    results = folder / "results.json"
-    if results.exists():
-        return json.loads(results.read_text())
+    """Play, write logs, and improve on them."""
     task = task_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -113,7 +110,6 @@ def improve(
     measured.update(model=Path(task.model).name, files=[Path(file).name for file in measured["files"]])
     for when in ("before", "after"):
         del measured[when]["findings"]  # they are in the folder
-    results.write_text(json.dumps(measured) + "\n")
     return measured
 
 
@@ -135,15 +131,15 @@ def table(seeds: dict[str, dict]) -> str:
     """Format what the command changed on each desk."""
     names = ["desk", "success before", "after (95 %)", "Brier before", "after", "agreement before", "after"]
     names += ["first report", "all"]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    rows = []
     for seed, cell in seeds.items():
         before, after = cell["before"], cell["after"]
         rate, low, high = (after["environment"][f"episode/success_rate{end}"] for end in ("", "_low", "_high"))
         parts = [seed, f"{before['environment']['episode/success_rate']:.2f}", f"{rate:.2f} ({low:.2f} to {high:.2f})"]
         parts += [f"{when['critic'][name]:.2f}" for name in ("brier", "agreement") for when in (before, after)]
         parts += [f"{cell['seconds'][name]:.0f} s" for name in ("first_report", "all")]
-        lines.append(f"| {' | '.join(parts)} |")
-    return "\n".join(lines)
+        rows.append(parts)
+    return reporting.table(names, rows)
 
 
 def main() -> None:
@@ -162,16 +158,15 @@ def main() -> None:
     for seed in args.seeds:
         name = f"{args.task}_{args.num_episodes}_{args.expert_share}_{args.max_steps}_{seed}"
         folder = args.runs / "_".join([name, *(word.strip("-") for word in others)])
-        cells[str(seed)] = improve(
-            *(args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, others)
-        )
+        options = (args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, others)
+        cells[str(seed)] = reporting.kept(folder / "results.json", partial(improve, *options))
         if args.report_model:
             cells[str(seed)]["first_report"] = time_first_report(
                 args.report_model, folder / "logs.jsonl", folder / "first_report"
             )
     setting = reporting.setting("torch", "transformers", "trl", "peft")
-    options = {name: vars(args)[name] for name in ("task", "num_episodes", "expert_share", "max_steps")}
-    report = {**options, "options": others, "seeds": cells, **setting}
+    shared = {name: vars(args)[name] for name in ("task", "num_episodes", "expert_share", "max_steps")}
+    report = {**shared, "options": others, "seeds": cells, **setting}
     print(json.dumps(report, indent=2))
     reporting.write(report, args.json)
     if args.page:

@@ -23,11 +23,11 @@ The measurements of each desk are kept under --runs, so that an interrupted benc
 """
 
 import argparse
-import json
 import random
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -128,15 +128,12 @@ METHODS = {"base": "base model", "nlac": "NLAC", "sft_successes": "SFT on succes
 
 def as_markdown(report: dict) -> str:
     """Format the success of each method on logs of each size as a table."""
-    lines = [
-        f"| logged episodes | successes in them | {' | '.join(METHODS.values())} |",
-        "|---" * (2 + len(METHODS)) + "|",
-    ]
+    rows = []
     for logs in report["logs"]:
         successes = ", ".join(str(cell["num_successes"]) for cell in logs["seeds"].values())
-        results = " | ".join(reporting.interval(logs["success"][method]) for method in METHODS)
-        lines.append(f"| {logs['num_episodes']} | {successes} | {results} |")
-    return "\n".join(lines)
+        results = [reporting.interval(logs["success"][method]) for method in METHODS]
+        rows.append([str(logs["num_episodes"]), successes, *results])
+    return reporting.table(["logged episodes", "successes in them", *METHODS.values()], rows)
 
 
 def main():
@@ -154,10 +151,7 @@ def main():
         cells = {}
         for seed in args.seeds:
             path = args.runs / f"{args.task}_{num_episodes}_{args.max_steps}_{seed}.json"
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                reporting.write(run_seed(args.task, seed, num_episodes, args.max_steps), path)
-            cells[str(seed)] = json.loads(path.read_text())
+            cells[str(seed)] = reporting.kept(path, partial(run_seed, args.task, seed, num_episodes, args.max_steps))
         success = {
             method: over_seeds({seed: cell[method]["success"] for seed, cell in cells.items()}) for method in METHODS
         }

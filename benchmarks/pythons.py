@@ -45,14 +45,10 @@ TESTS = [
     "tests/training",
     "tests/cli",
 ]
-VERSIONS = """
-import json, platform, sys
-from importlib.metadata import version
-print(json.dumps({"python": platform.python_version(), **{name: version(name) for name in sys.argv[1:]}}))
-"""
+VERSIONS = "import json, sys; from benchmarks import reporting; print(json.dumps(reporting.setting(*sys.argv[1:])))"
 
 
-def timed(command: list[str], log: Path) -> tuple[int, float, str]:
+def timed(command: list[str]) -> tuple[int, float, str]:
     """Run a command in the repository's root; returns its exit code, its seconds and what it wrote."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
@@ -60,14 +56,12 @@ def timed(command: list[str], log: Path) -> tuple[int, float, str]:
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    with log.open("a") as file:
-        file.write(f"$ {' '.join(command)}\n{done.stdout}\n")
     return done.returncode, round(time.perf_counter() - start, 1), done.stdout
 
 
 def try_python(interpreter: str, folder: Path) -> dict:
     """Install, import, train and test with one interpreter, up to the first step that fails."""
-    log, venv = folder / "log.txt", folder / "venv"
+    venv = folder / "venv"
     python = str(venv / "bin" / "python")
     steps = {
         "install": ["make", f"PYTHON={interpreter}", f"VENV={venv}", f"{venv}/.dev"],
@@ -77,10 +71,11 @@ def try_python(interpreter: str, folder: Path) -> dict:
     }
     found: dict = {"seconds": {}}
     for name, command in steps.items():
-        code, seconds, printed = timed(command, log)
+        code, seconds, printed = timed(command)
         found["seconds"][name] = seconds
         if name == "versions" and not code:
-            found["versions"] = json.loads(printed.splitlines()[-1])
+            setting = json.loads(printed.splitlines()[-1])
+            found["versions"] = {"python": setting["python"], **setting["versions"]}
         if name == "tests":
             counts = re.findall(r"(\d+) (passed|failed|skipped)", printed)
             found["tests"] = {kind: int(number) for number, kind in counts}

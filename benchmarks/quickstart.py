@@ -87,20 +87,16 @@ def summarize(cells: list[dict]) -> dict:
 
 def as_markdown(report: dict) -> str:
     """Format the runs as a table."""
-    lines = [
-        "| world | seed | success before | after (95 %) | environment steps | to 0.8 | seconds |",
-        "|---" * 7 + "|",
-    ]
+    names = ["world", "seed", "success before", "after (95 %)", "environment steps", "to 0.8", "seconds"]
+    rows = []
     for world, summary in report["worlds"].items():
         for row in summary["runs"]:
             success, low, high = row["success_rate"], row["success_rate_low"], row["success_rate_high"]
             after = f"{success['after']:.2f} ({low['after']:.2f} to {high['after']:.2f})"
-            reached = row["steps_to_0.8"] or "not reached"
-            lines.append(
-                f"| {world.replace('_', ' ')} | {row['seed']} | {success['before']:.2f} | {after} | "
-                f"{row['environment_steps']} | {reached} | {row['seconds']:.0f} |"
-            )
-    return "\n".join(lines)
+            parts = [world.replace("_", " "), str(row["seed"]), f"{success['before']:.2f}", after]
+            parts += [str(row["environment_steps"]), str(row["steps_to_0.8"] or "not reached")]
+            rows.append([*parts, f"{row['seconds']:.0f}"])
+    return reporting.table(names, rows)
 
 
 def main():

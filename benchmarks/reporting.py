@@ -17,6 +17,7 @@
 import json
 import os
 import platform
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ def write(report: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def kept(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the measurement in a file; if there is none, measure and write it, so that a benchmark can go on."""
+    if not path.exists():
+        write(measure(), path)
+    return json.loads(path.read_text())
+
+
+def table(names: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Format rows as a Markdown table with the names of its columns."""
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def interval(summary: dict[str, Any]) -> str:

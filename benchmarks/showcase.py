@@ -33,18 +33,14 @@ import pyarrow.parquet as pq
 from benchmarks import reporting
 
 
-def audited(run: Path) -> list[dict]:
-    """Read the audited samples of a run, in the order of their steps."""
-    return [row for path in sorted(run.glob("_audit/*.parquet")) for row in pq.read_table(path).to_pylist()]
+def rows_of(run: Path, files: str) -> list[dict]:
+    """Read the rows of a run's tables, in the order of their steps."""
+    return [row for path in sorted(run.glob(files)) for row in pq.read_table(path).to_pylist()]
 
 
 def successes(run: Path) -> list[dict]:
     """Read the first turns of a run's training episodes that succeeded with their first action."""
-    rows = [
-        row
-        for path in sorted(run.glob("completions/completions_*.parquet"))
-        for row in pq.read_table(path).to_pylist()
-    ]
+    rows = rows_of(run, "completions/completions_*.parquet")
     kept = [row for row in rows if row["success"] and len(row["turns"]) == 1]
     return [{"step": row["step"], "observation": row["prompt"], **row["turns"][0]} for row in kept]
 
@@ -109,7 +105,8 @@ def main():
     parser.add_argument("--readme", type=Path, help="Markdown file whose results are replaced by the table")
     args = parser.parse_args()
     results = json.loads((args.run / "results.json").read_text())
-    chosen = dict(zip(("mistake", "refined", "success"), choose(audited(args.run), successes(args.run)), strict=True))
+    parts = choose(rows_of(args.run, "_audit/*.parquet"), successes(args.run))
+    chosen = dict(zip(("mistake", "refined", "success"), parts, strict=True))
     kept = {
         "mistake": ("step", "observation", "action", "critique", "verdict_score", "next_observation", "target"),
         "refined": ("step", "attempt", "attempt_critique", "refined_action"),

@@ -167,7 +167,7 @@ def test_everything_that_a_run_writes_prints_and_shows(folder, capfd, caplog):
 
 
 def test_options_in_text_and_in_pickles(tmp_path):
-    """Wherever options are shown; and whoever copies them keeps them."""
+    """Wherever options are shown; copies keep them."""
     given = {
         "hub_token": SECRETS["hub"],
         "model_init_kwargs": {"token": SECRETS["model"], "dtype": "float32"},

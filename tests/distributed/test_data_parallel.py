@@ -40,9 +40,14 @@ desk, tasks = make_tasks("rooms", 0)
 trainer = NLACTrainer(
     model=TINY_MODEL,
     args=make_config(
-        *[output_dir],
-        **dict(max_steps=3, episodes_per_iteration=4, save_strategy="steps", save_steps=2, logging_steps=1),
-        **dict(log_completions=True, num_completions_to_print=0),
+        output_dir,
+        max_steps=3,
+        episodes_per_iteration=4,
+        save_strategy="steps",
+        save_steps=2,
+        logging_steps=1,
+        log_completions=True,
+        num_completions_to_print=0,
     ),
     train_dataset=tasks,
     eval_dataset=tasks,

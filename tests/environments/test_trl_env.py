@@ -230,7 +230,7 @@ class TestMalformedCalls:
     @pytest.mark.parametrize("action_format", ["react", "text", "tool_call"])
     @pytest.mark.parametrize("kind", MALFORMED)
     def test_none_ends_an_episode(self, kind, action_format):
-        """A call that can be read is made; of any other the policy hears. The sampled tokens stay as they are."""
+        """A call that can be read is made, any other is reported to the policy. Sampled tokens stay as they are."""
         text, is_readable = MALFORMED[kind]
         said, end = (f"Thought: hm\nAction: {act}" if action_format == "react" else act for act in (text, "ten"))
         chat = ChatEncoder(make_tokenizer("qwen2_5"))

@@ -13,7 +13,8 @@
 # limitations under the License.
 
 """
-What whoever has a GPU runs once: stages that stand alone, each in its own process, and a table of what they found.
+The acceptance run for a machine with a GPU: stages that stand alone, each in its own process, and a table of what they
+found.
 
 python tests/gpu/acceptance.py [--stages device training ...] [--json gpu.json] [--table gpu.md]
 

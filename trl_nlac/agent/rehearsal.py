@@ -100,9 +100,7 @@ def play_transitions(
     return rng.sample(transitions, number)
 
 
-def write_rehearsal(
-    roles: Roles, transitions: list[Transition], bootstrap: str = "explicit", num_refinements: int = 1
-) -> Dataset:
+def write_rehearsal(roles: Roles, transitions: list[Transition], bootstrap: str, num_refinements: int) -> Dataset:
     """
     Ask a model in every role about transitions, for `rehearsal_dataset`.
 

@@ -27,6 +27,7 @@ from ..agent.transcripts import ChatModel, LocalChatModel
 from ..environments.pool import NO_TASK
 from ..episodes.logs import episodes_from_logs
 from ..method.rehearsal import ASKED_ROLES
+from ..nlac_config import NLACConfig
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Transition
@@ -63,8 +64,8 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--num_transitions", type=int, default=256, help="steps that the roles are asked about (default: 256)"
     )
-    parser.add_argument("--bootstrap", default="explicit", choices=["implicit", "explicit", "monte_carlo"])
-    parser.add_argument("--num_refinements", type=int, default=1)
+    parser.add_argument("--bootstrap", default=NLACConfig.bootstrap, choices=["implicit", "explicit", "monte_carlo"])
+    parser.add_argument("--num_refinements", type=int, default=NLACConfig.num_refinements)
     add_environment_arguments(parser)
     return parser
 
@@ -128,5 +129,5 @@ def _load_server(name: str, url: str) -> ChatModel:
 
 def _load_model(name: str, backend: str, options: RoleOptions) -> ChatModel:
     check_model(name)
-    options_of_backend = (options.chat_template_kwargs, present_device(), None, False, {})
-    return LocalChatModel(*load_backend(backend, name, *options_of_backend))
+    device = present_device()
+    return LocalChatModel(*load_backend(backend, name, options.chat_template_kwargs, device, None, False, {}))

@@ -365,7 +365,7 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
 
 
 def policy_answer(actions: ActionFormat, answer: Answer) -> PolicyAnswer:
-    """Make what an environment is told of a readable answer that wants more than the action."""
+    """Make what an environment gets of a readable answer that wants more than the action."""
     content = answer.parsed
     if actions.calls_tools:
         message = actions.message(answer.parsed, answer.text, list(answer.token_ids))

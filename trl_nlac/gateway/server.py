@@ -81,7 +81,7 @@ class Request(Generic[Asked, Answered]):
 
 
 class Client(Protocol):
-    """What is told of the requests with a key, in the thread of the server: it must not block."""
+    """Takes the requests with a key, in the thread of the server: it must not block."""
 
     def ask(self, request: Request[Question, Reply]) -> None:
         """Take a question; it is answered later."""

@@ -37,7 +37,7 @@ def sound_answers(
         transitions (`list[Transition]`):
             Observed steps.
         bootstrap (`str`, *optional*, defaults to `"explicit"`):
-            As in [`~method.backup.bellman_targets`].
+            How the future is predicted, see [`~method.backup.bellman_targets`].
         num_refinements (`int`, *optional*, defaults to `1`):
             As in [`~method.refinement.refine_actions`].
 

@@ -77,8 +77,8 @@ class RoleOptions:
         max_turns (`int`, *optional*, defaults to `20`):
             Number of actions after which an episode ends.
         turn_limit (`str`, *optional*, defaults to `"truncate"`):
-            What an end by `max_turns` means. With `"truncate"` the episode was cut: the backup is told no score, and
-            predicts how it would have gone on. With `"terminate"` the task has ended, and the backup is told the score
+            What an end by `max_turns` means. With `"truncate"` the episode was cut: the backup gets no score, and
+            predicts how it would have gone on. With `"terminate"` the task has ended, and the backup gets the score
             so far, for tasks in which running out of turns is a failure.
         success_threshold (`float`, *optional*, defaults to `1.0`):
             Score from which an episode counts as a success.

@@ -109,10 +109,10 @@ class AtomicSavingTrainer(_BaseTrainer):
         """Load weights, also of the adapter "default" beside others, which transformers 5.20 leaves as it is."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         trained = self.model
-        if model is None and is_peft_model(trained) and len(trained.peft_config) > 1:
-            if Path(resume_from_checkpoint, ADAPTER_SAFE_WEIGHTS_NAME).is_file():
-                is_trainable = "default" in trained.active_adapters
-                trained.load_adapter(resume_from_checkpoint, "default", is_trainable=is_trainable)
+        has_others = model is None and is_peft_model(trained) and len(trained.peft_config) > 1
+        if has_others and Path(resume_from_checkpoint, ADAPTER_SAFE_WEIGHTS_NAME).is_file():
+            is_trainable = "default" in trained.active_adapters
+            trained.load_adapter(resume_from_checkpoint, "default", is_trainable=is_trainable)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the scale of the loss, which only runs with `fp16` have; a run can go on without it."""

@@ -85,7 +85,7 @@ class StopSignals:
 
 @contextmanager
 def closing_on_sigterm() -> Iterator[None]:
-    """End the program in order when it is told to, as Ctrl-C does, so that environments are closed."""
+    """End the program in order on SIGTERM, as Ctrl-C does, so that environments are closed."""
     with _handled_by(stop_at_once, signal.SIGTERM):
         yield
 

@@ -132,12 +132,9 @@ def price(figures: dict) -> str:
 
 def table(report: dict) -> str:
     """Format the costs as a table."""
-    rivals = " | ".join(f"costs less than {label(rival)}" for rival in RIVALS)
-    lines = [
-        f"| task | method | seeds | final success | generated tokens | steps to {report['level']} | tokens to it | "
-        f"seconds | {rivals} |",
-        "|---" * (8 + len(RIVALS)) + "|",
-    ]
+    names = ["task", "method", "seeds", "final success", "generated tokens", f"steps to {report['level']}"]
+    names += ["tokens to it", "seconds", *(f"costs less than {label(rival)}" for rival in RIVALS)]
+    rows = []
     for task, of_task in report["tasks"].items():
         for name, method in of_task["methods"].items():
             reached, prices = method["reach"][str(LEVEL)], of_task["prices"].get(name, {})
@@ -147,8 +144,8 @@ def table(report: dict) -> str:
                 *(number(reached[cost]) for cost in ("environment_steps", "generated_tokens", "seconds")),
                 *(price(prices[rival]) if rival in prices else "–" for rival in RIVALS),
             ]
-            lines.append("| " + " | ".join(parts) + " |")
-    return "\n".join(lines)
+            rows.append(parts)
+    return reporting.table(names, rows)
 
 
 def fewest_tokens(methods: dict[str, dict]) -> str:
@@ -163,14 +160,15 @@ def benefit_and_cost(report: dict) -> str:
     methods = report["tasks"]["service_desk_told"]["methods"]
     fewest = fewest_tokens(methods)
     options = ", ".join(f"`{name}={value}`" for name, value in SAVINGS[fewest].items())
-    rows = {"nlac": "NLAC, everything written anew, as in the paper", fewest: f"NLAC, with {options}", "grpo": "GRPO"}
-    rows["rft"] = "RFT (rejection sampling)"
-    lines = ["| | success | environment steps | generated tokens | CPU seconds | seeds |", "|---|---|---|---|---|---|"]
-    for name, words in rows.items():
+    words = {"nlac": "NLAC, everything written anew, as in the paper", fewest: f"NLAC, with {options}", "grpo": "GRPO"}
+    words["rft"] = "RFT (rejection sampling)"
+    rows = []
+    for name in words:
         spent, final = methods[name]["spent"], methods[name]["final"]["mean"]
         costs = [round(spent["environment_steps"]), round(spent["generated_tokens"], -3), round(spent["seconds"])]
-        lines.append(f"| {words} | {final:.2f} | {' | '.join(map(number, costs))} | {len(methods[name]['seeds'])} |")
-    return "\n".join(lines)
+        rows.append([words[name], f"{final:.2f}", *map(number, costs), str(len(methods[name]["seeds"]))])
+    names = ["method", "success", "environment steps", "generated tokens", "CPU seconds", "seeds"]
+    return reporting.table(names, rows)
 
 
 def main():

@@ -65,11 +65,8 @@ def ending(figures: dict | None) -> str:
 
 def comparison(summary: dict) -> str:
     """Format the final success and the environment steps of every method on every task as a table."""
-    lines = [
-        "| task | " + " | ".join(map(label, summary["methods"])) + " |",
-        "|---" * (1 + len(summary["methods"])) + "|",
+    rows = [
+        [task_label(name), *(ending(task["methods"].get(method)) for method in summary["methods"])]
+        for name, task in summary["tasks"].items()
     ]
-    for name, task in summary["tasks"].items():
-        cells = map(ending, map(task["methods"].get, summary["methods"]))
-        lines.append(f"| {task_label(name)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return reporting.table(["task", *map(label, summary["methods"])], rows)
