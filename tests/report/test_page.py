@@ -163,6 +163,8 @@ def open_page(path: Path, fragment: str = "", *options: str) -> tuple[Page, str]
     """Return the page after its scripts have run, and the messages on the browser's console."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", *options]
     command += [f"--user-data-dir={path.parent / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000"]
+    # A sandboxed frame shares its page's process, as virtual time does not wait for messages between processes.
+    command += ["--disable-features=IsolateSandboxedIframes"]
     finished = subprocess.run(
         [*command, "--dump-dom", f"{path.as_uri()}{fragment}"], capture_output=True, encoding="utf-8", timeout=300
     )
