@@ -393,6 +393,8 @@ def main() -> None:
     for seed in args.desks:
 
         def save(result: dict, seed: int = seed) -> None:
+            if args.json is not None:  # other processes may train on other desks
+                report["desks"] |= json.loads(args.json.read_text())["desks"]
             report["desks"][str(seed)] = result
             write(report, args.json)
             print(seed, result["curve"][-1], flush=True)
