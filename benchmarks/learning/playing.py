@@ -32,6 +32,7 @@ from trl_nlac.chat.tokenizer import ending_token_ids, load_tokenizer
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.evaluation.evaluation import evaluate_policy, joint_metrics
+from trl_nlac.generation.base import Sampling
 from trl_nlac.generation.loading import load_generator
 from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer, Episode, Prompt
@@ -104,7 +105,9 @@ class Player:
         self.num_environment_steps += sum(len(episode.turns) for episode in episodes)
         return episodes
 
-    def evaluate(self, instances: str = "held_out", num_episodes: int = 1) -> dict[str, float]:
+    def evaluate(
+        self, instances: str = "held_out", num_episodes: int = 1, sampling: Sampling | None = None
+    ) -> dict[str, float]:
         """
         Measure the success of the sampled policy, and the accuracy of the critic where an oracle is available. Costs
         are not counted, and the random state does not change.
@@ -114,7 +117,10 @@ class Player:
                 Instances of the task to evaluate on.
             num_episodes (`int`, *optional*, defaults to `1`):
                 Number of episodes of each row.
+            sampling ([`~generation.base.Sampling`], *optional*):
+                How the policy acts. The critic is then not examined. If `None`, as in evaluation.
         """
+        act = self.act if sampling is None else partial(self.roles.act, sampling=sampling)
         chosen = self.task.instances[instances]
         rows = dict(enumerate(list(chosen.rows) * num_episodes))
         with (
@@ -130,9 +136,9 @@ class Player:
                     *(environments, rows, self.roles),
                     num_episodes=self.args.num_eval_episodes,
                     num_critiques=self.args.num_eval_critiques,
-                    num_probes=self.args.num_oracle_probes,
+                    num_probes=self.args.num_oracle_probes if sampling is None else 0,
                     seed=self.args.seed,
-                    act=self.act,
+                    act=act,
                 )
             finally:
                 environments.close()

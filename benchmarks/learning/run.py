@@ -44,6 +44,8 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +63,13 @@ from benchmarks.learning.methods.settings import (
     BASELINES,
     PLAIN,
     SAVINGS,
+    SHARPENING,
     STALE,
     acting_config,
     default_settings,
     merge_settings,
 )
+from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, make_task
 
 
@@ -81,6 +85,7 @@ BUDGETS = {
     "rooms": 1000,
 }
 NUM_EVALUATIONS = 16
+MIN_PS = (0.0, 0.05)  # with --temperatures, the same for every method
 
 
 def read(value: str) -> Any:
@@ -135,6 +140,18 @@ def cell_path(cells: Path, task: str, method: str, seed: int) -> Path:
     return cells / task / method / f"{seed}.json"
 
 
+def decode(player: Player, temperatures: list[float], num_episodes: int) -> list[dict[str, Any]]:
+    """Measure the success of a trained policy at several temperatures, with and without leaving out tokens."""
+    decoded = []
+    for name, temperature, min_p in product(("held_out", "train"), temperatures, MIN_PS):
+        if name in player.task.instances and (temperature > 0 or min_p == MIN_PS[0]):
+            sampling = replace(player.roles.samplings["evaluation"], temperature=temperature, min_p=min_p)
+            metrics = player.evaluate(name, num_episodes, sampling)
+            success = metrics["episode/success_rate"]
+            decoded.append({"instances": name, "temperature": temperature, "min_p": min_p, "success": success})
+    return decoded
+
+
 def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
     """Train and evaluate one cell."""
     if args.model:
@@ -170,6 +187,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
             [f"python -m benchmarks.learning.run --tasks {task_name} --methods {method} --seeds {seed}"]
             + ([f"--model {args.model}"] if args.model else [])
             + (["--use_peft"] if args.use_peft else [])
+            + ([f"--temperatures {' '.join(map(str, args.temperatures))}"] if args.temperatures else [])
             + ([f"--budget {budget}"] if budget != budget_of(task_name, method) else [])
             + [f"--{name} {written(value)}" for name, value in changes.items()]
         ),
@@ -181,6 +199,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "tokens": tokens,
         "before": before or {name: final[name] for name in task.unseen},
         "final": final,
+        **({"decoded": decode(player, args.temperatures, task.final_episodes)} if args.temperatures else {}),
     }
 
 
@@ -190,7 +209,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE],
+        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE, *SHARPENING],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
@@ -206,6 +225,9 @@ def main():
     parser.add_argument("--use_peft", action="store_true", help="train an adapter (LoRA) of the real model")
     parser.add_argument("--user_model", default="gpt-4.1", help="model that plays the customers of tau_bench")
     parser.add_argument("--user_base_url", help="OpenAI-compatible server of the user model")
+    parser.add_argument(
+        "--temperatures", nargs="+", type=float, default=[], help="evaluate trained policies at these, too"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of cells that run at the same time")
     parser.add_argument("--rerun", action="store_true", help="run existing cells again")
     parser.add_argument(

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import costs, staleness
+from benchmarks.learning.figures import costs, sharpening, staleness
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -543,3 +543,44 @@ def test_staleness_is_compared_by_seed():
     assert stale["staleness"] == 4 and stale["differences"]["area"]["seeds"] == {"0": 0.0, "1": pytest.approx(-0.05)}
     last = staleness.table(report).splitlines()[-1]
     assert last.startswith("| Service desk (told) | 4 | 2 | 0.90 (0.00 to 1.00) | ") and "-0.03 (" in last
+
+
+class TestSharpening:
+    @staticmethod
+    def decode(method: str, sampled: list[float], greedy: list[float]) -> list[dict]:
+        """Make cells that were decoded at temperatures 1 and 0, the same on all instances."""
+        cells = []
+        for seed, successes in enumerate(zip(sampled, greedy, strict=True)):
+            cell = make_cell(method, seed, [0.1, successes[0]])
+            for point in cell["points"]:
+                point.update(prefilled_tokens=5, trained_tokens=7)
+            cell["decoded"] = [
+                {"instances": name, "temperature": temperature, "min_p": 0.0, "success": success}
+                for name in ("held_out", "train")
+                for temperature, success in zip((1.0, 0.0), successes, strict=True)
+            ]
+            cells.append(cell)
+        return cells
+
+    @pytest.mark.parametrize(
+        ("sampled", "greedy", "expected"),
+        [
+            ([0.3, 0.4, 0.35], [0.4, 0.5, 0.45], "stands"),
+            ([0.3, 0.4, 0.35], [0.6, 0.55, 0.6], "is one of sharpness alone"),
+            ([0.6, 0.55, 0.6], [0.6, 0.55, 0.6], "is withdrawn"),
+        ],
+    )
+    def test_verdict(self, sampled, greedy, expected):
+        ours = self.decode("nlac", [0.57, 0.61, 0.6], [0.58, 0.61, 0.6])
+        report = sharpening.sharpening([*self.decode("hindsight", sampled, greedy), *ours])
+        found = report["tasks"][TOLD]["verdicts"]["hindsight"]
+        assert found["verdict"] == expected
+        assert found["differences"]["1.0"]["mean"] == pytest.approx((1.78 - sum(sampled)) / 3, abs=1e-3)
+        text = sharpening.text(report)
+        assert f"**{expected}**" in text and "| NLAC | 3 |" in text
+        assert "| NLAC | 100 | 3,000 | 5 | 7 | 1 | 10 |" in text
+
+    def test_a_single_seed_judges_nothing(self):
+        cells = [*self.decode("nlac", [0.9], [0.9]), *self.decode("hindsight", [0.1], [0.1])]
+        report = sharpening.sharpening(cells)
+        assert report["tasks"][TOLD]["verdicts"]["hindsight"]["verdict"].startswith("is not judged yet")

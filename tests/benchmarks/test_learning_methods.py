@@ -61,6 +61,7 @@ def small_task(name: str, seed: int):
 def make_args(tmp_path, **changes):
     """Return command-line arguments for a cell of ten environment steps."""
     args = dict(model=None, use_peft=False, user_model="", user_base_url=None, budget=10, runs=tmp_path)
+    args["temperatures"] = []
     return argparse.Namespace(**{**args, **changes})
 
 
@@ -117,6 +118,26 @@ class TestCells:
         assert cell["command"].startswith(
             f"python -m benchmarks.learning.run --tasks service_desk_delayed --methods {method}"
         )
+
+    @pytest.mark.parametrize("method", ["nlac_critiques_at_1", "hindsight_acts_sharply"])
+    def test_policies_are_decoded_at_several_temperatures(self, method, tmp_path, monkeypatch):
+        monkeypatch.setattr(run, "make_task", small_task)
+        cell = run.run_cell("service_desk_noisy", method, 0, make_args(tmp_path, temperatures=[0.5, 0.0]), {})
+        assert [tuple(of.values())[:3] for of in cell["decoded"]] == [
+            *(("held_out", 0.5, 0.0), ("held_out", 0.5, 0.05), ("held_out", 0.0, 0.0)),
+            *(("train", 0.5, 0.0), ("train", 0.5, 0.05), ("train", 0.0, 0.0)),
+        ]
+        assert all(0 <= of["success"] <= 1 for of in cell["decoded"])
+        assert "--temperatures 0.5 0.0" in cell["command"]
+
+    def test_a_sampling_replaces_that_of_evaluation(self, tmp_path):
+        task = make_task("rooms", 0)
+        player = play_base(task, acting_config(task, str(tmp_path), 0))
+        sampling = player.roles.samplings["evaluation"]
+        same, greedy = (player.evaluate("held_out", 1, replace(sampling, temperature=t)) for t in (1.0, 0.0))
+        assert same["episode/success_rate"] == player.evaluate()["episode/success_rate"]
+        assert same["episode/success_rate"] != greedy["episode/success_rate"]
+        assert "oracle/future_accuracy" in player.evaluate() and "oracle/future_accuracy" not in same
 
     def test_settings_of_the_command_line(self):
         words = ["--learning_rate", "1e-3", "--use_vllm", "--beta", "-1", "--bootstrap", "explicit", "--bf16", "false"]

@@ -34,6 +34,7 @@ from benchmarks.learning.figures.search import change_words
 from benchmarks.learning.figures.table import (
     COSTS,
     comparison,
+    gap,
     label,
     number,
     rate,
@@ -45,13 +46,6 @@ from benchmarks.learning.figures.table import (
 HALF = "0.5"  # of the oracle's success
 # Pages and their templates.
 PAGES = {"results.md": "report.md.jinja", "results_search.md": "report_search.md.jinja"}
-
-
-def gap(value: dict | None) -> str:
-    """Format a mean difference with its interval."""
-    if value is None or value["low"] is None:
-        return "–" if value is None else f"{value['mean']:+.2f}"
-    return f"{value['mean']:+.2f} ({value['low']:+.2f} to {value['high']:+.2f})"
 
 
 # Sentences

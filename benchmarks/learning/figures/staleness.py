@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import LEVELS, RESULTS, area, difference, measured, of_cells, reach
-from benchmarks.learning.figures.table import number, rate, task_label
+from benchmarks.learning.figures.table import gap, number, rate, task_label
 from benchmarks.learning.methods.settings import FRUGAL, STALE
 
 
@@ -69,14 +69,6 @@ def staleness(cells: list[dict]) -> dict:
     return {"level": LEVEL, "tasks": tasks, "machines": machines}
 
 
-def signed(value: dict | None) -> str:
-    """Format a mean difference with its interval."""
-    if value is None:
-        return "–"
-    spread = "" if value["low"] is None else f" ({value['low']:+.2f} to {value['high']:+.2f})"
-    return f"{value['mean']:+.2f}{spread}"
-
-
 def table(report: dict) -> str:
     """Format the figures as a table."""
     lines = [
@@ -88,7 +80,7 @@ def table(report: dict) -> str:
             compared = arm.get("differences", {}).get("area")
             parts = [
                 *(task_label(task), str(arm["staleness"]), str(len(arm["final"]["seeds"]))),
-                *(rate(arm["final"]), rate(arm["area"]), signed(compared)),
+                *(rate(arm["final"]), rate(arm["area"]), gap(compared)),
                 number(arm["reach"]["environment_steps"]),
             ]
             lines.append("| " + " | ".join(parts) + " |")

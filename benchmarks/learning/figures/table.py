@@ -31,12 +31,14 @@ COSTS = {"environment_steps": "environment steps", "generated_tokens": "generate
 
 def label(method: str) -> str:
     """Return the name of a method."""
-    return LABELS.get(method) or f"NLAC ({variant(method)})"
+    if method in LABELS:
+        return LABELS[method]
+    return f"{LABELS['hindsight' if method.startswith('hindsight_') else 'nlac']} ({variant(method)})"
 
 
 def variant(method: str) -> str:
-    """Return the name of a setting of NLAC, or of an ablation."""
-    return method.removeprefix("nlac_").replace("_", " ")
+    """Return the name of a setting of NLAC or hindsight, or of an ablation."""
+    return method.removeprefix("nlac_").removeprefix("hindsight_").replace("_", " ")
 
 
 def task_label(task: str) -> str:
@@ -53,6 +55,13 @@ def number(value: float | None) -> str:
 def rate(value: dict | None) -> str:
     """Format a mean success with its interval, cut at 0 and 1."""
     return "–" if value is None else reporting.interval(value)
+
+
+def gap(value: dict | None) -> str:
+    """Format a mean difference with its interval."""
+    if value is None or value["low"] is None:
+        return "–" if value is None else f"{value['mean']:+.2f}"
+    return f"{value['mean']:+.2f} ({value['low']:+.2f} to {value['high']:+.2f})"
 
 
 def ending(figures: dict | None) -> str:

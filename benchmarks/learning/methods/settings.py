@@ -14,8 +14,8 @@
 
 
 """
-Settings of the learning benchmark's methods on each task: NLAC, its ablations, what saves tokens, hindsight and the
-baselines.
+Settings of the learning benchmark's methods on each task: NLAC, its ablations, what saves tokens, hindsight, how
+sharp they are, and the baselines.
 """
 
 import inspect
@@ -168,6 +168,12 @@ STALE = {
     "nlac_stale_4": merge_settings(SAVINGS[FRUGAL], {"staleness": 4}),
     "nlac_stale_16": merge_settings(SAVINGS[FRUGAL], {"staleness": 16}),
 }
+# How sharp the critic and the policy are while they learn. All are evaluated at several temperatures.
+SHARPENED_HINDSIGHT = "hindsight_acts_sharply"
+SHARPENING = {
+    "nlac_critiques_at_1": {"role_sampling": {"critique": {"temperature": 1.0}}},
+    SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
+}
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
@@ -190,9 +196,9 @@ def default_settings(task: LearningTask, method: str) -> dict:
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
         return merge_settings(defaults, changes.get(method, {}))
-    changes = {**ABLATIONS, **SAVINGS, **STALE}.get(method, {})
-    if method == "hindsight":
-        changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}))
+    changes = {**ABLATIONS, **SAVINGS, **STALE, **SHARPENING}.get(method, {})
+    if method in ("hindsight", SHARPENED_HINDSIGHT):
+        changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}), changes)
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
     if "target_max_age" in changes:
         changes = {**changes, "target_max_age": round(MAX_AGE / defaults["target_update_rate"])}

@@ -1,0 +1,152 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Whether NLAC's success beyond hindsight's is knowledge, or only a sharper policy: policies that were trained with
+sampled actions are decoded at several temperatures, all with the same cuts.
+
+python -m benchmarks.learning.figures.sharpening --json benchmarks/results/learning_sharpening.json \\
+    --page docs/source/results_temperature.md
+
+The cells:
+
+python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delayed --temperatures 1 0.5 0 \\
+    --methods nlac nlac_critiques_at_1 hindsight hindsight_acts_sharply --cells benchmarks/results/learning_sharpening
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import RESULTS, difference, of_cells
+from benchmarks.learning.figures.table import gap, label, number, rate, task_label
+from benchmarks.learning.methods.settings import SHARPENED_HINDSIGHT, SHARPENING
+
+
+CELLS = RESULTS / "learning_sharpening"
+METHODS = ("nlac", "hindsight", *SHARPENING)
+NAMES = {"held_out": "held-out customers", "train": "customers of training"}
+COSTS = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "gradient_steps", "seconds")
+STANDS, SHARPNESS, WITHDRAWN = "stands", "is one of sharpness alone", "is withdrawn"
+UNJUDGED = "is not judged yet: it needs two seeds of both"
+
+
+def decoded(cells: list[dict]) -> list[dict]:
+    """Return the success of a method at every temperature and cut, over seeds."""
+    settings = [{name: value for name, value in of.items() if name != "success"} for of in cells[0]["decoded"]]
+
+    def success(cell: dict, setting: dict) -> float:
+        (found,) = [of["success"] for of in cell["decoded"] if of.items() >= setting.items()]
+        return found
+
+    return [
+        {**setting, "success": of_cells(cells, lambda cell, setting=setting: success(cell, setting))}
+        for setting in settings
+    ]
+
+
+def at(arm: dict, temperature: float, instances: str = "held_out", min_p: float = 0.0) -> dict:
+    """Return a success of [`decoded`]."""
+    wanted = {"instances": instances, "temperature": temperature, "min_p": min_p}
+    (found,) = [of["success"] for of in arm["decoded"] if of.items() >= wanted.items()]
+    return found
+
+
+def verdict(differences: dict[str, dict]) -> str:
+    """
+    Judge the claim that the learned critic helps, by the 95 % intervals of the differences of success to hindsight on
+    held-out customers: it stands if greedy policies differ, too.
+    """
+    greedy, sampled = differences["0.0"], differences["1.0"]
+    if greedy is None or greedy["low"] is None:
+        return UNJUDGED
+    if greedy["low"] > 0:
+        return STANDS
+    return SHARPNESS if sampled["low"] > 0 else WITHDRAWN
+
+
+def compare(arms: dict[str, dict], rival: str) -> dict:
+    """Compare NLAC with hindsight, paired by seed, at every temperature without cuts."""
+    temperatures = [of["temperature"] for of in arms["nlac"]["decoded"] if of["instances"] == "held_out"]
+    differences = {
+        str(float(temperature)): difference(at(arms["nlac"], temperature), at(arms[rival], temperature))
+        for temperature in dict.fromkeys(temperatures)
+    }
+    return {"differences": differences, "verdict": verdict(differences)}
+
+
+def sharpening(cells: list[dict]) -> dict:
+    """Return the figures of every method on every task, and the verdicts."""
+    tasks: dict[str, dict] = {}
+    for task in dict.fromkeys(cell["task"] for cell in cells):
+        arms = {}
+        for method in METHODS:
+            found = [cell for cell in cells if (cell["task"], cell["method"]) == (task, method)]
+            found.sort(key=lambda cell: cell["seed"])
+            if found:
+                costs = {cost: of_cells(found, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+                arms[method] = {"decoded": decoded(found), "costs": costs}
+        rivals = [name for name in ("hindsight", SHARPENED_HINDSIGHT) if name in arms and "nlac" in arms]
+        tasks[task] = {"arms": arms, "verdicts": {rival: compare(arms, rival) for rival in rivals}}
+    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
+    machines = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
+    return {"tasks": tasks, "machines": machines}
+
+
+def text(report: dict) -> str:
+    """Write the tables and verdicts."""
+    parts = []
+    for task, figures in report["tasks"].items():
+        arms = figures["arms"]
+        for instances, words in NAMES.items():
+            settings = [of for of in next(iter(arms.values()))["decoded"] if of["instances"] == instances]
+            names = [f"{of['temperature']:g}" + (f", min_p {of['min_p']:g}" if of["min_p"] else "") for of in settings]
+            rows = [
+                [
+                    *(label(method), str(len(arm["costs"]["seconds"]["seeds"]))),
+                    *(rate(at(arm, of["temperature"], instances, of["min_p"])) for of in settings),
+                ]
+                for method, arm in arms.items()
+            ]
+            parts += [f"{task_label(task)}, {words}, success at each temperature:", ""]
+            parts += [reporting.table(["method", "seeds", *names], rows), ""]
+        rows = [[label(m), *(number(arm["costs"][cost]["mean"]) for cost in COSTS)] for m, arm in arms.items()]
+        parts += [f"{task_label(task)}, mean costs of training:", ""]
+        parts += [reporting.table(["method", *(cost.replace("_", " ") for cost in COSTS)], rows), ""]
+        for rival, found in figures["verdicts"].items():
+            by = ", ".join(f"{gap(value)} at {float(t):g}" for t, value in found["differences"].items())
+            parts += [
+                f"{task_label(task)}, NLAC against {label(rival)}: {by}. "
+                f"The claim that the learned critic helps **{found['verdict']}**.",
+                "",
+            ]
+    return "\n".join(parts).rstrip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    report = sharpening([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
+    reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(text(report), args.page, "learning/figures/sharpening.py")
+    print(text(report))
+
+
+if __name__ == "__main__":
+    main()
