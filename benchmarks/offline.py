@@ -71,25 +71,32 @@ def train_nlac(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps:
     return evaluate(task, acting, trainer.model, trainer.accelerator), time.perf_counter() - start
 
 
-def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:
-    """Train with TRL's SFT trainer on every action of the logs, and on half as many rehearsal samples."""
+def sft_trainer(
+    task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int, rehearsal_ratio: float = 0.5
+) -> SFTTrainer:
+    """Make TRL's SFT trainer on every action of the logs, and on rehearsal samples relative to them."""
     size = NLAC["per_device_train_batch_size"] * NLAC["gradient_accumulation_steps"]
-    args = SFTConfig(
-        **trainer_arguments(acting, NLAC["learning_rate"]),
-        max_steps=max_steps,
-        per_device_train_batch_size=size + size // 2,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )
     player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
     episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
     actions = [example for episode in episodes for example in policy_examples(episode)]
-    rehearsal = Rehearsal(task.rehearsal, "dataset", NLAC["rehearsal_ratio"], player.roles.chat, seed=acting.seed)
+    rehearsal = Rehearsal(task.rehearsal, "dataset", rehearsal_ratio, player.roles.chat, seed=acting.seed)
     rng = random.Random(acting.seed)
     rows = []
     for _ in range(max_steps):
         batch = rng.choices(actions, k=size) + rehearsal.draw(size)
         rows += [tokens(example) for example in batch]
-    trainer = SFTTrainer(model=task.model, args=args, train_dataset=Dataset.from_list(rows))
+    args = SFTConfig(
+        **trainer_arguments(acting, NLAC["learning_rate"]),
+        max_steps=max_steps,
+        per_device_train_batch_size=len(rows) // max_steps,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    return SFTTrainer(model=task.model, args=args, train_dataset=Dataset.from_list(rows))
+
+
+def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:
+    """Train with TRL's SFT trainer, with half as many rehearsal samples as actions."""
+    trainer = sft_trainer(task, acting, logs, max_steps)
     start = time.perf_counter()
     trainer.train()
     return evaluate(task, acting, trainer.model, trainer.accelerator), time.perf_counter() - start

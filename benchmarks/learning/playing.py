@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
@@ -150,6 +151,27 @@ class Player:
         )
 
 
+class TrainedTokens:
+    """
+    Counts the tokens of forward passes with gradients, padding included.
+
+    Attributes:
+        number (`int`):
+            Tokens so far.
+    """
+
+    def __init__(self):
+        self.number = 0
+
+    def watch(self, model: nn.Module) -> None:
+        """Count the passes of a model."""
+        model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, model, args, inputs) -> None:
+        if model.training and torch.is_grad_enabled():
+            self.number += inputs["input_ids"].numel()
+
+
 class LearningCurve(TrainerCallback):
     """
     Evaluates a policy during training, and ends training when its budget of environment steps is spent. The learning
@@ -180,7 +202,7 @@ class LearningCurve(TrainerCallback):
         self.num_environment_steps = num_environment_steps
         self.budget = budget
         self.interval = interval
-        self.num_trained_tokens = 0
+        self.trained_tokens = TrainedTokens()
         self.points: list[dict[str, float]] = []
         self.before: dict[str, dict[str, float]] = {}
         self._clock = time.process_time if player.args.use_cpu else time.perf_counter
@@ -189,10 +211,10 @@ class LearningCurve(TrainerCallback):
     @property
     def tokens(self) -> dict[str, int]:
         """Tokens so far by kind and role."""
-        return {**dict(sorted(self.player.roles.tokens.items())), "trained": self.num_trained_tokens}
+        return {**dict(sorted(self.player.roles.tokens.items())), "trained": self.trained_tokens.number}
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        model.register_forward_pre_hook(self._count_trained, with_kwargs=True)
+        self.trained_tokens.watch(model)
         task = self.player.task
         self.before = {name: self.player.evaluate(name, num_episodes=task.final_episodes) for name in task.unseen}
         self._start = self._clock()
@@ -210,10 +232,6 @@ class LearningCurve(TrainerCallback):
         if spent >= self.budget or spent >= self.points[-1]["environment_steps"] + self.interval:
             self._evaluate(state)
 
-    def _count_trained(self, model, args, inputs) -> None:
-        if model.training and torch.is_grad_enabled():
-            self.num_trained_tokens += inputs["input_ids"].numel()
-
     def _evaluate(self, state) -> None:
         seconds = self._clock() - self._start
         metrics = self.player.evaluate()
@@ -221,7 +239,7 @@ class LearningCurve(TrainerCallback):
             "environment_steps": self.num_environment_steps(),
             "generated_tokens": self.player.roles.num_generated_tokens,
             "prefilled_tokens": self.player.roles.num_prefilled_tokens,
-            "trained_tokens": self.num_trained_tokens,
+            "trained_tokens": self.trained_tokens.number,
             "seconds": round(seconds, 1),
             "gradient_steps": state.global_step,
             **{name: round(value, 4) for name, value in metrics.items()},

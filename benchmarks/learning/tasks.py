@@ -33,6 +33,7 @@ from trl_nlac.environments.embedded import (
     make_tasks,
 )
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
+from trl_nlac.environments.embedded.relay import RelayHouse
 
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class LearningTask:
     Args:
         name (`str`):
             Its name.
-        environment_factory (`Callable`):
-            Creates an environment to train in.
-        rows ([`~datasets.Dataset`]):
+        environment_factory (`Callable`, *optional*):
+            Creates an environment to train in. If `None`, there are only logs.
+        rows ([`~datasets.Dataset`], *optional*):
             The rows to train on.
         instances (`dict[str, Instances]`):
             Instances to evaluate on: `"held_out"` for the learning curve, the others at the end.
@@ -92,11 +93,13 @@ class LearningTask:
             Adapter to train in place of the whole model.
         final_episodes (`int`, *optional*, defaults to `4`):
             Number of episodes of each row in the evaluation after training.
+        logs ([`~datasets.Dataset`], *optional*):
+            Conversations that are in the replay buffer from the start.
     """
 
     name: str
-    environment_factory: Callable[[], TextEnvironment]
-    rows: Dataset
+    environment_factory: Callable[[], TextEnvironment] | None
+    rows: Dataset | None
     instances: dict[str, Instances]
     model: str
     prompts: NLACPrompts
@@ -107,6 +110,7 @@ class LearningTask:
     action_format: str = "text"
     peft_config: "PeftConfig | None" = None
     final_episodes: int = 4
+    logs: Dataset | None = None
 
     @property
     def unseen(self) -> list[str]:
@@ -121,6 +125,7 @@ class LearningTask:
             "environment_factory": self.environment_factory,
             "prompts": self.prompts,
             "rehearsal_dataset": self.rehearsal,
+            "replay_dataset": self.logs,
         }
 
     @property
@@ -179,6 +184,28 @@ def rooms(seed: int) -> LearningTask:
         rehearsal=make_rehearsal_dataset("rooms"),
         max_turns=house.horizon,
         group="start",
+    )
+
+
+def relay(seed: int, num_floors: int = 3) -> LearningTask:
+    """
+    Make a relay house, with its floors as instances. The logs have every piece of every way out, and no whole way. The
+    first floor, where single doors win, has three times as many of each door.
+    """
+    house = RelayHouse.from_seed(seed, num_floors)
+    rows = {f"floor_{floor}": Dataset.from_list(house.tasks(floor)) for floor in range(1, num_floors + 1)}
+    return LearningTask(
+        name="relay",
+        environment_factory=lambda: make_environment(house),
+        rows=rows[f"floor_{num_floors}"],
+        instances={name: Instances(lambda: make_environment(house), of_floor) for name, of_floor in rows.items()},
+        model=TINY_MODEL,
+        prompts=COMPACT_PROMPTS,
+        rehearsal=make_rehearsal_dataset("rooms"),
+        max_turns=num_floors,
+        group="start",
+        final_episodes=64,
+        logs=Dataset.from_list(house.logs([12, *[4] * (num_floors - 1)], seed)),
     )
 
 

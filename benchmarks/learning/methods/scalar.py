@@ -119,7 +119,8 @@ class ScalarActorCriticTrainer(NLACTrainer):
         self._collate = NLACCollator(self.roles.chat.tokenizer.pad_token_id, device=args.device)
 
     def _iteration(self, tasks):
-        self.replay.add(self.player.play(tasks))
+        if self.environments:
+            self.replay.add(self.player.play(tasks))
         self.records.num_environment_steps = self.player.num_environment_steps
         samples = self.replay.sample(self.args.samples_per_iteration)
         with self._generating():

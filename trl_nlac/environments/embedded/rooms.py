@@ -166,7 +166,8 @@ def parse_door(action: str) -> str | None:
 
 class RoomsEnvironment(TextEnvironment):
     """
-    Plays one house. `reset(start=...)` begins in the named room.
+    Plays one house. `reset(start=..., steps=...)` begins in the named room; `steps` doors can be opened, by default as
+    many as the horizon of the house.
 
     Args:
         world ([`RoomsWorld`]):
@@ -184,8 +185,8 @@ class RoomsEnvironment(TextEnvironment):
         self._rng = random.Random(seed)
         self._room, self._steps_left = "", 0
 
-    def reset(self, start: str, **task) -> str:
-        self._room, self._steps_left = start, self.world.horizon
+    def reset(self, start: str, steps: int | None = None, **task) -> str:
+        self._room, self._steps_left = start, self.world.horizon if steps is None else steps
         return f"{start} {self._steps_left}"
 
     def step(self, action: str) -> StepResult:

@@ -23,6 +23,7 @@ from datasets import Dataset
 from ...prompts import NLACPrompts
 from ..base import TextEnvironment
 from .dialogues import RoleDialogue
+from .relay import RelayHouse
 from .rooms import RoomsEnvironment, RoomsWorld
 from .rooms_dialogues import RoomsFamily
 from .service_desk import ServiceDesk, ServiceDeskEnvironment
@@ -74,7 +75,7 @@ def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[World, Dat
 
     Args:
         world (`str`):
-            `"rooms"`, `"service_desk"` or `"support_desk"`.
+            `"rooms"`, `"relay"` (a house of floors, with a row for each room), `"service_desk"` or `"support_desk"`.
         seed (`int`):
             Seed of the instance.
         variant (`str`, *optional*, defaults to `"told"`):
@@ -83,13 +84,17 @@ def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[World, Dat
     if world == "rooms":
         instance = RoomsWorld.from_seed(seed)
         return instance, Dataset.from_dict({"start": instance.rooms})
+    if world == "relay":
+        instance = RelayHouse.from_seed(seed)
+        floors = range(1, instance.horizon + 1)
+        return instance, Dataset.from_list([task for floor in floors for task in instance.tasks(floor)])
     if world == "service_desk":
         instance = ServiceDesk.from_seed(seed, variant=variant)
         return instance, Dataset.from_dict({"request": instance.requests})
     if world == "support_desk":
         instance = SupportDesk.from_seed(seed)
         return instance, Dataset.from_dict({"request": instance.requests})
-    raise ValueError(f"`world` must be 'rooms', 'service_desk' or 'support_desk', got {world!r}.")
+    raise ValueError(f"`world` must be 'rooms', 'relay', 'service_desk' or 'support_desk', got {world!r}.")
 
 
 def make_environment(instance: World, action_format: str = "text") -> TextEnvironment:

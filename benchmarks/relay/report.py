@@ -1,0 +1,151 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The figures of the relay house over houses, the verdict, and their tables."""
+
+from typing import Any
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import difference, of_cells
+from benchmarks.learning.figures.table import gap, number, rate
+
+
+LABELS = {
+    "explicit": "NLAC, explicit bootstrap",
+    "implicit": "NLAC, implicit bootstrap",
+    "monte_carlo": "NLAC, Monte Carlo",
+    "hindsight": "Hindsight",
+    "sft": "SFT on successes",
+    "scalar": "Scalar actor-critic",
+}
+PHASES = {"logs": "From logs alone", "plays": "Playing, beginning with the logs"}
+# What counts, decided before the runs.
+LEARNED, SUPPORTED_BY, REFUTED_BY = 0.95, 0.3, 0.1
+UNTESTED = "not tested: the first floor was not learned by both"
+SUPPORTED, REFUTED, BETWEEN = "supported", "refuted", "neither supported nor refuted"
+LABELS_RIGHT = "labels right, policy flat: the backup is fine, refinement is not"
+
+
+def verdict(arms: dict[str, dict]) -> dict[str, Any]:
+    """
+    Judge whether bootstrapping beats Monte Carlo, by sampled success with differences paired by house.
+
+    It is *supported* if the difference on the second floor is at least 0.3, its 95 % interval is above zero, and the
+    third floor's is no smaller; *refuted* if the second floor's is at most 0.1 or its interval includes zero. If then
+    the targets of right doors on the second floor differ by at least 0.3 with an interval above zero, labels are right
+    and the policy is flat. None of it is tested unless both arms win on the first floor in 0.95 of the episodes.
+    """
+    explicit, monte_carlo = arms["explicit"], arms["monte_carlo"]
+    floors = list(explicit["sampled"])
+    gaps = {floor: difference(explicit["sampled"][floor], monte_carlo["sampled"][floor]) for floor in floors}
+    targets = difference(explicit["targets"]["floor_2"]["right"], monte_carlo["targets"]["floor_2"]["right"])
+    found = {"differences": gaps, "targets": targets}
+    second, third = gaps["floor_2"], gaps.get("floor_3", gaps["floor_2"])
+    if min(arm["sampled"]["floor_1"]["mean"] for arm in (explicit, monte_carlo)) < LEARNED:
+        return {**found, "verdict": UNTESTED}
+    if second is None or second["low"] is None:
+        return {**found, "verdict": "not judged yet: it needs two houses"}
+    if second["mean"] >= SUPPORTED_BY and second["low"] > 0 and third["mean"] >= second["mean"]:
+        return {**found, "verdict": SUPPORTED}
+    if second["mean"] <= REFUTED_BY or second["low"] <= 0:
+        right = targets["mean"] >= SUPPORTED_BY and targets["low"] > 0
+        return {**found, "verdict": LABELS_RIGHT if right else REFUTED}
+    return {**found, "verdict": BETWEEN}
+
+
+def figures(cells: list[dict]) -> dict[str, Any]:
+    """Return the figures of one method over houses."""
+    arm: dict[str, Any] = {
+        setting: {
+            floor: of_cells(cells, lambda cell, s=setting, f=floor: cell["success"][s][f])
+            for floor in cells[0]["success"][setting]
+        }
+        for setting in ("sampled", "greedy")
+    }
+    if "critic" in cells[0]:
+        for name in ("critic", "targets"):
+            arm[name] = {
+                floor: {
+                    kind: of_cells(cells, lambda cell, n=name, f=floor, k=kind: cell["critic"][f][k][n])
+                    for kind in kinds
+                }
+                for floor, kinds in cells[0]["critic"].items()
+            }
+    if "costs" in cells[0]:
+        arm["costs"] = {cost: of_cells(cells, lambda cell, c=cost: cell["costs"][c]) for cost in cells[0]["costs"]}
+    return arm
+
+
+def summarize(cells: list[dict]) -> dict[str, Any]:
+    """Return the figures of every method, in each phase and with each number of floors, and the verdicts."""
+    phases: dict[str, dict] = {}
+    for plays, floors in sorted({(cell["plays"], cell["floors"]) for cell in cells}):
+        chosen = [cell for cell in cells if (cell["plays"], cell["floors"]) == (plays, floors)]
+        arms = {
+            name: figures(sorted((c for c in chosen if c["method"] == name), key=lambda cell: cell["seed"]))
+            for name in LABELS
+            if any(cell["method"] == name for cell in chosen)
+        }
+        phase = {"plays": plays, "floors": floors, "arms": arms}
+        if not plays and {"explicit", "monte_carlo"} <= arms.keys():
+            phase["verdict"] = verdict(arms)
+        phases[f"{'plays' if plays else 'logs'}_{floors}"] = phase
+    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
+    return {"phases": phases, "machines": [m for i, m in enumerate(machines) if m not in machines[:i]]}
+
+
+def text(report: dict) -> str:
+    """Write the tables and verdicts."""
+    parts = []
+    for phase in report["phases"].values():
+        arms, title = phase["arms"], PHASES["plays" if phase["plays"] else "logs"]
+        floors = [f"floor {i + 1}" for i in range(phase["floors"])]
+        rows = [
+            [
+                *(LABELS[name], str(len(arm["sampled"]["floor_1"]["seeds"]))),
+                *(rate(of) for setting in ("sampled", "greedy") for of in arm[setting].values()),
+            ]
+            for name, arm in arms.items()
+        ]
+        parts += [f"{title}, success on the floors of {phase['floors']}:", ""]
+        parts += [reporting.table(["method", "houses", *floors, *(f"{f}, greedy" for f in floors)], rows), ""]
+        judged = {name: arm for name, arm in arms.items() if "critic" in arm}
+        if judged:
+            rows = [
+                [LABELS[name]]
+                + [
+                    " / ".join(f"{arm[source][floor][kind]['mean']:.2f}" for kind in ("right", "wrong"))
+                    for source in ("critic", "targets")
+                    for floor in arm[source]
+                ]
+                for name, arm in judged.items()
+            ]
+            names = [f"{source}, {floor}" for source in ("critic", "targets") for floor in floors]
+            parts += ['How often "Yes" is said of right / wrong doors:', ""]
+            parts += [reporting.table(["method", *names], rows), ""]
+        costed = {name: arm["costs"] for name, arm in arms.items() if "costs" in arm}
+        if costed:
+            costs = list(next(iter(costed.values())))
+            rows = [[LABELS[name], *(number(of[cost]["mean"]) for cost in costs)] for name, of in costed.items()]
+            parts += ["Mean costs of training:", ""]
+            parts += [reporting.table(["method", *(cost.replace("_", " ") for cost in costs)], rows), ""]
+        if "verdict" in phase:
+            found = phase["verdict"]
+            by = ", ".join(f"{gap(of)} on {floor.replace('_', ' ')}" for floor, of in found["differences"].items())
+            parts += [
+                f"Explicit bootstrap against Monte Carlo: {by}; targets of right doors on floor 2 "
+                f"{gap(found['targets'])}. Bootstrapping beats Monte Carlo: **{found['verdict']}**.",
+                "",
+            ]
+    return "\n".join(parts).rstrip()

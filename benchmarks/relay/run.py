@@ -1,0 +1,248 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Where bootstrapping must win: the relay house, from logs in which every piece of every way out is there, and no way.
+
+python -m benchmarks.relay.run --json benchmarks/results/relay.json --page docs/source/results_relay.md
+
+All methods take the same number of gradient steps on the same logs, and never play. With `--plays` NLAC then begins
+with these logs in its replay buffer, stale failures, and plays from the highest floor. Each cell (house, method) is
+measured in a process of its own and kept in a file below --cells, so that a run that was stopped goes on where it was.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+
+from benchmarks import reporting
+from benchmarks.learning.methods import nlac
+from benchmarks.learning.methods.scalar import ScalarActorCriticTrainer
+from benchmarks.learning.methods.settings import HINDSIGHT, NLAC, NLAC_BY_TASK, acting_config, merge_settings
+from benchmarks.learning.playing import Player, TrainedTokens
+from benchmarks.learning.tasks import LearningTask, relay
+from benchmarks.offline import sft_trainer
+from benchmarks.relay.report import summarize, text
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded.rooms import DOORS
+from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.critic import critiques
+from trl_nlac.types import Answer, Transition
+
+
+ROOT = Path(__file__).parents[2]
+# The settings of the rooms in the learning benchmark; nothing was tuned on relay houses.
+SETTINGS = merge_settings(
+    NLAC, NLAC_BY_TASK["rooms"], {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+)
+ARMS = {
+    "explicit": {"bootstrap": "explicit"},
+    "implicit": {"bootstrap": "implicit"},
+    "monte_carlo": {"bootstrap": "monte_carlo"},
+    "hindsight": HINDSIGHT,
+}
+BASELINES = ("sft", "scalar")  # SFT on successes; soft actor-critic with bootstrapped numbers
+PLAYED = ("explicit", "monte_carlo", "hindsight")
+NUM_EVALUATIONS = 8
+
+
+def success(player: Player, num_episodes: int) -> dict[str, dict[str, float]]:
+    """Measure the success on every floor, sampled and greedy."""
+    sampling = player.roles.samplings["evaluation"]
+    settings = {"sampled": (1.0, num_episodes), "greedy": (0.0, 1)}
+    return {
+        name: {
+            floor: player.evaluate(floor, number, replace(sampling, temperature=temperature))["episode/success_rate"]
+            for floor in player.task.instances
+        }
+        for name, (temperature, number) in settings.items()
+    }
+
+
+def yes_rate(answers: list[Answer]) -> float:
+    """Return the share of critiques or targets that call their action the best."""
+    return sum(answer.parsed is not None and answer.parsed.optimal for answer in answers) / len(answers)
+
+
+def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[str, dict[str, dict[str, float]]]:
+    """
+    Ask the trained critic about the right and the wrong first doors of every floor: how often its greedy critique says
+    that the door is the best, and how often the target does that it writes about the logged transitions.
+    """
+    roles, house = trainer.roles, task.instances["floor_1"].environment_factory().world
+    environment = task.instances["floor_1"].environment_factory()
+    logged = [Transition(e, 0) for e in episodes_from_logs(task.logs, roles.actions, roles.prompts)]
+    greedy = replace(roles.samplings["critique"], temperature=0.0)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for floor in range(1, house.horizon + 1):
+        of_floor = [t for t in logged if t.episode.task["steps"] == floor]
+        found[f"floor_{floor}"] = {}
+        for kind in ("right", "wrong"):
+            doors = [(row, d) for row in house.tasks(floor) for d in DOORS]
+            chosen = [(row, d) for row, d in doors if (d == house.right[row["start"]]) == (kind == "right")]
+            episodes = [
+                replay_actions(environment, row, [f"take {d}"], roles.actions, roles.prompts) for row, d in chosen
+            ]
+            asked = {(row["start"], d) for row, d in chosen}
+            tried = [t for t in of_floor if (t.episode.task["start"], t.turn.action.removeprefix("take ")) in asked]
+            with roles.unrecorded(), roles.uncounted(), torch.random.fork_rng(), trainer._generating():
+                torch.manual_seed(0)
+                critic = critiques(roles, [Transition(e, 0).state_action for e in episodes], greedy)
+                targets = bellman_targets(roles, tried, bootstrap)
+            found[f"floor_{floor}"][kind] = {"critic": yes_rate(critic), "targets": yes_rate(targets)}
+    return found
+
+
+class FloorCurve(TrainerCallback):
+    """
+    Measures the success on every floor while a policy is trained.
+
+    Args:
+        player ([`Player`]):
+            Evaluates the policy.
+        interval (`int`):
+            Gradient steps between two evaluations.
+    """
+
+    def __init__(self, player: Player, interval: int):
+        self.player, self.interval = player, interval
+        self.trained_tokens = TrainedTokens()
+        self.points: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.trained_tokens.watch(model)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % self.interval == 0:
+            self.points.append({"gradient_steps": state.global_step, **success(self.player, num_episodes=16)})
+            print(self.points[-1], flush=True)
+
+
+def make_trainer(
+    task: LearningTask, method: str, seed: int, output_dir: Path, max_steps: int
+) -> tuple[Trainer, Player]:
+    """Make the trainer of a method that learns from the logs of `task` alone, and its player."""
+    acting = acting_config(task, str(output_dir), seed, num_oracle_probes=0)
+    offline = replace(task, environment_factory=None, rows=None)
+    if method == "sft":
+        successes = task.logs.filter(lambda row: row["reward"] == 1)
+        trainer = sft_trainer(task, acting, successes, max_steps, SETTINGS["rehearsal_ratio"])
+        return trainer, Player.of_model(task, acting, trainer.model, Accelerator(cpu=True))
+    decay = {"num_decay_steps": max_steps // 5, "min_lr_ratio": 0.0}
+    settings = merge_settings(SETTINGS, ARMS.get(method, {}))
+    settings |= {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": decay}
+    args = replace(acting, max_steps=max_steps, logging_steps=100, **settings)
+    if method == "scalar":
+        trainer = ScalarActorCriticTrainer(
+            offline, args, num_candidates=4, entropy_temperature=0.1, initial_value=0.02
+        )
+    else:
+        trainer = NLACTrainer(model=task.model, args=args, **offline.trainer_arguments)
+    return trainer, Player(task, args, trainer.model, trainer.roles)
+
+
+def learn_from_logs(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Train one method on the logs of one house."""
+    task = relay(seed, args.floors)
+    trainer, player = make_trainer(task, method, seed, args.runs / f"{method}_{seed}", args.max_steps)
+    curve = FloorCurve(player, max(1, args.max_steps // NUM_EVALUATIONS))
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(curve)
+    trainer.train()
+    trainer.model.eval()
+    cell = {
+        "success": success(player, task.final_episodes),
+        "curve": curve.points,
+        "costs": {
+            "gradient_steps": trainer.state.global_step,
+            "generated_tokens": player.roles.num_generated_tokens,
+            "prefilled_tokens": player.roles.num_prefilled_tokens,
+            "trained_tokens": curve.trained_tokens.number,
+            "seconds": trainer.state.log_history[-1]["train_runtime"],
+        },
+    }
+    if method in ARMS:
+        cell["critic"] = examine(trainer, task, trainer.args.bootstrap)
+    return cell
+
+
+def play_on(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Train one method that plays from the highest floor, with the logs in its replay buffer."""
+    task = relay(seed, args.floors)
+    task = replace(task, instances={**task.instances, "held_out": task.instances[f"floor_{args.floors}"]})
+    acting = acting_config(task, str(args.runs / f"play_{method}_{seed}"), seed, num_oracle_probes=0)
+    interval = max(1, args.budget // NUM_EVALUATIONS)
+    curve = nlac.train(task, acting, args.budget, interval, **merge_settings(SETTINGS, ARMS[method]))
+    return {"success": success(curve.player, task.final_episodes), "curve": curve.points}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=[*ARMS, *BASELINES], default=[*ARMS, *BASELINES])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--floors", type=int, default=3)
+    parser.add_argument("--max_steps", type=int, default=1000, help="gradient steps on the logs")
+    parser.add_argument("--plays", action="store_true", help="play, beginning with the logs; not for the baselines")
+    parser.add_argument("--budget", type=int, default=600, help="environment steps, with --plays")
+    parser.add_argument("--runs", type=Path, default=Path("runs/relay"))
+    parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/relay"))
+    parser.add_argument("--json", type=Path, help="where to write the figures of all cells")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    parser.add_argument("--in_process", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    methods = [method for method in args.methods if not args.plays or method in PLAYED]
+    cells = [(method, seed) for seed in args.seeds for method in methods]
+    setting = ["play", args.budget] if args.plays else ["logs", args.max_steps]
+    folder = args.cells / "_".join(map(str, [*setting, args.floors, "floors"]))
+    if args.in_process:
+        [(method, seed)] = cells
+        measured = (play_on if args.plays else learn_from_logs)(method, seed, args)
+        command = " ".join(["python -m benchmarks.relay.run", *sys.argv[1:]])
+        cell = {"method": method, "seed": seed, "floors": args.floors, "plays": args.plays, "command": command}
+        versions = reporting.setting("torch", "transformers", "trl", "accelerate")
+        settings = {**SETTINGS, **ARMS.get(method, {})}
+        reporting.write({**cell, **measured, "settings": settings, **versions}, folder / method / f"{seed}.json")
+        return
+    for method, seed in cells:
+        if not (folder / method / f"{seed}.json").exists():
+            # With another number of threads sums differ in their last bits, and after some hundred updates so do runs.
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-m", "benchmarks.relay.run", *sys.argv[1:], "--in_process"]
+            command += ["--methods", method, "--seeds", str(seed)]
+            log = args.runs / f"{method}_{seed}.txt"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "w") as file:
+                subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=ROOT, check=True)
+            print(f"{method} {seed}: done", flush=True)
+    report = summarize([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
+    reporting.write(report, args.json)
+    if args.page:
+        reporting.insert(text(report), args.page, "relay/run.py")
+    print(text(report))
+
+
+if __name__ == "__main__":
+    main()

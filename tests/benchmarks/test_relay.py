@@ -1,0 +1,100 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+
+pytest.importorskip("jinja2")
+
+from benchmarks.relay import report, run
+
+
+def make_cells(method: str, successes: list[list[float]], targets: float | None = None) -> list[dict]:
+    """Make a cell for each house, with the success on each floor, the same when greedy."""
+    cells = []
+    for seed, of_floors in enumerate(successes):
+        floors = {f"floor_{i}": value for i, value in enumerate(of_floors, 1)}
+        cell = {"method": method, "seed": seed, "floors": len(floors), "plays": False}
+        cell |= {"success": {"sampled": floors, "greedy": floors}, "costs": {"gradient_steps": 10, "seconds": 5.0}}
+        cell |= {"machine": {"cpu_count": 2}, "versions": {}, "python": "3.11"}
+        if targets is not None:
+            asked = {"right": {"critic": 0.5, "targets": targets + 0.01 * seed}, "wrong": {"critic": 0, "targets": 0}}
+            cell["critic"] = dict.fromkeys(floors, asked)
+        cells.append(cell)
+    return cells
+
+
+MONTE_CARLO = make_cells("monte_carlo", [[1.0, 0.25, 0.06], [0.98, 0.3, 0.1]], targets=0.0)
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("successes", "targets", "expected"),
+        [
+            ([[1.0, 0.6, 0.5], [1.0, 0.66, 0.55]], 0.8, report.SUPPORTED),
+            ([[1.0, 0.6, 0.1], [1.0, 0.66, 0.1]], 0.8, report.BETWEEN),
+            ([[1.0, 0.3, 0.1], [1.0, 0.32, 0.1]], 0.8, report.LABELS_RIGHT),
+            ([[1.0, 0.3, 0.1], [1.0, 0.32, 0.1]], 0.1, report.REFUTED),
+            ([[0.8, 0.6, 0.5], [1.0, 0.66, 0.55]], 0.8, report.UNTESTED),
+        ],
+    )
+    def test_rule(self, successes, targets, expected):
+        cells = [*make_cells("explicit", successes, targets), *MONTE_CARLO, *make_cells("sft", [[1.0, 0.2, 0.0]])]
+        summary = report.summarize(cells)
+        found = summary["phases"]["logs_3"]["verdict"]
+        assert found["verdict"] == expected
+        expected_gap = sum(of_floors[1] for of_floors in successes) / 2 - 0.275
+        assert found["differences"]["floor_2"]["mean"] == pytest.approx(expected_gap, abs=1e-3)
+        text = report.text(summary)
+        assert f"**{expected}**" in text and "| SFT on successes | 1 | 1.00 | 0.20 | 0.00 |" in text
+
+    def test_one_house_is_not_judged(self):
+        cells = [*make_cells("explicit", [[1.0, 0.6, 0.5]], 0.8), *make_cells("monte_carlo", [[1.0, 0.2, 0.0]], 0.0)]
+        verdict = report.summarize(cells)["phases"]["logs_3"]["verdict"]["verdict"]
+        assert verdict == "not judged yet: it needs two houses"
+
+
+class TestRun:
+    @pytest.fixture(autouse=True)
+    def short_evaluations(self, monkeypatch):
+        make = run.relay
+        monkeypatch.setattr(run, "relay", lambda *args: replace(make(*args), final_episodes=4))
+
+    @pytest.mark.parametrize("method", ["explicit", "hindsight", "scalar", "sft"])
+    def test_cell(self, method, tmp_path, monkeypatch):
+        words = ["--methods", method, "--seeds", "1", "--max_steps", "4", "--cells", str(tmp_path / "cells")]
+        monkeypatch.setattr(sys, "argv", ["run.py", *words, "--runs", str(tmp_path / "runs"), "--in_process"])
+        run.main()
+        cell = json.loads((tmp_path / "cells" / "logs_4_3_floors" / method / "1.json").read_text())
+        assert set(cell["success"]["sampled"]) == set(cell["success"]["greedy"]) == {"floor_1", "floor_2", "floor_3"}
+        assert [point["gradient_steps"] for point in cell["curve"]] == [1, 2, 3, 4]
+        assert cell["costs"]["gradient_steps"] == 4 and cell["costs"]["trained_tokens"] > 0
+        assert (cell["costs"]["generated_tokens"] == 0) == (method == "sft")
+        assert ("critic" in cell) == (method in run.ARMS)
+        if method == "explicit":  # what ended well is told as it ended
+            assert cell["critic"]["floor_1"]["right"]["targets"] > 0.9 > cell["critic"]["floor_1"]["wrong"]["targets"]
+
+    def test_playing_begins_with_the_logs(self, tmp_path, monkeypatch):
+        words = ["--methods", "explicit", "--seeds", "0", "--plays", "--budget", "16", "--in_process"]
+        words += ["--cells", str(tmp_path / "cells"), "--runs", str(tmp_path / "runs")]
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        run.main()
+        (path,) = (tmp_path / "cells").rglob("*.json")
+        cell = json.loads(path.read_text())
+        assert cell["method"] == "explicit" and cell["curve"][-1]["environment_steps"] >= 16
+        assert "Playing, beginning with the logs" in report.text(report.summarize([cell]))
