@@ -74,7 +74,6 @@ NLAC = dict(
     replay_buffer_size=64,
     target_update_rate=0.05,
     target_max_age=40,
-    bootstrap="implicit",
     replay_refinement_fraction=1.0,
     refine_best_actions=False,
     rehearsal_ratio=0.25,

@@ -78,6 +78,21 @@ class TestOwnAnswers:
         assert "no sound answer as policy, critique, backup, refine" in caplog.text
 
 
+class TestDataset:
+    @pytest.mark.parametrize(
+        ("bootstrap", "expected"), [("implicit", "no sample of refine, successor"), ("explicit", "no sample of refine,")]
+    )
+    def test_roles_that_are_asked_and_not_rehearsed_are_named(self, tmp_path, caplog, bootstrap, expected):
+        dataset = make_rehearsal_dataset("rooms", size=3).add_column("role", ["policy", "critique", "backup"])
+        config = {"rehearsal_ratio": 0.5, "bootstrap": bootstrap}
+        make_trainer(tmp_path, config, rehearsal_dataset=dataset)
+        assert f"`rehearsal_dataset` has {expected}" in caplog.text
+
+    def test_roles_that_are_not_known_are_not_missed(self, caplog):
+        make_rehearsal(source="dataset", dataset=make_rehearsal_dataset("rooms", size=2))
+        assert "no sample of" not in caplog.text
+
+
 class TestOptions:
     def test_two_sources_are_refused(self):
         with pytest.raises(ValueError, match="there is a `rehearsal_dataset` as well"):

@@ -52,13 +52,23 @@ class Rehearsal:
             Encodes the samples.
         seed (`int`):
             Seed of the draws.
+        asked (`tuple[str, ...]`, *optional*, defaults to `ASKED_ROLES`):
+            Roles that the run asks. A warning names those of which a dataset with the column `role` has no sample.
 
     Raises:
         ValueError: If there is a ratio without a dataset, a dataset without one of the columns, a row that the chat
             template cannot show, or a dataset beside another source.
     """
 
-    def __init__(self, dataset: Dataset | None, source: str, ratio: float, chat: ChatEncoder, seed: int):
+    def __init__(
+        self,
+        dataset: Dataset | None,
+        source: str,
+        ratio: float,
+        chat: ChatEncoder,
+        seed: int,
+        asked: tuple[str, ...] = ASKED_ROLES,
+    ):
         if source == "self" and dataset:
             raise ValueError(
                 "`rehearsal_source='self'` rehearses the model's own answers, and there is a `rehearsal_dataset` as "
@@ -76,6 +86,7 @@ class Rehearsal:
         self._examples: list[TrainingExample] = []
         if dataset and ratio:
             self._examples = [_example(i, row, chat) for i, row in enumerate(_checked(dataset))]
+            self._warn_of_missing(dataset, asked)
         elif dataset:
             logger.warning("`rehearsal_dataset` is not used, because `rehearsal_ratio` is 0.")
 
@@ -104,6 +115,18 @@ class Rehearsal:
         for role, examples in by_role.items():
             self._examples += islice(cycle(examples), size)
             self.roles += [role] * size
+
+    @staticmethod
+    def _warn_of_missing(dataset: Dataset, asked: tuple[str, ...]) -> None:
+        if "role" not in dataset.column_names:
+            return
+        missing = sorted(set(asked) - set(dataset["role"]))
+        if missing:
+            logger.warning(
+                "`rehearsal_dataset` has no sample of %s, which this run asks: a model that learned its roles from "
+                "this dataset cannot answer. Write one with `trl-nlac rehearse` and the `bootstrap` of this run.",
+                ", ".join(missing),
+            )
 
     def draw(self, num_transitions: int) -> list[TrainingExample]:
         """Draw the samples for a batch of so many transitions; none as long as there are none."""
