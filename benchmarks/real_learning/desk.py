@@ -47,6 +47,7 @@ from trl_nlac.types import Message, Transition
 NAMES = list(ARGUMENTS)
 EXAMPLE = tuple(values[-1] for values in VALUES)
 NO_CALL = "That is not a call."
+NUM_WORDS = 1 + len(ARGUMENTS)  # of a call
 UNREADABLE_RATE = 0.1  # of the teacher's calls
 INSTRUCTIONS = "\n".join(
     [
@@ -106,10 +107,10 @@ class SpokenDeskOracle(ServiceDeskOracle):
             if has_ended(answer):
                 return not rest
             state = self.world.after(state, call, answer)
-            found = re.match(r"I call (.*?)\. ", rest)
-            if found is None or parse_call(found[1]) is None:
+            *words, rest = rest.split(" ", NUM_WORDS)
+            call = " ".join(words)
+            if parse_call(call) is None:
                 return False
-            call, rest = found[1], rest[found.end() :]
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
         probes = super().probes(number, seed)
@@ -207,7 +208,10 @@ class Teacher:
         )
 
     def _future(self, state: DeskState, call: Call | None) -> str:
-        """Foresee the answer to a call, `None` for what is none, and what follows, up to the end."""
+        """
+        Foresee the answer to a call, `None` for what is none, and what follows, up to the end: calls and answers in
+        turn, as the Bellman backup joins them.
+        """
         ((answer, _),) = self.desk.answers(state, format_call(call) if call else "").items()
         told = spoken(answer)
         state = state._replace(attempts_left=state.attempts_left - 1)
@@ -215,7 +219,7 @@ class Teacher:
 
     def _continued(self, state: DeskState, call: Call | None, seen: str) -> str:
         repaired = follow(call, asked_values(seen)) if call else self._act(state, None, "")
-        return f"I call {format_call(repaired)}. {self._future(state, repaired)}"
+        return f"{format_call(repaired)} {self._future(state, repaired)}"
 
     @staticmethod
     def _judge(future: str) -> str:

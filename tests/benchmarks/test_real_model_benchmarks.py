@@ -13,6 +13,7 @@
 # limitations under the License.
 
 
+import statistics
 from functools import partial
 
 import pytest
@@ -32,6 +33,7 @@ from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import parse_call
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.generation.transformers import TransformersGenerator
+from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.rehearsal import ASKED_ROLES, sound_answers
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
@@ -96,6 +98,23 @@ def test_the_teacher_is_right_in_every_role():
     assert all(parse_call(refined.parsed) for refined in answers["refine"])
     assert any(parse_call(transition.turn.action) is None for transition in transitions)
     assert all("Optimality" not in future.text for future in answers["successor"])
+
+
+def test_the_teacher_foresees_as_the_backup_joins():
+    """Refinement reads both, and must know where a call ends."""
+    desk = known_desk()
+    roles = chat_roles(TeacherModel(), NLACPrompts(), RoleOptions(**ROLES))
+    pool = EnvironmentPool(partial(SpokenDesk, desk))
+    try:
+        transitions = play_transitions(roles, pool, list(rows(desk)), 60)
+    finally:
+        pool.close()
+    oracle = SpokenDesk(desk).oracle
+    right = []
+    for transition, target in zip(transitions, bellman_targets(roles, transitions, "explicit"), strict=True):
+        if not transition.terminated:
+            right.append(oracle.future_is_right(transition, transition.turn.action, target.parsed.future))
+    assert len(right) > 20 and statistics.mean(right) > 0.8  # one in ten calls of the teacher is none
 
 
 def test_samples_that_begin_another_are_encoded_within_it():
