@@ -80,7 +80,8 @@ class TestOwnAnswers:
 
 class TestDataset:
     @pytest.mark.parametrize(
-        ("bootstrap", "expected"), [("implicit", "no sample of refine, successor"), ("explicit", "no sample of refine,")]
+        ("bootstrap", "expected"),
+        [("implicit", "no sample of refine, successor"), ("explicit", "no sample of refine,")],
     )
     def test_roles_that_are_asked_and_not_rehearsed_are_named(self, tmp_path, caplog, bootstrap, expected):
         dataset = make_rehearsal_dataset("rooms", size=3).add_column("role", ["policy", "critique", "backup"])
