@@ -36,6 +36,7 @@ from benchmarks.learning.figures.report import (
 )
 from benchmarks.learning.figures.search import change_words, changed_settings, searches
 from benchmarks.learning.figures.summary import (
+    METHODS,
     area,
     curve,
     difference,
@@ -403,8 +404,7 @@ class TestClaims:
     def test_complete(self):
         assert self.verdicts([])["complete"]["verdict"] == UNKNOWN
         assert self.verdicts(make_cells("nlac", [[0.0, 0.5]]))["complete"]["verdict"] == FAILS
-        names = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined")
-        cells = [make_cell(name, 0, [0.0, 0.5], task=task) for name in names for task in (TOLD, HINTED, DELAYED)]
+        cells = [make_cell(name, 0, [0.0, 0.5], task=task) for name in METHODS for task in (TOLD, HINTED, DELAYED)]
         assert self.verdicts(cells)["complete"]["verdict"] == HOLDS
 
 

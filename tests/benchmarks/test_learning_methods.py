@@ -23,10 +23,11 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
+from datasets import Dataset
 from helpers.testing_utils import make_roles
 
 from benchmarks.learning import real_models, run
-from benchmarks.learning.methods import nlac
+from benchmarks.learning.methods import memory, nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -100,21 +101,22 @@ class TestCells:
         monkeypatch.setattr(run, "make_task", small_task)
         cell = run.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
         steps = [point["environment_steps"] for point in cell["points"]]
-        if method.startswith("base"):
+        if method in ("base", "base_refined"):
             assert steps == [0] and cell["settings"] == {}
         else:
             assert steps[0] == 0 and steps == sorted(set(steps)) and steps[-1] >= 10
-            assert cell["settings"]["learning_rate"] > 0
+            trains = method != "base_remembering"
+            assert trains == (cell["settings"].get("learning_rate", 0) > 0)
             spent = [point["generated_tokens"] for point in cell["points"]]
             assert spent == sorted(spent) and spent[-1] > spent[0] == 0
             end, tokens = cell["points"][-1], cell["tokens"]
             assert end["generated_tokens"] == sum(n for name, n in tokens.items() if name.startswith("generated/"))
             assert 0 < tokens["generated/act"] < tokens["prefilled/act"] <= end["prefilled_tokens"]
-            assert end["trained_tokens"] == tokens["trained"] > 0
+            assert end["trained_tokens"] == tokens["trained"] and (tokens["trained"] > 0) == trains
         assert set(cell["final"]) == {"held_out", "train", "unseen_domain"}
         for point in (*cell["points"], *cell["final"].values(), *cell["before"].values()):
             assert 0 <= point["episode/success_rate"] <= 1
-            assert 0 <= point["oracle/future_accuracy"] <= 1
+            assert method == "base_remembering" or 0 <= point["oracle/future_accuracy"] <= 1
         assert cell["command"].startswith(
             f"python -m benchmarks.learning.run --tasks service_desk_delayed --methods {method}"
         )
@@ -304,6 +306,33 @@ class TestEvaluation:
 
 
 DESK = ServiceDesk({"baku": ("billing", "amber", "photo", "noon"), "dela": ("legal", "ruby", "badge", "dusk")})
+
+
+class TestMemory:
+    def test_an_episode_begins_with_earlier_turns_about_the_same_request(self):
+        rows = Dataset.from_list([{"request": "baku"}, {"request": "dela"}])
+        played = Instances(lambda: make_environment(DESK), rows)
+        task = replace(make_task("service_desk_told", 0), environment_factory=lambda: make_environment(DESK))
+        task = memory.remembering(replace(task, instances={"held_out": played}), num_turns=2)
+        first, second = task.environment_factory(), task.environment_factory()
+        assert first.reset(request="baku") == [{"role": "user", "content": "baku 2"}]
+        first.step("route billing amber photo dusk")
+        first.step("route billing amber photo noon")
+        assert [message["content"] for message in second.reset(request="baku")] == [
+            *("baku 2", "route billing amber photo dusk", "refused needs noon 1"),
+            *("route billing amber photo noon", "closed win", "baku 2"),
+        ]
+        assert second.reset(request="dela") == [{"role": "user", "content": "dela 2"}]
+        second.step("route legal ruby badge noon")
+        assert [message["content"] for message in first.reset(request="dela")][1] == "route legal ruby badge noon"
+
+    def test_evaluation_leaves_it_as_it_is(self):
+        task = memory.remembering(make_task("service_desk_told", 0), num_turns=2)
+        chosen = task.instances["held_out"]
+        environment, row = chosen.environment_factory(), dict(chosen.rows[0])
+        before = environment.reset(**row)
+        environment.step("route legal ruby badge noon")
+        assert environment.reset(**row) == before
 
 
 class TestGRPO:

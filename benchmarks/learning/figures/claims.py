@@ -117,5 +117,9 @@ def claims(summary: dict) -> list[dict]:
             {"claim": "critic_adds", "task": task, **higher_success(summary, task, ("hindsight",))}
             for task in (told, hinted, noisy, delayed)
         ),
+        *(
+            {"claim": "beats_memory", "task": task, **higher_success(summary, task, ("base_remembering",))}
+            for task in (told, hinted, noisy, delayed, "rooms")
+        ),
         {"claim": "complete", "verdict": complete, "missing": summary["missing"]},
     ]

@@ -33,11 +33,12 @@ matplotlib.rcParams.update(
 )
 
 # Okabe and Ito's palette, which is safe for colour-blind readers.
-BLUE, GREEN, RED, ORANGE, PINK, GREY, SKY = "#0072B2 #009E73 #D55E00 #E69F00 #CC79A7 #555555 #56B4E9".split()
-COLORS = dict(zip(LABELS, (BLUE, GREEN, RED, ORANGE, PINK, GREY, SKY), strict=True))
-MARKERS = dict(zip(LABELS, "osD^vXP", strict=True))
+BLUE, GREEN, RED, ORANGE = "#0072B2", "#009E73", "#D55E00", "#E69F00"
+PINK, GREY, SKY, YELLOW = "#CC79A7", "#555555", "#56B4E9", "#C9B800"  # darker than theirs, to be seen on white
+COLORS = dict(zip(LABELS, (BLUE, GREEN, RED, ORANGE, PINK, GREY, SKY, YELLOW), strict=True))
+MARKERS = dict(zip(LABELS, "osD^vXPp", strict=True))
 DASHES = ("--", ":", "-.")  # settings of NLAC share its colour
-MAX_LINES = 7  # of a panel
+MAX_LINES = 8  # of a panel
 
 
 def save(figure: Figure, path: Path) -> None:

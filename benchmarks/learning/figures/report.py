@@ -70,7 +70,7 @@ def claim_sentence(claim: dict) -> str:
             + "."
         )
     ratio = "" if claim["ratio"] is None else f", {claim['ratio']:.2f} times as much in the mean"
-    rival = "" if claim["claim"] == "critic_adds" else ", the best baseline,"
+    rival = ", the best baseline," if claim["claim"] == "higher_success" else ""
     return (
         f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps"
         f"{ratio}; {label(theirs['method'])}{rival} at {rate(theirs['success'])} after {number(theirs['steps'])}."

@@ -39,7 +39,7 @@ from benchmarks.learning.tasks import TASKS
 RESULTS = Path("benchmarks/results")
 CELLS, SEARCHED = RESULTS / "learning", RESULTS / "learning_search"
 SEEDS = (0, 1, 2, 3, 4)
-METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined")
+METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
 SETTINGS = ()  # of NLAC, in addition to "nlac"; all other methods that start with "nlac_" are ablations
 LEVELS = (0.5, 0.8)  # of the oracle's success
 METRICS = {

@@ -25,6 +25,7 @@ LABELS = {
     "scalar": "Scalar critic",
     "base": "Base model",
     "base_refined": "Base model (refined)",
+    "base_remembering": "Base model (remembering)",
 }
 COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
 

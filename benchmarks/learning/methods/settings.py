@@ -22,7 +22,7 @@ import inspect
 from typing import Any
 
 from benchmarks.learning import real_models
-from benchmarks.learning.methods import grpo, rft, scalar
+from benchmarks.learning.methods import grpo, memory, rft, scalar
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 
@@ -174,7 +174,7 @@ SHARPENING = {
     "nlac_critiques_at_1": {"role_sampling": {"critique": {"temperature": 1.0}}},
     SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
 }
-BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train}
+BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train, "base_remembering": memory.train}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
