@@ -312,9 +312,8 @@ class TestCosts:
 class TestClaims:
     def verdicts(self, cells: list[dict]) -> dict[str, dict]:
         checked = claims(summarize(cells, tasks=[TOLD, HINTED, DELAYED]))
-        about_critic = {f"critic on {claim['task']}": claim for claim in checked if claim["claim"] == "critic_adds"}
-        others = [claim for claim in checked if claim["claim"] != "critic_adds"]
-        return about_critic | {claim.get("task", claim["claim"]): claim for claim in others}
+        named = {"critic_adds": "critic on {task}", "beats_memory": "memory on {task}", "complete": "complete"}
+        return {named.get(claim["claim"], "{task}").format_map(claim): claim for claim in checked}
 
     @pytest.mark.parametrize(
         "success, verdict",
@@ -396,6 +395,12 @@ class TestClaims:
         assert (claim["verdict"], claim["num_seeds"]) == (verdict, 2)
         assert claim_sentence(claim).endswith("; Hindsight at 0.60 (0.60 to 0.60) after 100.")
         assert verdicts[f"critic on {HINTED}"]["verdict"] == UNKNOWN
+
+    def test_a_memory_can_be_better(self):
+        cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.62]]) + make_cells("base_remembering", [[0.0, 0.9], [0.0, 0.92]])
+        claim = self.verdicts(cells)[f"memory on {TOLD}"]
+        assert claim["verdict"] == FAILS
+        assert claim_sentence(claim).endswith("; Base model (remembering) at 0.91 (0.78 to 1.00) after 100.")
 
     def test_one_seed_shows_no_interval(self):
         cells = [make_cell(name, 0, [0.0, 0.5], task=DELAYED) for name in ("nlac", "grpo", "rft", "hindsight")]
