@@ -38,7 +38,8 @@ Memory = dict[str, deque[list[Message]]]  # the last turns about each kind of ta
 
 class RememberingEnvironment(TextEnvironment):
     """
-    An environment whose episodes begin with earlier turns about the same kind of task.
+    An environment whose episodes begin with earlier turns about the same kind of task, except those whose action a desk
+    could not read.
 
     Args:
         environment ([`TextEnvironment`]):
@@ -65,7 +66,7 @@ class RememberingEnvironment(TextEnvironment):
 
     def step(self, action: str) -> StepResult:
         result = self.environment.step(action)
-        if self.writes:
+        if self.writes and "unreadable" not in result.observation:  # they would teach no format
             seen, told = ({"role": "user", "content": text} for text in (self._seen, result.observation))
             end = [told] if result.terminated else []
             self._turns.append([seen, {"role": "assistant", "content": action}, *end])
@@ -92,7 +93,7 @@ def train(
     acting: NLACConfig,
     budget: int,
     interval: int,
-    num_turns: int = 8,
+    num_turns: int = 4,
     episodes_per_iteration: int = 4,
 ) -> LearningCurve:
     """
@@ -107,7 +108,7 @@ def train(
             Environment steps to spend.
         interval (`int`):
             Environment steps between two evaluations.
-        num_turns (`int`, *optional*, defaults to `8`):
+        num_turns (`int`, *optional*, defaults to `4`):
             Number of turns that are remembered for each kind of task.
         episodes_per_iteration (`int`, *optional*, defaults to `4`):
             Episodes that are played at the same time.
