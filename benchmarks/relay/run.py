@@ -220,7 +220,8 @@ def main():
     if args.in_process:
         [(method, seed)] = cells
         measured = (play_on if args.plays else learn_from_logs)(method, seed, args)
-        command = " ".join(["python -m benchmarks.relay.run", *sys.argv[1:]])
+        spent = f"--plays --budget {args.budget}" if args.plays else f"--max_steps {args.max_steps}"
+        command = f"python -m benchmarks.relay.run --methods {method} --seeds {seed} --floors {args.floors} {spent}"
         cell = {"method": method, "seed": seed, "floors": args.floors, "plays": args.plays, "command": command}
         versions = reporting.setting("torch", "transformers", "trl", "accelerate")
         settings = {**SETTINGS, **ARMS.get(method, {})}

@@ -397,7 +397,8 @@ class TestClaims:
         assert verdicts[f"critic on {HINTED}"]["verdict"] == UNKNOWN
 
     def test_a_memory_can_be_better(self):
-        cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.62]]) + make_cells("base_remembering", [[0.0, 0.9], [0.0, 0.92]])
+        cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.62]])
+        cells += make_cells("base_remembering", [[0.0, 0.9], [0.0, 0.92]])
         claim = self.verdicts(cells)[f"memory on {TOLD}"]
         assert claim["verdict"] == FAILS
         assert claim_sentence(claim).endswith("; Base model (remembering) at 0.91 (0.78 to 1.00) after 100.")

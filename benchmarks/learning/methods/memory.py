@@ -38,8 +38,8 @@ Memory = dict[str, deque[list[Message]]]  # the last turns about each kind of ta
 
 class RememberingEnvironment(TextEnvironment):
     """
-    An environment whose episodes begin with earlier turns about the same kind of task, except those whose action a desk
-    could not read.
+    An environment whose episodes begin with earlier turns about the same kind of task. Turns whose action a desk could
+    not read are left out.
 
     Args:
         environment ([`TextEnvironment`]):
