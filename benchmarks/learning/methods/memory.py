@@ -94,10 +94,9 @@ def train(
     budget: int,
     interval: int,
     num_turns: int = 4,
-    episodes_per_iteration: int = 4,
 ) -> LearningCurve:
     """
-    Play until the budget of environment steps is spent, and remember. No weights change.
+    Play one episode after the other until the budget of environment steps is spent, and remember. No weights change.
 
     Args:
         task ([`LearningTask`]):
@@ -110,8 +109,6 @@ def train(
             Environment steps between two evaluations.
         num_turns (`int`, *optional*, defaults to `4`):
             Number of turns that are remembered for each kind of task.
-        episodes_per_iteration (`int`, *optional*, defaults to `4`):
-            Episodes that are played at the same time.
     """
     acting = replace(acting, num_oracle_probes=0)
     accelerator = Accelerator(cpu=acting.use_cpu)
@@ -122,7 +119,7 @@ def train(
     state, control = TrainerState(), TrainerControl()
     curve.on_train_begin(acting, state, control, model=model)
     while not control.should_training_stop:
-        player.play(rng.choices(rows, k=episodes_per_iteration))
+        player.play([rng.choice(rows)])
         curve.on_step_end(acting, state, control)
     player.environments.close()
     return curve
