@@ -535,7 +535,7 @@ class TestReport:
         )
         assert "- Service desk (told): NLAC itself has 0.80 (0.00 to 1.00) after 200 environment steps.\n" in page
         assert "- Service desk (told), RFT: seeds 0, 1\n" in page
-        assert page.count(f"**{UNKNOWN}**") == 7
+        assert page.count(f"**{UNKNOWN}**") == 12
         for name in (TOLD, "critic", "ablations"):
             assert f"](images/learning_{name}.png)" in page
             assert {path.suffix for path in (tmp_path / "images").glob(f"learning_{name}.*")} == {".png", ".svg"}
