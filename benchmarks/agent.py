@@ -142,10 +142,7 @@ def main():
         },
         **reporting.setting("torch", "transformers", "trl"),
     }
-    print(as_markdown(report))
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(as_markdown(report), args.page, "agent.py")
+    reporting.publish(report, as_markdown(report), "agent.py", args.json, args.page)
 
 
 if __name__ == "__main__":

@@ -64,15 +64,15 @@ def evaluate(task: LearningTask, acting: NLACConfig, model: PreTrainedModel, acc
 
 def train_nlac(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:
     args = replace(acting, **NLAC, max_steps=max_steps, logging_steps=100)
-    arguments = {**task.trainer_arguments, "environment_factory": None, "train_dataset": None}
-    trainer = NLACTrainer(model=task.model, args=args, replay_dataset=logs, **arguments)
+    arguments = {**task.trainer_arguments, "environment_factory": None, "train_dataset": None, "replay_dataset": logs}
+    trainer = NLACTrainer(model=task.model, args=args, **arguments)
     start = time.perf_counter()
     trainer.train()
     return evaluate(task, acting, trainer.model, trainer.accelerator), time.perf_counter() - start
 
 
 def sft_trainer(
-    task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int, rehearsal_ratio: float = 0.5
+    task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int, rehearsal_ratio: float
 ) -> SFTTrainer:
     """Make TRL's SFT trainer on every action of the logs, and on rehearsal samples relative to them."""
     size = NLAC["per_device_train_batch_size"] * NLAC["gradient_accumulation_steps"]
@@ -95,8 +95,8 @@ def sft_trainer(
 
 
 def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:
-    """Train with TRL's SFT trainer, with half as many rehearsal samples as actions."""
-    trainer = sft_trainer(task, acting, logs, max_steps)
+    """Train with TRL's SFT trainer, with as many rehearsal samples for each action as NLAC has for a transition."""
+    trainer = sft_trainer(task, acting, logs, max_steps, NLAC["rehearsal_ratio"])
     start = time.perf_counter()
     trainer.train()
     return evaluate(task, acting, trainer.model, trainer.accelerator), time.perf_counter() - start
@@ -165,10 +165,7 @@ def main():
         logs.append({"num_episodes": num_episodes, "success": success, "seeds": cells})
     setting = reporting.setting("torch", "transformers", "trl", "datasets")
     report = {"task": args.task, "max_steps": args.max_steps, "logs": logs, **setting}
-    print(as_markdown(report))
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(as_markdown(report), args.page, "offline.py")
+    reporting.publish(report, as_markdown(report), "offline.py", args.json, args.page)
 
 
 if __name__ == "__main__":

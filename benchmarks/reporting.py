@@ -17,6 +17,7 @@
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,6 +42,31 @@ def write(report: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def publish(report: dict[str, Any], text: str, script: str, path: Path | None, page: Path | None) -> None:
+    """Write a report as JSON and its text into a page, where there are such, and print the text; see [`insert`]."""
+    write(report, path)
+    if page is not None:
+        insert(text, page, script)
+    print(text)
+
+
+def machines(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the different settings, see [`setting`], in which cells were measured."""
+    found: list[dict[str, Any]] = []
+    for cell in cells:
+        machine = {name: cell[name] for name in ("machine", "versions", "python")}
+        if machine not in found:
+            found.append(machine)
+    return found
+
+
+def run_logged(command: Sequence[str], log: Path, **kwargs) -> bool:
+    """Run a command with its output in a file, and return whether it succeeded."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as file:
+        return subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, **kwargs).returncode == 0
 
 
 def kept(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

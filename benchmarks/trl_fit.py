@@ -171,10 +171,7 @@ def main():
     trl = Path(importlib.util.find_spec("trl").origin).parent
     figures = measure(ROOT / "trl_nlac", trl, ROOT / "tests")
     report = {"command": "python -m benchmarks.trl_fit", **reporting.setting("trl"), **figures}
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(as_markdown(report), args.page, "trl_fit.py")
-    print(as_markdown(report))
+    reporting.publish(report, as_markdown(report), "trl_fit.py", args.json, args.page)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -272,11 +271,9 @@ def main():
         command += ["--tasks", task, "--methods", method, "--seeds", str(seed), "--cells", str(args.cells)]
         command += ["--budget", str(args.budget or budget_of(task, method))]
         log = args.runs / task / method / str(seed) / "log.txt"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "w") as file:
-            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=ROOT).returncode
-        print(f"{task} {method} {seed}: {'done' if code == 0 else f'failed, see {log}'}", flush=True)
-        return code == 0
+        done = reporting.run_logged(command, log, env=env, cwd=ROOT)
+        print(f"{task} {method} {seed}: {'done' if done else f'failed, see {log}'}", flush=True)
+        return done
 
     with ThreadPoolExecutor(args.jobs) as pool:
         done = list(pool.map(run, cells))

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import difference, of_cells
-from benchmarks.learning.figures.table import gap, number, rate
+from benchmarks.learning.figures.table import cost_table, gap, rate
 
 
 LABELS = {
@@ -101,8 +101,7 @@ def summarize(cells: list[dict]) -> dict[str, Any]:
         if not plays and {"explicit", "monte_carlo"} <= arms.keys():
             phase["verdict"] = verdict(arms)
         phases[f"{'plays' if plays else 'logs'}_{floors}"] = phase
-    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
-    return {"phases": phases, "machines": [m for i, m in enumerate(machines) if m not in machines[:i]]}
+    return {"phases": phases, "machines": reporting.machines(cells)}
 
 
 def text(report: dict) -> str:
@@ -134,12 +133,9 @@ def text(report: dict) -> str:
             names = [f"{source}, {floor}" for source in ("critic", "targets") for floor in floors]
             parts += ['How often "Yes" is said of right / wrong doors:', ""]
             parts += [reporting.table(["method", *names], rows), ""]
-        costed = {name: arm["costs"] for name, arm in arms.items() if "costs" in arm}
+        costed = {LABELS[name]: arm["costs"] for name, arm in arms.items() if "costs" in arm}
         if costed:
-            costs = list(next(iter(costed.values())))
-            rows = [[LABELS[name], *(number(of[cost]["mean"]) for cost in costs)] for name, of in costed.items()]
-            parts += ["Mean costs of training:", ""]
-            parts += [reporting.table(["method", *(cost.replace("_", " ") for cost in costs)], rows), ""]
+            parts += ["Mean costs of training:", "", cost_table(costed), ""]
         if "verdict" in phase:
             found = phase["verdict"]
             by = ", ".join(f"{gap(of)} on {floor.replace('_', ' ')}" for floor, of in found["differences"].items())

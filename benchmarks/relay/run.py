@@ -25,7 +25,6 @@ measured in a process of its own and kept in a file below --cells, so that a run
 import argparse
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,7 @@ from benchmarks.learning.tasks import LearningTask, relay
 from benchmarks.offline import sft_trainer
 from benchmarks.relay.report import summarize, text
 from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded.rooms import DOORS
+from trl_nlac.environments.embedded.rooms import DOORS, parse_door
 from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.backup import bellman_targets
@@ -77,6 +76,7 @@ def success(player: Player, num_episodes: int) -> dict[str, dict[str, float]]:
         name: {
             floor: player.evaluate(floor, number, replace(sampling, temperature=temperature))["episode/success_rate"]
             for floor in player.task.instances
+            if floor.startswith("floor_")
         }
         for name, (temperature, number) in settings.items()
     }
@@ -92,25 +92,29 @@ def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[st
     Ask the trained critic about the right and the wrong first doors of every floor: how often its greedy critique says
     that the door is the best, and how often the target does that it writes about the logged transitions.
     """
-    roles, house = trainer.roles, task.instances["floor_1"].environment_factory().world
-    environment = task.instances["floor_1"].environment_factory()
+    roles, environment = trainer.roles, task.instances["floor_1"].environment_factory()
+    house = environment.world
     logged = [Transition(e, 0) for e in episodes_from_logs(task.logs, roles.actions, roles.prompts)]
     greedy = replace(roles.samplings["critique"], temperature=0.0)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for floor in range(1, house.horizon + 1):
+        played = [
+            Transition(replay_actions(environment, row, [f"take {door}"], roles.actions, roles.prompts), 0)
+            for row in house.tasks(floor)
+            for door in DOORS
+        ]
         of_floor = [t for t in logged if t.episode.task["steps"] == floor]
         found[f"floor_{floor}"] = {}
         for kind in ("right", "wrong"):
-            doors = [(row, d) for row in house.tasks(floor) for d in DOORS]
-            chosen = [(row, d) for row, d in doors if (d == house.right[row["start"]]) == (kind == "right")]
-            episodes = [
-                replay_actions(environment, row, [f"take {d}"], roles.actions, roles.prompts) for row, d in chosen
-            ]
-            asked = {(row["start"], d) for row, d in chosen}
-            tried = [t for t in of_floor if (t.episode.task["start"], t.turn.action.removeprefix("take ")) in asked]
+
+            def chosen(transition: Transition, kind: str = kind) -> bool:
+                is_right = parse_door(transition.turn.action) == house.right[transition.episode.task["start"]]
+                return is_right == (kind == "right")
+
+            asked, tried = [t for t in played if chosen(t)], [t for t in of_floor if chosen(t)]
             with roles.unrecorded(), roles.uncounted(), torch.random.fork_rng(), trainer._generating():
                 torch.manual_seed(0)
-                critic = critiques(roles, [Transition(e, 0).state_action for e in episodes], greedy)
+                critic = critiques(roles, [t.state_action for t in asked], greedy)
                 targets = bellman_targets(roles, tried, bootstrap)
             found[f"floor_{floor}"][kind] = {"critic": yes_rate(critic), "targets": yes_rate(targets)}
     return found
@@ -234,15 +238,11 @@ def main():
             command = [sys.executable, "-m", "benchmarks.relay.run", *sys.argv[1:], "--in_process"]
             command += ["--methods", method, "--seeds", str(seed)]
             log = args.runs / f"{method}_{seed}.txt"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with open(log, "w") as file:
-                subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=ROOT, check=True)
+            if not reporting.run_logged(command, log, env=env, cwd=ROOT):
+                sys.exit(f"{method} {seed} failed, see {log}.")
             print(f"{method} {seed}: done", flush=True)
     report = summarize([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(text(report), args.page, "relay/run.py")
-    print(text(report))
+    reporting.publish(report, text(report), "relay/run.py", args.json, args.page)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.rehearsal import ASKED_ROLES, sound_answers
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
+from trl_nlac.types import Transition
 
 
 class TeacherModel:
@@ -67,14 +68,20 @@ class TestSpokenDesk:
         assert not set(known_desk().requests) & {r for seed in range(20) for r in ServiceDesk.from_seed(seed).requests}
 
 
-def test_the_teacher_is_right_in_every_role():
+@pytest.fixture
+def taught() -> tuple[ServiceDesk, Roles, list[Transition]]:
+    """The known desk, the teacher's roles, and what they played there."""
     desk = known_desk()
     roles = chat_roles(TeacherModel(), NLACPrompts(), RoleOptions(**ROLES))
     pool = EnvironmentPool(partial(SpokenDesk, desk))
     try:
-        transitions = play_transitions(roles, pool, list(rows(desk)), 60)
+        return desk, roles, play_transitions(roles, pool, list(rows(desk)), 60)
     finally:
         pool.close()
+
+
+def test_the_teacher_is_right_in_every_role(taught):
+    desk, roles, transitions = taught
     oracle = SpokenDesk(desk).oracle
     answers = sound_answers(roles, transitions, "implicit")
     assert {*ASKED_ROLES, "successor"} == answers.keys()
@@ -100,15 +107,9 @@ def test_the_teacher_is_right_in_every_role():
     assert all("Optimality" not in future.text for future in answers["successor"])
 
 
-def test_the_teacher_foresees_as_the_backup_joins():
+def test_the_teacher_foresees_as_the_backup_joins(taught):
     """Refinement reads both, and must know where a call ends."""
-    desk = known_desk()
-    roles = chat_roles(TeacherModel(), NLACPrompts(), RoleOptions(**ROLES))
-    pool = EnvironmentPool(partial(SpokenDesk, desk))
-    try:
-        transitions = play_transitions(roles, pool, list(rows(desk)), 60)
-    finally:
-        pool.close()
+    desk, roles, transitions = taught
     oracle = SpokenDesk(desk).oracle
     right = []
     for transition, target in zip(transitions, bellman_targets(roles, transitions, "explicit"), strict=True):

@@ -96,5 +96,6 @@ class TestRun:
         run.main()
         (path,) = (tmp_path / "cells").rglob("*.json")
         cell = json.loads(path.read_text())
+        assert set(cell["success"]["sampled"]) == {"floor_1", "floor_2", "floor_3"}
         assert cell["method"] == "explicit" and cell["curve"][-1]["environment_steps"] >= 16
         assert "Playing, beginning with the logs" in report.text(report.summarize([cell]))

@@ -117,9 +117,7 @@ def costs(cells: list[dict]) -> dict:
             if name in methods
         }
         tasks[task] = {"methods": methods, "prices": prices}
-    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
-    machines = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
-    return {"level": LEVEL, "tasks": tasks, "machines": machines}
+    return {"level": LEVEL, "tasks": tasks, "machines": reporting.machines(cells)}
 
 
 def price(figures: dict) -> str:
@@ -184,12 +182,9 @@ def main():
             cell = json.loads(path.read_text())
             found[cell["task"], cell["method"], cell["seed"]] = cell
     report = costs(list(found.values()))
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(table(report), args.page, "learning/figures/costs.py")
+    reporting.publish(report, table(report), "learning/figures/costs.py", args.json, args.page)
     if args.readme:
         reporting.insert(benefit_and_cost(report), args.readme, "learning/figures/costs.py")
-    print(table(report))
 
 
 if __name__ == "__main__":

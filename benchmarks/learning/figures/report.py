@@ -166,6 +166,11 @@ def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
     return sentences
 
 
+def has_critic(figures: dict) -> bool:
+    """Whether the critic of a method was examined."""
+    return any(stage for stages in figures["critic"].values() for stage in stages.values())
+
+
 def ablation_verdict(difference: dict | None) -> str:
     """Classify the interval of a difference to plain NLAC."""
     if difference is None or difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
@@ -183,7 +188,7 @@ def render(summary: dict) -> dict[str, str]:
         keep_trailing_newline=True,
     )
     words = (label, task_label, variant, number, rate, gap)
-    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, change_words)
+    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, has_critic, change_words)
     variables = {**summary, "COSTS": COSTS, **{function.__name__: function for function in words}}
     return {page: environment.get_template(template).render(variables) for page, template in PAGES.items()}
 

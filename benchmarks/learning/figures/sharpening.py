@@ -28,10 +28,11 @@ python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delaye
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, of_cells
-from benchmarks.learning.figures.table import gap, label, number, rate, task_label
+from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import SHARPENED_HINDSIGHT, SHARPENING
 
 
@@ -43,25 +44,20 @@ STANDS, SHARPNESS, WITHDRAWN = "stands", "is one of sharpness alone", "is withdr
 UNJUDGED = "is not judged yet: it needs two seeds of both"
 
 
-def decoded(cells: list[dict]) -> list[dict]:
+def at(decoded: list[dict], temperature: float, instances: str = "held_out", min_p: float = 0.0) -> Any:
+    """Return the success at a temperature and cut, of one cell or over seeds."""
+    wanted = {"instances": instances, "temperature": temperature, "min_p": min_p}
+    (found,) = [of["success"] for of in decoded if of.items() >= wanted.items()]
+    return found
+
+
+def over_cells(cells: list[dict]) -> list[dict]:
     """Return the success of a method at every temperature and cut, over seeds."""
     settings = [{name: value for name, value in of.items() if name != "success"} for of in cells[0]["decoded"]]
-
-    def success(cell: dict, setting: dict) -> float:
-        (found,) = [of["success"] for of in cell["decoded"] if of.items() >= setting.items()]
-        return found
-
     return [
-        {**setting, "success": of_cells(cells, lambda cell, setting=setting: success(cell, setting))}
+        {**setting, "success": of_cells(cells, lambda cell, setting=setting: at(cell["decoded"], **setting))}
         for setting in settings
     ]
-
-
-def at(arm: dict, temperature: float, instances: str = "held_out", min_p: float = 0.0) -> dict:
-    """Return a success of [`decoded`]."""
-    wanted = {"instances": instances, "temperature": temperature, "min_p": min_p}
-    (found,) = [of["success"] for of in arm["decoded"] if of.items() >= wanted.items()]
-    return found
 
 
 def verdict(differences: dict[str, dict]) -> str:
@@ -79,9 +75,10 @@ def verdict(differences: dict[str, dict]) -> str:
 
 def compare(arms: dict[str, dict], rival: str) -> dict:
     """Compare NLAC with hindsight, paired by seed, at every temperature without cuts."""
-    temperatures = [of["temperature"] for of in arms["nlac"]["decoded"] if of["instances"] == "held_out"]
+    ours, theirs = arms["nlac"]["decoded"], arms[rival]["decoded"]
+    temperatures = [of["temperature"] for of in ours if of["instances"] == "held_out"]
     differences = {
-        str(float(temperature)): difference(at(arms["nlac"], temperature), at(arms[rival], temperature))
+        str(float(temperature)): difference(at(ours, temperature), at(theirs, temperature))
         for temperature in dict.fromkeys(temperatures)
     }
     return {"differences": differences, "verdict": verdict(differences)}
@@ -97,12 +94,10 @@ def sharpening(cells: list[dict]) -> dict:
             found.sort(key=lambda cell: cell["seed"])
             if found:
                 costs = {cost: of_cells(found, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
-                arms[method] = {"decoded": decoded(found), "costs": costs}
+                arms[method] = {"decoded": over_cells(found), "costs": costs}
         rivals = [name for name in ("hindsight", SHARPENED_HINDSIGHT) if name in arms and "nlac" in arms]
         tasks[task] = {"arms": arms, "verdicts": {rival: compare(arms, rival) for rival in rivals}}
-    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
-    machines = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
-    return {"tasks": tasks, "machines": machines}
+    return {"tasks": tasks, "machines": reporting.machines(cells)}
 
 
 def text(report: dict) -> str:
@@ -116,15 +111,14 @@ def text(report: dict) -> str:
             rows = [
                 [
                     *(label(method), str(len(arm["costs"]["seconds"]["seeds"]))),
-                    *(rate(at(arm, of["temperature"], instances, of["min_p"])) for of in settings),
+                    *(rate(at(arm["decoded"], of["temperature"], instances, of["min_p"])) for of in settings),
                 ]
                 for method, arm in arms.items()
             ]
             parts += [f"{task_label(task)}, {words}, success at each temperature:", ""]
             parts += [reporting.table(["method", "seeds", *names], rows), ""]
-        rows = [[label(m), *(number(arm["costs"][cost]["mean"]) for cost in COSTS)] for m, arm in arms.items()]
         parts += [f"{task_label(task)}, mean costs of training:", ""]
-        parts += [reporting.table(["method", *(cost.replace("_", " ") for cost in COSTS)], rows), ""]
+        parts += [cost_table({label(method): arm["costs"] for method, arm in arms.items()}), ""]
         for rival, found in figures["verdicts"].items():
             by = ", ".join(f"{gap(value)} at {float(t):g}" for t, value in found["differences"].items())
             parts += [
@@ -142,10 +136,7 @@ def main():
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
     args = parser.parse_args()
     report = sharpening([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(text(report), args.page, "learning/figures/sharpening.py")
-    print(text(report))
+    reporting.publish(report, text(report), "learning/figures/sharpening.py", args.json, args.page)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,7 @@ def staleness(cells: list[dict]) -> dict:
             if name != FRUGAL and FRUGAL in tasks[task]:
                 plain = tasks[task][FRUGAL]
                 arm["differences"] = {key: difference(arm[key], plain[key]) for key in ("final", "area")}
-    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
-    machines = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
-    return {"level": LEVEL, "tasks": tasks, "machines": machines}
+    return {"level": LEVEL, "tasks": tasks, "machines": reporting.machines(cells)}
 
 
 def table(report: dict) -> str:
@@ -101,10 +99,7 @@ def main():
                 found[cell["task"], cell["method"], cell["seed"]] = cell
     stale = {task for task, method, _ in found if method in STALE}
     report = staleness([cell for (task, *_), cell in found.items() if task in stale])
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(table(report), args.page, "learning/figures/staleness.py")
-    print(table(report))
+    reporting.publish(report, table(report), "learning/figures/staleness.py", args.json, args.page)
 
 
 if __name__ == "__main__":

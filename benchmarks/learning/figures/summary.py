@@ -294,7 +294,6 @@ def summarize(
         ValueError: If seeds of a method on a task had different budgets or settings.
     """
     compared = [methods[0], *settings, *methods[1:]]
-    machines = [{name: cell[name] for name in ("machine", "versions", "python")} for cell in cells]
     return {
         "methods": compared,
         "settings": list(settings),
@@ -302,7 +301,7 @@ def summarize(
         "missing": find_missing(cells, tasks, methods, ablations or {}, seeds),
         "num_cells": len(cells),
         "hours": round(sum(cell["points"][-1]["seconds"] for cell in cells) / 3600, 1),
-        "machines": [machine for i, machine in enumerate(machines) if machine not in machines[:i]],
+        "machines": reporting.machines(cells),
     }
 
 
