@@ -243,7 +243,7 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
         refine_actions(roles, transitions, trainer.args.num_refinements)
     asked, roles.asked = roles.asked, []
     with trainer.target_weights.swapped_into(trainer.model), trainer._generating():
-        bellman_targets(roles, transitions)
+        bellman_targets(roles, transitions, "implicit")
     seconds = time.perf_counter() - start
     limits = prefix_hit_limit(asked), prefix_hit_limit(roles.asked)  # other weights, another cache
     tokens, known = (sum(values) for values in zip(*limits, strict=True))

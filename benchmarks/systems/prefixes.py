@@ -106,7 +106,7 @@ def quickstart(output_dir: str) -> Shape:
             episodes = play_episodes(trainer.environments, rows[:4], trainer.roles)
             refinements = refine_actions(trainer.roles, transitions(number))
         with trainer.target_weights.swapped_into(trainer.model), trainer._generating():
-            targets = bellman_targets(trainer.roles, transitions(number))
+            targets = bellman_targets(trainer.roles, transitions(number), "implicit")
         answers = [*targets, *(refinement.refined_action for refinement in refinements if refinement is not None)]
         return [
             *(tuple(episode.token_ids.tolist()) for episode in episodes),

@@ -255,7 +255,7 @@ class TestRuns:
             critique = "Future: closed win\nOptimality: No use amber"
             generator.answers = [critique, call, call, critique, call]
             transition = Transition(episode, 0)
-            targets = bellman_targets(roles, [transition])
+            targets = bellman_targets(roles, [transition], "implicit")
             assert refine_actions(roles, [transition], targets=dict(enumerate(targets))) != [None]
             assert refine_actions(roles, [transition]) != [None]
             counts.append([count(chat, prompt) for prompt in generator.prompts])
@@ -323,7 +323,8 @@ class TestRuns:
                 assert read.turns[0].next_observation == text
                 transition = Transition(read, 0)
                 roles.generator.answers = [critique, call, critique, call]
-                assert bellman_targets(roles, [transition])[0].parsed and refine_actions(roles, [transition]) != [None]
+                assert bellman_targets(roles, [transition], "implicit")[0].parsed
+                assert refine_actions(roles, [transition]) != [None]
                 assert len(roles.generator.answers) == 0
             again = read_logs(to_dataset(replay.episodes, roles.actions), roles)
             found = [*roles.generator.prompts[1:], *(read.token_ids.tolist() for read in again)]

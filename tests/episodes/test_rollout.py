@@ -133,7 +133,7 @@ class TestPlayEpisodes:
         (logged,) = episodes_from_logs(logs, roles.actions, roles.prompts)
         assert (logged.terminated, logged.score) == (episode.terminated, episode.score)
         first = len(roles.generator.prompts)
-        bellman_targets(roles, [Transition(episode, 1)])
+        bellman_targets(roles, [Transition(episode, 1)], "implicit")
         question = roles.chat.tokenizer.decode(roles.generator.prompts[first])
         score = f"Score {episode.score:g} Summary?<|end|><|assistant|>"
         assert question.endswith(score if turn_limit == "terminate" else "Scenario?<|end|><|assistant|>")
@@ -187,7 +187,7 @@ class TestPlayEpisodes:
         said = "Future: closed win\nOptimality: No use amber"
         roles = make_roles(["take red", said, said], max_turns=5)
         (episode,) = play_episodes(EnvironmentPool(Liar), [{}], roles)
-        (target,) = bellman_targets(roles, [Transition(episode, 0)])
+        (target,) = bellman_targets(roles, [Transition(episode, 0)], "implicit")
         assert target.parsed.optimal is False and target.parsed.future == "closed win"
         backup = roles.generator.prompts[-1]
         assert backup.count(roles.chat.end_of_turn_id) == 3  # begin, action, question

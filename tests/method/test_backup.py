@@ -31,7 +31,7 @@ from trl_nlac.types import Critique, Episode, Transition
 class TestBellmanTargets:
     def test_prompts_of_the_roles(self):
         roles = make_roles(["route legal olive serial dawn closed win", CRITIQUE, CRITIQUE])
-        targets = bellman_targets(roles, make_transitions(roles))
+        targets = bellman_targets(roles, make_transitions(roles), "implicit")
         successor, backup, terminated = asked(roles)
         state = "<|user|> baku 2<|end|><|assistant|> route billing ruby photo noon<|end|>"
         question = "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|>"
@@ -48,7 +48,7 @@ class TestBellmanTargets:
         roles = make_roles(["closed win", CRITIQUE])
         episode = make_transitions(roles)[1].episode
         cut = Episode(**{**vars(episode), "terminated": False, "truncated": True})
-        bellman_targets(roles, [Transition(cut, 1)])
+        bellman_targets(roles, [Transition(cut, 1)], "implicit")
         assert asked(roles)[0].endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
 
     def test_explicit_bootstrap(self):
@@ -104,7 +104,7 @@ class TestBellmanTargets:
     def test_several_futures(self):
         """k > 1: the critic learns futures, and a separate evaluation reads k of them (equation 3)."""
         roles = make_roles(["it ends", "it begins anew", "it all ends"], num_futures=2)
-        targets = bellman_targets(roles, make_transitions(roles))
+        targets = bellman_targets(roles, make_transitions(roles), "implicit")
         assert [target.parsed for target in targets] == [
             Critique("it begins anew", None),
             Critique("it all ends", None),
@@ -125,7 +125,7 @@ class TestBellmanTargets:
             ["Correctness: No the sum", "Correctness: Yes"], single_step=True, max_turns=1, max_format_retries=0
         )
         cut, ended = make_transitions(roles)
-        targets = bellman_targets(roles, [cut, ended])
+        targets = bellman_targets(roles, [cut, ended], "implicit")
         assert targets[0].parsed is None  # a step that was cut has no score
         assert targets[1].parsed == Critique("", False, "the sum")
         (backup,) = asked(roles)

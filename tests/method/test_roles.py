@@ -29,7 +29,7 @@ class TestAsk:
     def test_broken_formats_are_sampled_again_then_dropped(self):
         answers = ["closed win", "no critique", CRITIQUE, "nor this", "nor that"]
         roles = make_roles(answers, max_format_retries=2, role_sampling={"backup": {"temperature": 1.0}})
-        first, last = bellman_targets(roles, make_transitions(roles))
+        first, last = bellman_targets(roles, make_transitions(roles), "implicit")
         assert (first.parsed is None) and last.parsed is not None
         assert roles.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers)
         metrics = roles.take_metrics()
@@ -97,7 +97,7 @@ class TestReasoning:
 
     def test_targets_are_trained_with_rewritten_thoughts(self):
         roles = self.make_roles(["<corrected_think>I expect a refusal.</corrected_think>", "<corrected_think>It"])
-        first, second = bellman_targets(roles, make_transitions(roles))
+        first, second = bellman_targets(roles, make_transitions(roles), "implicit")
         text = roles.chat.tokenizer.decode(first.token_ids)
         assert text == f"<think>\nI expect a refusal.\n</think>\n\n{CRITIQUE}<|im_end|>"
         assert first.parsed == parse_critique(CRITIQUE)
@@ -111,7 +111,7 @@ class TestReasoning:
         roles = self.make_roles(["<corrected_think>I expect a refusal.</corrected_think>"] * 2)
         transitions = make_transitions(roles)
         samples = [Sample(transition, i, 1.0, 1.0) for i, transition in enumerate(transitions)]
-        targets = bellman_targets(roles, transitions)
+        targets = bellman_targets(roles, transitions, "implicit")
         for example in critic_examples(roles, samples, targets, distills=True):
             whole, taught = (
                 roles.chat.tokenizer.decode(example.completion_ids[start:]) for start in (0, example.teacher_start)
@@ -123,12 +123,12 @@ class TestReasoning:
         roles = self.make_roles([], reasoning=False)
         transitions = make_transitions(roles)
         samples = [Sample(transition, i, 1.0, 1.0) for i, transition in enumerate(transitions)]
-        examples = critic_examples(roles, samples, bellman_targets(roles, transitions), distills=True)
+        examples = critic_examples(roles, samples, bellman_targets(roles, transitions, "implicit"), distills=True)
         assert [example.teacher_start for example in examples] == [0, 0]
 
     def test_it_can_be_switched_off(self):
         roles = self.make_roles([], reasoning=False)
-        targets = bellman_targets(roles, make_transitions(roles))
+        targets = bellman_targets(roles, make_transitions(roles), "implicit")
         assert "It answered refused." in roles.chat.tokenizer.decode(targets[0].token_ids)
 
     def test_refined_actions_are_trained_with_rewritten_thoughts(self):
@@ -142,7 +142,7 @@ class TestReasoning:
 
     def test_answers_without_thoughts_stay(self):
         roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), ["it ends", CRITIQUE, CRITIQUE])
-        assert all(target.parsed for target in bellman_targets(roles, make_transitions(roles)))
+        assert all(target.parsed for target in bellman_targets(roles, make_transitions(roles), "implicit"))
 
     def test_needs_a_template_with_thoughts(self):
         with pytest.raises(ValueError, match="`reasoning=True` needs a chat template"):

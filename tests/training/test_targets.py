@@ -37,10 +37,10 @@ class Backups:
         self.samples = make_samples(self.roles)
         self.kept = PrioritizedReplay(2).targets
 
-    def ask(self, version: int, max_age: int = 0, **kwargs) -> list[int]:
+    def ask(self, version: int, max_age: int = 0, bootstrap: str = "implicit") -> list[int]:
         """Return the number of questions to the successor and to the backup."""
         before = len(asked(self.roles))
-        self.targets = current_targets(self.roles, self.samples, self.kept, version, max_age, **kwargs)
+        self.targets = current_targets(self.roles, self.samples, self.kept, version, max_age, bootstrap)
         questions = asked(self.roles)[before:]
         return [
             sum("Scenario?" in q and "Summary?" not in q for q in questions),

@@ -23,7 +23,7 @@ from .critic import critic_prompt, critiques
 from .roles import Roles
 
 
-def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str = "implicit") -> list[Answer]:
+def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Answer]:
     """
     Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1).
 
@@ -36,7 +36,7 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
             The roles.
         transitions (`list[Transition]`):
             The observed steps.
-        bootstrap (`str`, *optional*, defaults to `"implicit"`):
+        bootstrap (`str`):
             Source of the future from s_{t+1}: `"implicit"` asks the successor model for action and future in one
             (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1),
             `"monte_carlo"` takes what followed in the episode and bootstraps only where the episode was cut.
@@ -61,7 +61,7 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str 
     return [answers.get(i, Answer(t.state_action, (), "", None)) for i, t in enumerate(transitions)]
 
 
-def is_repeatable(roles: Roles, transition: Transition, bootstrap: str = "implicit") -> bool:
+def is_repeatable(roles: Roles, transition: Transition, bootstrap: str) -> bool:
     """Whether the same weights would write the same target again, because every role that takes part is greedy."""
     has_ended = transition.episode.terminated if bootstrap == "monte_carlo" else transition.terminated
     taking_part = ["backup", *([] if has_ended else ["successor"])]

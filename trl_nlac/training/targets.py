@@ -22,7 +22,7 @@ from .chains import answer_each
 
 
 def current_targets(
-    roles: Roles, samples: list[Sample], kept: KeptTargets, version: int, max_age: int, bootstrap: str = "implicit"
+    roles: Roles, samples: list[Sample], kept: KeptTargets, version: int, max_age: int, bootstrap: str
 ) -> list[Answer]:
     """
     Return the Bellman target of each sample: the kept one if it is not too old, otherwise a new one, which is kept
@@ -42,7 +42,7 @@ def current_targets(
         max_age (`int`):
             Largest number of updates since a target was written (`target_max_age`). With 0 a transition that is drawn
             twice gets two targets, and one of the same version is used again only where the same would be written.
-        bootstrap (`str`, *optional*, defaults to `"implicit"`):
+        bootstrap (`str`):
             As in [`~method.backup.bellman_targets`].
 
     Returns:
