@@ -212,6 +212,7 @@ class TestTraining:
             {"num_futures": 2},
             {"replay_refinement_fraction": 1.0, "num_refinements": 2},
             {"replay_refinement_fraction": 0.25},
+            {"num_refinement_candidates": 3},
             {"bootstrap": "explicit"},
             {"critic_loss_type": "distill"},
         ],

@@ -176,6 +176,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             bootstraps only where the episode was cut.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
+        num_refinement_candidates (`int`, *optional*, defaults to `1`):
+            Number of refined actions that are sampled where a critique asks for another action. The critic judges
+            each, and the policy learns the one with the highest verdict score. `1` takes the only one (the paper).
         refine_best_actions (`bool`, *optional*, defaults to `True`):
             Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
             paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
@@ -388,6 +391,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
+    num_refinement_candidates: int = field(
+        default=1, metadata={"help": "Number of refined actions, of which the critic chooses the one to learn."}
+    )
     refine_best_actions: bool = field(
         default=True,
         metadata={
@@ -476,7 +482,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check_at_least(self, 0, "learning_starts", "num_eval_critiques", "target_max_age")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
-        check_between(self, 1, 1000, "num_refinements", "num_updates_per_generation", "transitions_per_episode")
+        check_between(
+            *(self, 1, 1000, "num_refinements", "num_refinement_candidates", "num_updates_per_generation"),
+            "transitions_per_episode",
+        )
         check_between(self, 1, 10_000, "num_eval_episodes")
         check_between(self, 0, 100_000, "num_oracle_probes")
         # Larger factors make losses, gradients or weights overflow.

@@ -59,6 +59,7 @@ from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
 from .method.backup import critic_examples, is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
+from .method.candidates import choose_refined
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
 from .method.refinement import Criticise, policy_examples, refine_actions
@@ -714,7 +715,10 @@ class NLACTrainer(AtomicSavingTrainer):
                 chosen = [transitions[place] for place in places]
                 return refine_actions(self.roles, chosen, targets=judged, **options)
 
-            return answer_each(self.roles, "refine", transitions, refine)
+            refinements = answer_each(self.roles, "refine", transitions, refine)
+            if self.args.num_refinement_candidates == 1:
+                return refinements
+            return choose_refined(self.roles, transitions, refinements, self.args.num_refinement_candidates)
 
     def _iteration_metrics(
         self,

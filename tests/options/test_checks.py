@@ -30,6 +30,7 @@ class TestChecks:
             ("target_update_rate", 1.5),
             ("max_turns", 0),
             ("num_refinements", 0),
+            ("num_refinement_candidates", 0),
             ("replay_buffer_size", 0),
             ("replay_buffer_memory", 0.0),
             ("priority_exponent", -1.0),

@@ -89,6 +89,8 @@ def answers(args: NLACConfig) -> tuple[float, float]:
     bootstrapped = {"explicit": 1 + critique, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
     refine = 1 + args.num_refinements * (critique + 1) - args.replay_refinement_fraction * (1 + critique)
+    if args.num_refinement_candidates > 1:
+        refine += args.num_refinement_candidates * (critique + 1) - 1
     return target, refine
 
 

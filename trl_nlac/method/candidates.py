@@ -1,0 +1,69 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Several refined actions, of which the critic chooses one."""
+
+from dataclasses import replace
+
+from ..types import Answer, Refinement, Transition
+from .critic import judge_actions
+from .roles import Roles
+
+
+def choose_refined(
+    roles: Roles, transitions: list[Transition], refinements: list[Refinement | None], num_candidates: int
+) -> list[Refinement | None]:
+    """
+    Sample more refined actions a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), and choose the one with the highest verdict
+    score, log P(Yes) - log P(No) in a critique of its own. A critique that says what not to do leaves refinement to
+    chance; the choice does not. The paper takes the first (equation 6).
+
+    Call it with the policy's weights, on all processes. Actions that their critiques call the best stay as they are.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles. They note the share of choices that are not the first refined action.
+        transitions (`list[Transition]`):
+            The states.
+        refinements (`list[Refinement | None]`):
+            The refinement in each state, from [`~method.refinement.refine_actions`].
+        num_candidates (`int`):
+            Number of refined actions in each state. A greedy refinement policy samples the others at temperature 1.
+
+    Returns:
+        `list[Refinement | None]`: with the chosen actions. Where no critique can be read, the first stays.
+    """
+    found = {i: r for i, r in enumerate(refinements) if r is not None and not r.critique.optimal}
+    sampling = roles.samplings["refine"]
+    if sampling.temperature == 0:
+        sampling = replace(sampling, temperature=1.0)
+    prompts = [r.refined_action.prompt for r in found.values() for _ in range(num_candidates - 1)]
+    answers = iter(roles.correct_reasoning(roles.ask("refine", prompts, sampling=sampling), "correct_refine"))
+    candidates: list[tuple[int, Answer]] = []
+    for i, refinement in found.items():
+        others = [next(answers) for _ in range(num_candidates - 1)]
+        actions = {refinement.refined_action.parsed: refinement.refined_action}
+        for other in others:
+            if other.parsed is not None:
+                actions.setdefault(other.parsed, other)
+        candidates += [(i, action) for action in actions.values() if len(actions) > 1]
+    judgements = judge_actions(roles, [roles.continued(transitions[i].state, action) for i, action in candidates])
+    scores: dict[int, float] = {}
+    chosen = list(refinements)
+    for (i, action), judgement in zip(candidates, judgements, strict=True):
+        if judgement is not None and judgement.verdict_score > scores.get(i, float("-inf")):
+            scores[i] = judgement.verdict_score
+            chosen[i] = replace(found[i], refined_action=action)
+    roles.metrics["refine/other_chosen_rate"] += [float(chosen[i] is not refinements[i]) for i in scores]
+    return chosen
