@@ -23,13 +23,17 @@ from benchmarks.learning.figures.table import cost_table, gap, rate
 
 LABELS = {
     "explicit": "NLAC, explicit bootstrap",
+    "candidates": "NLAC, explicit bootstrap, four candidates",
     "implicit": "NLAC, implicit bootstrap",
     "monte_carlo": "NLAC, Monte Carlo",
     "hindsight": "Hindsight",
     "sft": "SFT on successes",
     "scalar": "Scalar actor-critic",
 }
-PHASES = {"logs": "From logs alone", "plays": "Playing, beginning with the logs"}
+PHASES = {
+    "logs": "From logs alone, {steps:,} gradient steps",
+    "plays": "Playing {steps:,} environment steps, beginning with the logs",
+}
 # What counts, decided before the runs.
 LEARNED, SUPPORTED_BY, REFUTED_BY = 0.95, 0.3, 0.1
 UNTESTED = "not tested: the first floor was not learned by both"
@@ -88,19 +92,21 @@ def figures(cells: list[dict]) -> dict[str, Any]:
 
 
 def summarize(cells: list[dict]) -> dict[str, Any]:
-    """Return the figures of every method, in each phase and with each number of floors, and the verdicts."""
+    """Return the figures of every method, in each phase, with each number of steps and floors, and the verdicts."""
     phases: dict[str, dict] = {}
-    for plays, floors in sorted({(cell["plays"], cell["floors"]) for cell in cells}):
-        chosen = [cell for cell in cells if (cell["plays"], cell["floors"]) == (plays, floors)]
+    kinds = ("plays", "steps", "floors")
+    for kind in sorted({tuple(cell[name] for name in kinds) for cell in cells}):
+        plays, steps, floors = kind
+        chosen = [cell for cell in cells if tuple(cell[name] for name in kinds) == kind]
         arms = {
             name: figures(sorted((c for c in chosen if c["method"] == name), key=lambda cell: cell["seed"]))
             for name in LABELS
             if any(cell["method"] == name for cell in chosen)
         }
-        phase = {"plays": plays, "floors": floors, "arms": arms}
+        phase = {**dict(zip(kinds, kind, strict=True)), "arms": arms}
         if not plays and {"explicit", "monte_carlo"} <= arms.keys():
             phase["verdict"] = verdict(arms)
-        phases[f"{'plays' if plays else 'logs'}_{floors}"] = phase
+        phases[f"{'plays' if plays else 'logs'}_{steps}_{floors}"] = phase
     return {"phases": phases, "machines": reporting.machines(cells)}
 
 
@@ -108,7 +114,8 @@ def text(report: dict) -> str:
     """Write the tables and verdicts."""
     parts = []
     for phase in report["phases"].values():
-        arms, title = phase["arms"], PHASES["plays" if phase["plays"] else "logs"]
+        arms = phase["arms"]
+        title = PHASES["plays" if phase["plays"] else "logs"].format(steps=phase["steps"])
         floors = [f"floor {i + 1}" for i in range(phase["floors"])]
         rows = [
             [

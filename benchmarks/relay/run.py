@@ -59,12 +59,13 @@ SETTINGS = merge_settings(
 )
 ARMS = {
     "explicit": {"bootstrap": "explicit"},
+    "candidates": {"bootstrap": "explicit", "num_refinement_candidates": 4},
     "implicit": {"bootstrap": "implicit"},
     "monte_carlo": {"bootstrap": "monte_carlo"},
     "hindsight": HINDSIGHT,
 }
 BASELINES = ("sft", "scalar")  # SFT on successes; soft actor-critic with bootstrapped numbers
-PLAYED = ("explicit", "monte_carlo", "hindsight")
+PLAYED = ("explicit", "candidates", "monte_carlo", "hindsight")
 NUM_EVALUATIONS = 8
 
 
@@ -219,17 +220,17 @@ def main():
     args = parser.parse_args()
     methods = [method for method in args.methods if not args.plays or method in PLAYED]
     cells = [(method, seed) for seed in args.seeds for method in methods]
-    setting = ["play", args.budget] if args.plays else ["logs", args.max_steps]
-    folder = args.cells / "_".join(map(str, [*setting, args.floors, "floors"]))
+    steps = args.budget if args.plays else args.max_steps
+    folder = args.cells / f"{'play' if args.plays else 'logs'}_{steps}_{args.floors}_floors"
     if args.in_process:
         [(method, seed)] = cells
         measured = (play_on if args.plays else learn_from_logs)(method, seed, args)
-        spent = f"--plays --budget {args.budget}" if args.plays else f"--max_steps {args.max_steps}"
+        spent = f"--plays --budget {steps}" if args.plays else f"--max_steps {steps}"
         command = f"python -m benchmarks.relay.run --methods {method} --seeds {seed} --floors {args.floors} {spent}"
-        cell = {"method": method, "seed": seed, "floors": args.floors, "plays": args.plays, "command": command}
+        cell = {"method": method, "seed": seed, "plays": args.plays, "steps": steps, "floors": args.floors}
+        cell |= {"command": command, **measured, "settings": {**SETTINGS, **ARMS.get(method, {})}}
         versions = reporting.setting("torch", "transformers", "trl", "accelerate")
-        settings = {**SETTINGS, **ARMS.get(method, {})}
-        reporting.write({**cell, **measured, "settings": settings, **versions}, folder / method / f"{seed}.json")
+        reporting.write({**cell, **versions}, folder / method / f"{seed}.json")
         return
     for method, seed in cells:
         if not (folder / method / f"{seed}.json").exists():

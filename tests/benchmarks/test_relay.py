@@ -29,7 +29,7 @@ def make_cells(method: str, successes: list[list[float]], targets: float | None 
     cells = []
     for seed, of_floors in enumerate(successes):
         floors = {f"floor_{i}": value for i, value in enumerate(of_floors, 1)}
-        cell = {"method": method, "seed": seed, "floors": len(floors), "plays": False}
+        cell = {"method": method, "seed": seed, "plays": False, "steps": 1000, "floors": len(floors)}
         cell |= {"success": {"sampled": floors, "greedy": floors}, "costs": {"gradient_steps": 10, "seconds": 5.0}}
         cell |= {"machine": {"cpu_count": 2}, "versions": {}, "python": "3.11"}
         if targets is not None:
@@ -56,7 +56,7 @@ class TestVerdict:
     def test_rule(self, successes, targets, expected):
         cells = [*make_cells("explicit", successes, targets), *MONTE_CARLO, *make_cells("sft", [[1.0, 0.2, 0.0]])]
         summary = report.summarize(cells)
-        found = summary["phases"]["logs_3"]["verdict"]
+        found = summary["phases"]["logs_1000_3"]["verdict"]
         assert found["verdict"] == expected
         expected_gap = sum(of_floors[1] for of_floors in successes) / 2 - 0.275
         assert found["differences"]["floor_2"]["mean"] == pytest.approx(expected_gap, abs=1e-3)
@@ -65,7 +65,7 @@ class TestVerdict:
 
     def test_one_house_is_not_judged(self):
         cells = [*make_cells("explicit", [[1.0, 0.6, 0.5]], 0.8), *make_cells("monte_carlo", [[1.0, 0.2, 0.0]], 0.0)]
-        verdict = report.summarize(cells)["phases"]["logs_3"]["verdict"]["verdict"]
+        verdict = report.summarize(cells)["phases"]["logs_1000_3"]["verdict"]["verdict"]
         assert verdict == "not judged yet: it needs two houses"
 
 
@@ -98,4 +98,4 @@ class TestRun:
         cell = json.loads(path.read_text())
         assert set(cell["success"]["sampled"]) == {"floor_1", "floor_2", "floor_3"}
         assert cell["method"] == "explicit" and cell["curve"][-1]["environment_steps"] >= 16
-        assert "Playing, beginning with the logs" in report.text(report.summarize([cell]))
+        assert "Playing 16 environment steps, beginning with the logs" in report.text(report.summarize([cell]))
