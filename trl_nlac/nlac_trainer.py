@@ -63,7 +63,7 @@ from .method.candidates import choose_refined
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
 from .method.refinement import Criticise, policy_examples, refine_actions
-from .method.rehearsal import UNTRAINED_ROLES, sound_answers
+from .method.rehearsal import ASKED_ROLES, sound_answers
 from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
 from .nlac_config import NLACConfig
@@ -308,7 +308,7 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         self.rehearsal = Rehearsal(
             *(rehearsal_dataset, args.rehearsal_source, args.rehearsal_ratio, chat, args.seed + args.process_index),
-            untrained=(*UNTRAINED_ROLES, "successor") if args.bootstrap == "implicit" else UNTRAINED_ROLES,
+            asked=(*ASKED_ROLES, "successor") if args.bootstrap == "implicit" else ASKED_ROLES,
         )
 
         super().__init__(

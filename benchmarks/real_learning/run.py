@@ -52,7 +52,7 @@ from trl_nlac.environments.embedded.service_desk import parse_call
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
-from trl_nlac.method.rehearsal import UNTRAINED_ROLES, sound_answers
+from trl_nlac.method.rehearsal import sound_answers
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
 
@@ -69,15 +69,15 @@ NLAC = dict(
     learning_rate=5e-4,
     lr_scheduler_type="constant",
     per_device_train_batch_size=16,
+    max_tokens_per_batch=3072,
     episodes_per_iteration=4,
     samples_per_iteration=16,
-    max_tokens_per_batch=3072,
     replay_buffer_size=64,
     target_update_rate=0.05,
     target_max_age=40,
     replay_refinement_fraction=1.0,
     refine_best_actions=False,
-    rehearsal_ratio=0.5,
+    rehearsal_ratio=1.0,
     num_eval_episodes=1,
     num_eval_critiques=0,
     num_oracle_probes=16,
@@ -150,11 +150,6 @@ def readable(samples: Dataset) -> Dataset:
     return samples.filter(
         lambda sample: sample["role"] != "policy" or parse_call(sample["completion"][0]["content"]) is not None
     )
-
-
-def untrained(samples: Dataset) -> Dataset:
-    """Leave out the roles that NLAC's losses train: rehearsal has to keep the others."""
-    return samples.filter(lambda sample: sample["role"] in UNTRAINED_ROLES)
 
 
 def conversations(samples: Dataset, chat: ChatEncoder) -> Dataset:
@@ -296,7 +291,7 @@ def train(
         max_steps=max_steps,
         logging_steps=1,
         eval_strategy="steps",
-        eval_steps=10,
+        eval_steps=20,
         eval_on_start=True,
         save_strategy="steps",
         save_steps=10,
@@ -314,7 +309,7 @@ def train(
         train_dataset=rows(desk),
         eval_dataset=rows(desk, HELD_OUT_CUSTOMERS[:8]),
         environment_factory=partial(SpokenDesk, desk),
-        rehearsal_dataset=untrained(load_dataset("json", data_files=str(rehearsal), split="train")),
+        rehearsal_dataset=readable(load_dataset("json", data_files=str(rehearsal), split="train")),
         callbacks=[report],
     )
     report.trained = trainer

@@ -21,7 +21,6 @@ from .roles import Roles
 
 
 ASKED_ROLES = ("policy", "critique", "backup", "refine")  # always asked; others depend on options and on the steps
-UNTRAINED_ROLES = ("backup", "refine")  # of these, those that no loss but that of rehearsal trains
 
 
 def sound_answers(

@@ -25,7 +25,7 @@ from accelerate.logging import get_logger
 from datasets import Dataset
 
 from ..chat.encoder import ChatEncoder
-from ..method.rehearsal import ASKED_ROLES, UNTRAINED_ROLES
+from ..method.rehearsal import ASKED_ROLES
 from ..types import Prompt, TrainingExample
 
 
@@ -52,9 +52,8 @@ class Rehearsal:
             Encodes the samples.
         seed (`int`):
             Seed of the draws.
-        untrained (`tuple[str, ...]`, *optional*, defaults to `UNTRAINED_ROLES`):
-            Roles that the run asks and no other loss trains. A warning names those of which a dataset with the column
-            `role` has no sample.
+        asked (`tuple[str, ...]`, *optional*, defaults to `ASKED_ROLES`):
+            Roles that the run asks. A warning names those of which a dataset with the column `role` has no sample.
 
     Raises:
         ValueError: If there is a ratio without a dataset, a dataset without one of the columns, a row that the chat
@@ -68,7 +67,7 @@ class Rehearsal:
         ratio: float,
         chat: ChatEncoder,
         seed: int,
-        untrained: tuple[str, ...] = UNTRAINED_ROLES,
+        asked: tuple[str, ...] = ASKED_ROLES,
     ):
         if source == "self" and dataset:
             raise ValueError(
@@ -87,7 +86,7 @@ class Rehearsal:
         self._examples: list[TrainingExample] = []
         if dataset and ratio:
             self._examples = [_example(i, row, chat) for i, row in enumerate(_checked(dataset))]
-            self._warn_of_missing(dataset, untrained)
+            self._warn_of_missing(dataset, asked)
         elif dataset:
             logger.warning("`rehearsal_dataset` is not used, because `rehearsal_ratio` is 0.")
 
@@ -118,14 +117,14 @@ class Rehearsal:
             self.roles += [role] * size
 
     @staticmethod
-    def _warn_of_missing(dataset: Dataset, untrained: tuple[str, ...]) -> None:
+    def _warn_of_missing(dataset: Dataset, asked: tuple[str, ...]) -> None:
         if "role" not in dataset.column_names:
             return
-        missing = sorted(set(untrained) - set(dataset["role"]))
+        missing = sorted(set(asked) - set(dataset["role"]))
         if missing:
             logger.warning(
-                "`rehearsal_dataset` has no sample of %s, which this run asks and no other loss trains: the model may "
-                "forget it. Write one with `trl-nlac rehearse` and the `bootstrap` of this run.",
+                "`rehearsal_dataset` has no sample of %s, which this run asks: a model that learned its roles from "
+                "this dataset cannot answer. Write one with `trl-nlac rehearse` and the `bootstrap` of this run.",
                 ", ".join(missing),
             )
 
