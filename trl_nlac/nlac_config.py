@@ -194,6 +194,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             readable answers in every role, about 128 transitions of its first episodes or of the logs; of its refined
             actions only those that do as their critique says. They are written in the first iteration and kept in
             every checkpoint.
+        rehearse_refinements (`bool`, *optional*, defaults to `False`):
+            Whether the refinement policy is also trained on its own refined actions, of those that do as their
+            critiques say. No other loss trains it, and the policy's habits, which the same weights learn, can make it
+            repeat what it should change. With `share_prefixes` an example costs little more than its answer.
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
             A warning names a role once its health metric falls below this share of its best value. Another warning
             reports the same of success.
@@ -417,6 +421,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "help": "Whether to rehearse the `rehearsal_dataset` or the initial model's own readable answers.",
             "choices": ["dataset", "self"],
         },
+    )
+    rehearse_refinements: bool = field(
+        default=False,
+        metadata={"help": "Whether to train the refinement policy on those of its answers that obey their critiques."},
     )
     health_warning_ratio: float = field(
         default=0.7,

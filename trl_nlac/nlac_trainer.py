@@ -62,7 +62,7 @@ from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_le
 from .method.candidates import choose_refined
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
-from .method.refinement import Criticise, policy_examples, refine_actions
+from .method.refinement import Criticise, policy_examples, refine_actions, refinement_examples
 from .method.rehearsal import ASKED_ROLES, sound_answers
 from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
@@ -791,10 +791,15 @@ class NLACTrainer(AtomicSavingTrainer):
         self.replay.leave_out([sample.transition_id for sample in too_long])
         if not self.args.critic_loss_coef:
             of_critic = [None] * len(samples)
+        rehearsed = refinement_examples(self.roles, refinements) if self.args.rehearse_refinements else []
         num_updates = self.args.num_updates_per_generation
         return make_batches(
             *(samples * num_updates, of_critic * num_updates, of_policy * num_updates),
-            [self.rehearsal.draw(step_size) for _ in range(len(samples) * num_updates // step_size)],
+            [
+                [*self.rehearsal.draw(step_size), *filter(None, rehearsed[start : start + step_size])]
+                for _ in range(num_updates)
+                for start in range(0, len(samples), step_size)
+            ],
             num_micro_batches,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,

@@ -23,7 +23,7 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.critic import critiques
-from trl_nlac.method.refinement import Attempt, policy_examples, refine_actions, refinement_rounds
+from trl_nlac.method.refinement import Attempt, policy_examples, refine_actions, refinement_examples, refinement_rounds
 from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Answer, Critique, Sample, Transition
 
@@ -120,6 +120,24 @@ class TestRefineActions:
         assert "Optimality: No use amber<|end|><|user|> Revise?" in refine
         broken = Answer(transitions[0].state_action, tuple(target_ids), "", None)
         assert refine_actions(make_roles([]), transitions[:1], targets={0: broken}) == [None]
+
+
+class TestRefinementExamples:
+    def test_those_that_do_as_their_critiques_say(self):
+        no = "Future: bad\nOptimality: No"
+        roles = make_roles(["a", "b", "c", no, no, CRITIQUE, "better", "b", "c"])
+        transition = make_transitions(roles)[0]
+        refinements = refine_actions(roles, [transition] * 3)
+        changed, repeated, kept = refinement_examples(roles, refinements)
+        assert repeated is None  # it was told to change
+        for example, refinement in ((changed, refinements[0]), (kept, refinements[2])):
+            assert example.loss == "rehearsal" and example.completion_ids == refinement.refined_action.token_ids
+            assert roles.chat.decode(example.prompt.ids).endswith("Revise?")
+
+    def test_none_where_nothing_was_asked(self):
+        roles = make_roles(["a", CRITIQUE])
+        refinements = refine_actions(roles, make_transitions(roles)[:1], keeps_best=True)
+        assert refinement_examples(roles, [*refinements, None]) == [None, None]
 
 
 class TestRefinementRounds:

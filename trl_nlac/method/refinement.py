@@ -247,6 +247,28 @@ def policy_examples(
     ]
 
 
+def refinement_examples(roles: Roles, refinements: list[Refinement | None]) -> list[TrainingExample | None]:
+    """
+    Make examples that keep the refinement policy to its role (`rehearse_refinements`): its own refined actions, of
+    those that do as their critiques say. The paper has no such loss.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        refinements (`list[Refinement | None]`):
+            The refinements.
+
+    Returns:
+        `list[TrainingExample | None]`: `None` where there is no such action, or none was asked for.
+    """
+    return [
+        None
+        if r is None or r.is_kept or not r.complies
+        else TrainingExample("rehearsal", roles.opened(r.refined_action.prompt), r.refined_action.token_ids)
+        for r in refinements
+    ]
+
+
 def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:
     """Rewrite the chains of thought, which may refer to the critique."""
     found = [i for i, refinement in enumerate(refinements) if refinement is not None and not refinement.is_kept]

@@ -115,7 +115,8 @@ class Plan:
     @property
     def num_losses(self) -> int:
         """Examples of a transition."""
-        return max(1, bool(self.args.critic_loss_coef) + bool(self.args.policy_loss_coef))
+        args = self.args
+        return max(1, bool(args.critic_loss_coef) + bool(args.policy_loss_coef) + args.rehearse_refinements)
 
     @property
     def longest(self) -> tuple[int, int]:
