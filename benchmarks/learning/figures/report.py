@@ -69,7 +69,7 @@ def claim_sentence(claim: dict) -> str:
             + ", ".join(f"{label(method)} {steps}" for method, steps in first.items())
             + "."
         )
-    ratio = "" if claim["ratio"] is None else f", {claim['ratio']:.2f} times as much in the mean"
+    ratio = f", {claim['ratio']:.2f} times as much in the mean" if claim["factor"] > 1 and claim["ratio"] else ""
     rival = ", the best baseline," if claim["claim"] == "higher_success" else ""
     return (
         f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps"
