@@ -75,7 +75,7 @@ def completion_script(shell: str) -> str:
     options, choices = [], []
     for command in COMMANDS:
         found = _actions(importlib.import_module(f".{command}", __package__).make_parser())
-        if command in ("plan", "improve"):  # take the options of training, too
+        if command in ("plan", "preflight", "improve"):  # take the options of training, too
             found += _actions(importlib.import_module(".train", __package__).make_parser())
         names = sorted({name for action in found for name in action.option_strings if name.startswith("--")})
         options.append(f'      {command}) words="{" ".join(sorted({*names, *OTHERS}))}" ;;')

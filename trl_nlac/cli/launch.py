@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""`trl-nlac train --accelerate_config NAME`: start the processes of a run."""
+"""`trl-nlac train --accelerate_config NAME`, or `preflight`: start the processes of a run."""
 
 import os
 import sys
@@ -29,21 +29,23 @@ from .train_options import TrainParser
 OPTION = "--accelerate_config"
 
 
-def launch(words: list[str]) -> NoReturn:
-    """Become `accelerate launch`, which starts `trl-nlac train` in every process."""
-    command = launch_command(words)
+def launch(words: list[str], command: list[str] | None = None) -> NoReturn:
+    """Become `accelerate launch`, which starts `trl-nlac train`, or another command, in every process."""
+    command = launch_command(words, command)
     sys.stdout.flush()
     os.execv(command[0], command)
 
 
-def launch_command(words: list[str]) -> list[str]:
+def launch_command(words: list[str], command: list[str] | None = None) -> list[str]:
     """
-    Return the command that launches `trl-nlac train`. As in TRL, options that the training does not have are those of
-    `accelerate launch`.
+    Return the command that launches `trl-nlac train`, or another command with the options of a training. As in TRL,
+    options that the training does not have are those of `accelerate launch`.
 
     Args:
         words (`list[str]`):
             Arguments of `trl-nlac train`, with `--accelerate_config`: a file, or the name of one of the package's.
+        command (`list[str]`, *optional*):
+            Name of the other command, and its own arguments.
 
     Raises:
         CommandError: If there is no such file or option.
@@ -57,8 +59,8 @@ def launch_command(words: list[str]) -> list[str]:
             )
     file = find_yaml(OPTION, "accelerate_configs", known.accelerate_config)
     # `--quiet`: an error of a process is shown once, not again with the trace of the launcher.
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", file, *others]
-    return [*command, "-m", "trl_nlac", "train", *_own(words, others)]
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", file, *others]
+    return [*accelerate, "-m", "trl_nlac", *(command or ["train"]), *_own(words, others)]
 
 
 def _own(words: list[str], others: list[str]) -> list[str]:

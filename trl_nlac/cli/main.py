@@ -29,6 +29,7 @@ from .errors import CommandError, known_errors
 COMMANDS = {
     "train": "train an agent in an environment",
     "plan": "does a run fit the machines, and how long does an iteration take",
+    "preflight": "try one iteration of a run, and say whether it can learn",
     "evaluate": "play a saved agent and measure how often it succeeds",
     "play": "watch an agent act, criticise and refine, turn by turn",
     "serve": "offer an agent through OpenAI's interfaces, and as a guard",

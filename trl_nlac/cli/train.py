@@ -144,8 +144,12 @@ def make_trainer(
             quantization_config=get_quantization_config(model_args),
         )
     if trainer.is_world_process_zero():
-        trainer.add_callback(TrainBeginCallback(lambda: trainer.had_ended or note_run(script_args, args)))
+        trainer.add_callback(NoteRunCallback(lambda: trainer.had_ended or note_run(script_args, args)))
     return trainer
+
+
+class NoteRunCallback(TrainBeginCallback):
+    """A class of its own: transformers warns of two callbacks of the same."""
 
 
 def note_run(script_args: TrainArguments, args: NLACConfig) -> None:

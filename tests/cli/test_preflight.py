@@ -1,0 +1,89 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""`trl-nlac preflight`: one iteration before a run."""
+
+import json
+import sys
+
+import pytest
+from helpers.cli_utils import write_config
+
+from trl_nlac.cli.launch import launch_command
+from trl_nlac.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def preflight(folder, *words, **options) -> int:
+    """Try a run in the rooms."""
+    rooms = {"environment_factory": "trl_nlac.environments.embedded:demo_environment"}
+    rooms |= {"environment_kwargs": {"world": "rooms", "seed": 0}, "dataset_name": "trl_nlac/recipes/rooms.jsonl"}
+    rooms |= {"prompts": "trl_nlac/tiny_model/nlac_prompts.json", "eval_strategy": "no", "max_steps": 40}
+    sizes = {"samples_per_iteration": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    write_config(folder, **{**rooms, **sizes, "episodes_per_iteration": 2, **options})
+    return main(["preflight", "--config", "run.yaml", "--num_episodes", "6", *words])
+
+
+def test_one_iteration_and_nothing_is_left(folder, capsys):
+    assert preflight(folder, "--json", "found.json") == 0
+    printed = capsys.readouterr().out
+    assert "Playing 6 episodes" in printed and "the run takes 0.0 h" in printed and "'loss'" not in printed
+    report = json.loads((folder / "found.json").read_text())
+    names = {check["name"] for check in report["checks"]}
+    assert {"policy/format_rate", "health/refine_compliance", "refined/success_rate"} <= names
+    assert report["metrics"]["environment/steps"] > 0 and report["metrics"]["critic/loss"] > 0
+    assert report["hours"] == pytest.approx(report["seconds_per_iteration"] * 20 / 3600)
+    assert report["success"].keys() == {"plain", "refined"}
+    assert sorted(path.name for path in folder.iterdir()) == ["found.json", "run.yaml"]
+
+
+def test_a_run_that_cannot_learn(folder, capsys):
+    """Answers that are always cut off."""
+    assert preflight(folder, max_completion_length=4) == 2
+    captured = capsys.readouterr()
+    assert "checks are a no-go" in captured.err
+    assert "completions/clipped_ratio: Answers are cut off. Raise `max_completion_length`." in captured.out
+
+
+def test_a_success_that_was_measured_elsewhere(folder, capsys):
+    assert preflight(folder, "--expected_success", "1.0") == 2
+    assert "Tasks, prompts, lengths or sampling differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_episodes", "-1"], "--num_episodes must be at least 0, got -1."),
+        (["--expected_success", "30"], "--expected_success 30 is a share from 0 to 1"),
+        (["--expected_success", "0.3", "--num_episodes", "0"], "needs --num_episodes above 0, got 0"),
+        (["--max_turn", "3"], "did you mean '--max_turns'?"),
+    ],
+)
+def test_wrong_arguments(folder, capsys, words, message):
+    assert preflight(folder, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_processes_are_launched_with_its_own_arguments():
+    words = ["--accelerate_config", "zero3", "--num_processes", "2", "--config", "paper"]
+    command = launch_command(words, ["preflight", "--num_episodes", "8"])
+    assert command[0] == sys.executable and command[-6:] == [
+        *("trl_nlac", "preflight", "--num_episodes", "8"),
+        *("--config", "paper"),
+    ]

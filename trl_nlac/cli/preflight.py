@@ -1,0 +1,217 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""`trl-nlac preflight`: try one iteration of a run before it is started."""
+
+import json
+import random
+import shutil
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from ..episodes.rollout import Act
+from ..evaluation.evaluation import evaluate_policy, joint_metrics
+from ..evaluation.preflight import NO_GO, Check, check_iteration, check_refinement, check_success
+from ..method.refinement import Attempt, refinement_rounds
+from ..method.roles import Roles
+from ..types import Answer, Prompt
+from .errors import CommandError
+from .launch import OPTION, launch
+from .parser import Parser
+from .train import make_trainer
+from .train_options import TrainParser
+
+
+DESCRIPTION = """\
+Try one iteration of a run in a folder of its own, which is removed, and say whether the run can learn: whether the
+roles keep to their formats, targets tell what was observed, and refined actions do as their critiques say and succeed
+as often as the policy's. It also says how long an iteration takes. All options of `trl-nlac train` are options here,
+too."""
+
+
+def make_parser() -> Parser:
+    usage = "trl-nlac preflight --config run.yaml [--name value ...]"
+    parser = Parser(prog="trl-nlac preflight", usage=usage, description=DESCRIPTION)
+    parser.add_argument(
+        "--num_episodes",
+        type=int,
+        default=64,
+        help="episodes that the policy plays first, and again with each action refined (default: 64; 0: none)",
+    )
+    parser.add_argument(
+        "--expected_success", type=float, help="success rate of the base model that was measured elsewhere"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write checks and metrics to this file")
+    return parser
+
+
+def run(words: list[str]) -> None:
+    args, of_run = make_parser().parse_known_args(words)
+    if args.num_episodes < 0:
+        raise CommandError(f"--num_episodes must be at least 0, got {args.num_episodes}.")
+    if args.expected_success is not None and not (args.num_episodes and 0 <= args.expected_success <= 1):
+        raise CommandError(
+            f"--expected_success {args.expected_success:g} is a share from 0 to 1, and needs --num_episodes above 0, "
+            f"got {args.num_episodes}."
+        )
+    if any(word.partition("=")[0] == OPTION for word in of_run):
+        own = [word for name, value in vars(args).items() if value is not None for word in (f"--{name}", str(value))]
+        launch(of_run, ["preflight", *own])
+    parser = TrainParser()
+    *_, options = parser.read(of_run)
+    folder = f"{options.output_dir.rstrip('/')}.preflight"
+    trainer = make_trainer(*parser.read([*of_run, *_trial(folder, options.updates_per_iteration)]), parser.unsupported)
+    trial = Trial(trainer, args.num_episodes)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(trial)
+    try:
+        trainer.train()
+    finally:
+        if trainer.is_world_process_zero():
+            shutil.rmtree(folder, ignore_errors=True)
+    if trainer.is_world_process_zero():
+        conclude(trial, args.expected_success, args.json, max(options.max_steps, 0) / options.updates_per_iteration)
+
+
+def _trial(folder: str, num_steps: int) -> list[str]:
+    """Return the options of one iteration that leaves nothing behind."""
+    options = {"output_dir": folder, "overwrite_output_dir": True, "max_steps": num_steps, "logging_steps": 1}
+    options |= {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
+    options |= {"on_forgetting": "warn", "report_to": "none", "push_to_hub": False, "log_completions": False}
+    options["disable_tqdm"] = True
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+class Trial(TrainerCallback):
+    """
+    Plays before the first step of a trainer, and takes the time of its steps.
+
+    Args:
+        trainer ([`~transformers.Trainer`]):
+            The trainer.
+        num_episodes (`int`):
+            Number of episodes to play without and with refinement.
+    """
+
+    def __init__(self, trainer: Trainer, num_episodes: int):
+        self.trainer = trainer
+        self.num_episodes = num_episodes if trainer.environments else 0
+        self.success: dict[str, float] = {}
+        self.start = self.seconds = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.num_episodes:
+            roles = self.trainer.roles
+            with roles.uncounted(), roles.generator.session(self.trainer.model_wrapped):
+                self._say(f"Playing {self.num_episodes} episodes ...")
+                self.success["plain"] = self._play(None)
+                self._say("... and again, with each action refined ...")
+                self.success["refined"] = self._play(partial(act_refined, roles))
+            roles.take_metrics()
+        self._say("Running one iteration ...")
+        self.start = time.perf_counter()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.seconds = time.perf_counter() - self.start
+
+    def _say(self, text: str) -> None:
+        if self.trainer.is_world_process_zero():
+            print(text, flush=True)
+
+    def _play(self, act: Act | None) -> float:
+        """Play the tasks, as often as it takes, and return the success rate."""
+        trainer = self.trainer
+        dataset, args = trainer.eval_dataset or trainer.train_dataset, trainer.args
+        order = random.Random(args.seed).sample(range(len(dataset)), len(dataset))
+        places = range(args.process_index, self.num_episodes, args.world_size)
+        tasks = {place: dataset[order[place % len(order)]] for place in places}
+        evaluation = evaluate_policy(
+            *(trainer.environments, tasks, trainer.roles),
+            num_critiques=0,
+            num_probes=0,
+            act=act,
+            rewards=trainer.rewards,
+        )
+        trainer.rendezvous.wait()
+        return joint_metrics(evaluation)["episode/success_rate"]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the iteration."""
+        return {k: v for log in self.trainer.state.log_history if "loss" in log for k, v in log.items()}
+
+
+def act_refined(roles: Roles, prompts: list[Prompt], seeds: list[int]) -> list[Answer]:
+    """Answer states as the policy does in evaluation, with one round of critique and refinement."""
+    answers = roles.act(prompts, seeds, roles.samplings["evaluation"])
+    attempts = {
+        i: Attempt.of(roles, prompt, answer)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        if answer.parsed is not None
+    }
+    for i, rounds in refinement_rounds(roles, attempts, 1, keeps_best=True).items():
+        if rounds[0].refined is not None:
+            answers[i] = replace(rounds[0].refined, prompt=prompts[i])
+    return answers
+
+
+def conclude(trial: Trial, expected: float | None, path: str | None, num_iterations: float) -> None:
+    """
+    Print the checks, and write them down.
+
+    Raises:
+        CommandError: If one is a no-go.
+    """
+    metrics, success = trial.metrics, trial.success
+    checks = check_iteration(metrics)
+    if success:
+        checks.append(check_refinement(success["plain"], success["refined"], trial.num_episodes))
+    if expected is not None:
+        checks.append(check_success(success["plain"], trial.num_episodes, expected))
+    costs = {"seconds_per_iteration": trial.seconds}
+    if num_iterations:
+        costs["hours"] = trial.seconds * num_iterations / 3600
+    if torch.cuda.is_available():
+        costs["peak_memory"] = float(torch.cuda.max_memory_allocated())
+    if path:
+        report = {"checks": [asdict(check) for check in checks], "success": success, **costs, "metrics": metrics}
+        Path(path).write_text(json.dumps(report, indent=2) + "\n")
+    show(checks, costs)
+    failed = [check for check in checks if check.verdict == NO_GO]
+    if failed:
+        raise CommandError(f"{len(failed)} of {len(checks)} checks are a no-go, see above.")
+
+
+def show(checks: list[Check], costs: dict[str, float]) -> None:
+    """Print the checks and the costs of the first iteration."""
+    table = Table("check", "measured", "needed", "verdict")
+    for check in checks:
+        table.add_row(check.name, f"{check.value:.2f}", check.needed, check.verdict)
+    console = Console()
+    console.print(table)
+    for check in checks:
+        if check.verdict == NO_GO:
+            console.print(f"{check.name}: {check.advice}", highlight=False, markup=False, soft_wrap=True)
+    line = f"The first iteration took {costs['seconds_per_iteration']:,.0f} s"
+    if "hours" in costs:
+        line += f"; as long each, the run takes {costs['hours']:,.1f} h"
+    if "peak_memory" in costs:
+        line += f"; at most {costs['peak_memory'] / 1e9:,.1f} GB of this GPU's memory were in use"
+    console.print(f"{line}.", highlight=False, soft_wrap=True)
