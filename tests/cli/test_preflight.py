@@ -15,6 +15,8 @@
 """`trl-nlac preflight`: one iteration before a run."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -78,6 +80,16 @@ def test_a_success_that_was_measured_elsewhere(folder, capsys):
 def test_wrong_arguments(folder, capsys, words, message):
     assert preflight(folder, *words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_in_several_processes(folder):
+    assert preflight(folder, "--num_episodes", "0") == 0  # writes the configuration
+    words = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trl_nlac", "preflight"]
+    command = [sys.executable, "-m", *words, "--config", "run.yaml", "--num_episodes", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Playing 5 episodes") == done.stdout.count("The first iteration took") == 1
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]
 
 
 def test_processes_are_launched_with_its_own_arguments():
