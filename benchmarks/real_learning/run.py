@@ -25,6 +25,7 @@ the folder; a run that was stopped (SIGTERM saves a checkpoint first) goes on wh
 import argparse
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
@@ -84,6 +85,8 @@ NLAC = dict(
     num_oracle_probes=16,
 )
 LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+# Means of these, over the steps since the evaluation before, are written down with each evaluation.
+WATCHED = {"health/refine_compliance", "health/backup_fidelity", "oracle/refined_better_rate"}
 # A CPU without instructions for bfloat16 emulates it, about eight times slower than float32.
 BF16 = torch.accelerator.is_available() or torch.cpu.get_capabilities().get("avx512_bf16", False)
 DTYPE = "bfloat16" if BF16 else "float32"
@@ -266,15 +269,19 @@ class ReportCallback(TrainerCallback):
 
     def on_evaluate(self, args, state, control, **kwargs):
         number = len(self.trained.eval_dataset) * args.num_eval_episodes
-        curve = []
+        curve, watched = [], defaultdict(list)
         for entry in state.log_history:
+            for name in WATCHED & entry.keys():
+                watched[name].append(entry[name])
             if "eval_episode/success_rate" not in entry:
                 continue
             rate = entry["eval_episode/success_rate"]
             low, high = wilson_interval(round(rate * number), number)
             oracle = {name: value for name, value in entry.items() if name.startswith("eval_oracle/")}
             steps = {"environment_steps": entry["eval_environment/steps"], "optimizer_steps": entry["step"]}
-            curve.append({**steps, "success": rate, "low": low, "high": high, **oracle})
+            means = {name: sum(values) / len(values) for name, values in sorted(watched.items())}
+            curve.append({**steps, "success": rate, "low": low, "high": high, **oracle, **means})
+            watched.clear()
         tokens = self.trained.roles.num_generated_tokens
         self.save({"curve": curve, "episodes": number, "generated_tokens": tokens})
 

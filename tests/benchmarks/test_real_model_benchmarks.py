@@ -15,6 +15,7 @@
 
 import statistics
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -23,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.formats.run import ask_roles, table, versions
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
-from benchmarks.real_learning.run import ROLES, conversations, train
+from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal import chat_roles, play_transitions
 from trl_nlac.agent.transcripts import read_transcript
@@ -153,6 +154,20 @@ def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
     assert [point["optimizer_steps"] for point in saved[-1]["curve"]] == [0, 1, 2]
     assert {"success", "low", "high", "eval_oracle/readable_rate"} <= saved[-1]["curve"][0].keys()
     assert saved[-1]["curve"][-1]["environment_steps"] > saved[0]["curve"][0]["environment_steps"] == 0
+
+
+def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
+    saved = []
+    report = ReportCallback(saved.append)
+    report.trained = SimpleNamespace(eval_dataset=[{}] * 4, roles=SimpleNamespace(num_generated_tokens=7))
+    evaluation = {"eval_episode/success_rate": 0.25, "eval_environment/steps": 8}
+    history = [{"step": 0, **evaluation}]
+    history += [{"step": i, "loss": 1.0, "health/refine_compliance": i / 4} for i in range(1, 5)]
+    history[3:3] = [{"step": 2, **evaluation}]
+    report.on_evaluate(SimpleNamespace(num_eval_episodes=1), SimpleNamespace(log_history=[*history, history[0]]), None)
+    (result,) = saved
+    found = [point.get("health/refine_compliance") for point in result["curve"]]
+    assert found == [None, 0.375, 0.875] and result["generated_tokens"] == 7
 
 
 def test_format_rates_of_every_role():
