@@ -87,6 +87,7 @@ NLAC = dict(
 LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 # Means of these, over the steps since the evaluation before, are written down with each evaluation.
 WATCHED = {"health/refine_compliance", "health/backup_fidelity", "oracle/refined_better_rate"}
+TOKENS = ("generated", "prefilled", "trained")
 # A CPU without instructions for bfloat16 emulates it, about eight times slower than float32.
 BF16 = torch.accelerator.is_available() or torch.cpu.get_capabilities().get("avx512_bf16", False)
 DTYPE = "bfloat16" if BF16 else "float32"
@@ -269,10 +270,11 @@ class ReportCallback(TrainerCallback):
 
     def on_evaluate(self, args, state, control, **kwargs):
         number = len(self.trained.eval_dataset) * args.num_eval_episodes
-        curve, watched = [], defaultdict(list)
+        curve, watched, tokens = [], defaultdict(list), dict.fromkeys(TOKENS, 0)
         for entry in state.log_history:
             for name in WATCHED & entry.keys():
                 watched[name].append(entry[name])
+            tokens |= {kind: entry[f"tokens/{kind}"] for kind in TOKENS if f"tokens/{kind}" in entry}
             if "eval_episode/success_rate" not in entry:
                 continue
             rate = entry["eval_episode/success_rate"]
@@ -280,10 +282,10 @@ class ReportCallback(TrainerCallback):
             oracle = {name: value for name, value in entry.items() if name.startswith("eval_oracle/")}
             steps = {"environment_steps": entry["eval_environment/steps"], "optimizer_steps": entry["step"]}
             means = {name: sum(values) / len(values) for name, values in sorted(watched.items())}
-            curve.append({**steps, "success": rate, "low": low, "high": high, **oracle, **means})
+            point = {**steps, "tokens": dict(tokens), "success": rate, "low": low, "high": high}
+            curve.append({**point, **oracle, **means})
             watched.clear()
-        tokens = self.trained.roles.num_generated_tokens
-        self.save({"curve": curve, "episodes": number, "generated_tokens": tokens})
+        self.save({"curve": curve, "episodes": number})
 
 
 def train(
@@ -349,14 +351,15 @@ def tables(report: dict) -> str:
             "",
             "Success on desks that it has never seen, with held-out customers and 95 % intervals:",
             "",
-            "| desk | before | last | best | environment steps | generated tokens |",
-            "|---|---|---|---|---|---|",
+            "| desk | before | last | best | environment steps | optimizer steps | tokens written / read / trained |",
+            "|---|---|---|---|---|---|---|",
         ]
     for desk, result in report["desks"].items():
         first, *_, last = result["curve"]
         best = max(result["curve"], key=lambda point: point["success"])
         points = [_rate(point["success"], point["low"], point["high"]) for point in (first, last, best)]
-        numbers = [f"{last['environment_steps']:,}", f"{result['generated_tokens']:,}"]
+        tokens = " / ".join(f"{last['tokens'][kind]:,}" for kind in TOKENS)
+        numbers = [f"{last['environment_steps']:,}", f"{last['optimizer_steps']:,}", tokens]
         lines.append(f"| {desk} | {' | '.join([*points, *numbers])} |")
     return "\n".join(lines)
 

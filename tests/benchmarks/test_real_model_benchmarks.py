@@ -159,15 +159,16 @@ def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
 def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
     saved = []
     report = ReportCallback(saved.append)
-    report.trained = SimpleNamespace(eval_dataset=[{}] * 4, roles=SimpleNamespace(num_generated_tokens=7))
+    report.trained = SimpleNamespace(eval_dataset=[{}] * 4)
     evaluation = {"eval_episode/success_rate": 0.25, "eval_environment/steps": 8}
     history = [{"step": 0, **evaluation}]
-    history += [{"step": i, "loss": 1.0, "health/refine_compliance": i / 4} for i in range(1, 5)]
+    history += [{"step": i, "health/refine_compliance": i / 4, "tokens/generated": i} for i in range(1, 5)]
     history[3:3] = [{"step": 2, **evaluation}]
     report.on_evaluate(SimpleNamespace(num_eval_episodes=1), SimpleNamespace(log_history=[*history, history[0]]), None)
     (result,) = saved
     found = [point.get("health/refine_compliance") for point in result["curve"]]
-    assert found == [None, 0.375, 0.875] and result["generated_tokens"] == 7
+    assert found == [None, 0.375, 0.875]
+    assert [point["tokens"]["generated"] for point in result["curve"]] == [0, 2, 4]
 
 
 def test_format_rates_of_every_role():
