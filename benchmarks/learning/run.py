@@ -59,11 +59,13 @@ from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.settings import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
-    BASELINES,
+    LONG,
     PLAIN,
     SAVINGS,
+    SELF_DISTILLATION,
     SHARPENING,
     STALE,
+    TRAINERS,
     acting_config,
     default_settings,
     merge_settings,
@@ -73,9 +75,9 @@ from benchmarks.learning.tasks import TASKS, make_task
 
 
 ROOT = Path(__file__).parents[2]
-# Environment steps that a method can spend on a task. GRPO and RFT, which learn more slowly and cost less per step,
-# have five times as many. Ablations have NLAC's budget, or half of it on tasks where NLAC was also run with half
-# (`PLAIN`).
+# Environment steps that a method can spend on a task, and the factors of those that cost less per step and learn more
+# slowly, or are run until their curves are flat. Ablations have NLAC's budget, or half of it on tasks where NLAC was
+# also run with half (`PLAIN`).
 BUDGETS = {
     "service_desk_told": 800,
     "service_desk_hinted": 1600,
@@ -83,6 +85,7 @@ BUDGETS = {
     "service_desk_delayed": 1200,
     "rooms": 1000,
 }
+BUDGET_FACTORS = {"grpo": 5, "rft": 5, SELF_DISTILLATION: 5, **dict.fromkeys(LONG, 20)}
 NUM_EVALUATIONS = 16
 MIN_PS = (0.0, 0.05)  # with --temperatures, the same for every method
 
@@ -124,7 +127,7 @@ def budget_of(task: str, method: str) -> int:
         return real_models.BUDGET
     if method in ABLATIONS and PLAIN in ABLATIONS_BY_TASK.get(task, ()):
         return BUDGETS[task] // 2
-    return BUDGETS[task] * (5 if method in ("grpo", "rft") else 1)
+    return BUDGETS[task] * BUDGET_FACTORS.get(method, 1)
 
 
 def default_cells(model: str | None, quick: bool) -> Path:
@@ -172,7 +175,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         points = [{**dict.fromkeys(names, 0), "seconds": 0.0, **player.evaluate()}]
         before, tokens = None, {}
     else:
-        curve = BASELINES.get(method, nlac.train)(task, acting, budget, interval, **settings)
+        curve = TRAINERS.get(method, nlac.train)(task, acting, budget, interval, **settings)
         player, points, before, tokens = curve.player, curve.points, curve.before, curve.tokens
     final = {name: player.evaluate(name, num_episodes=task.final_episodes) for name in task.instances}
     return {
@@ -208,7 +211,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE, *SHARPENING],
+        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE, *SHARPENING, *LONG, SELF_DISTILLATION],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import costs, sharpening, staleness
+from benchmarks.learning.figures import baselines, costs, sharpening, staleness
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -590,3 +590,30 @@ class TestSharpening:
         cells = [*self.decode("nlac", [0.9], [0.9]), *self.decode("hindsight", [0.1], [0.1])]
         report = sharpening.sharpening(cells)
         assert report["tasks"][TOLD]["verdicts"]["hindsight"]["verdict"].startswith("is not judged yet")
+
+
+class TestBaselines:
+    FLAT, RISING = [0.0, 0.3, 0.5, 0.5, 0.5, 0.5], [0.0, 0.1, 0.2, 0.3, 0.5, 0.7]
+
+    @pytest.mark.parametrize(
+        ("ours", "expected"),
+        [([0.9, 0.95, 1.0], "above"), ([0.45, 0.5, 0.52], "not told apart from"), ([0.1, 0.1, 0.1], "below")],
+    )
+    def test_verdict(self, ours, expected):
+        cells = make_cells("nlac", [[0.0, success] for success in ours])
+        cells += make_cells("rft_long", [self.FLAT, self.FLAT, [*self.FLAT[:-1], 0.49]])
+        report = baselines.baselines(cells)
+        assert report["tasks"][TOLD]["verdicts"]["rft_long"]["verdict"] == expected
+        text = baselines.text(report)
+        assert f"NLAC is **{expected}** RFT (long)" in text and "RFT (long)'s curve is flat" in text
+        assert "| RFT (long) | 3 | 0.50 (0.48 to 0.51) | +0.00 (+0.00 to +0.00) |" in text
+
+    def test_a_curve_that_rises_is_not_flat(self):
+        cells = [*make_cells("nlac", [[0.0, 0.9]]), *make_cells("grpo_long", [self.RISING])]
+        report = baselines.baselines(cells)
+        assert report["tasks"][TOLD]["arms"]["grpo_long"]["rise"]["mean"] == pytest.approx(0.1)
+        assert "GRPO (long)'s curve is still rising" in baselines.text(report)
+        assert "NLAC is **not judged yet" in baselines.text(report)
+
+    def test_tasks_without_a_stronger_baseline_are_left_out(self):
+        assert not baselines.baselines(make_cells("nlac", [[0.0, 0.9]]))["tasks"]

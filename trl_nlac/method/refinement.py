@@ -208,12 +208,16 @@ def ask_refined(
         sampling ([`~generation.base.Sampling`], *optional*):
             In place of the refinement policy's own.
     """
+    return roles.ask("refine", refinement_prompts(roles, state_actions, critiques), sampling=sampling)
+
+
+def refinement_prompts(roles: Roles, state_actions: list[Prompt], critiques: list[Answer]) -> list[Prompt]:
+    """Return the conversations that ask for a refined action, see [`ask_refined`]."""
     question = roles.prompts.refinement(roles.actions.name)
-    conversations = [
+    return [
         roles.follow_up(roles.continued(judgement_prompt(roles, state_action), critique), question)
         for state_action, critique in zip(state_actions, critiques, strict=True)
     ]
-    return roles.ask("refine", conversations, sampling=sampling)
 
 
 def policy_examples(

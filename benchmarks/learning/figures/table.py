@@ -27,13 +27,15 @@ LABELS = {
     "base_refined": "Base model (refined)",
     "base_remembering": "Base model (remembering)",
 }
+STRONGER = {"grpo_long": "GRPO (long)", "rft_long": "RFT (long)", "self_distillation": "Self-distillation"}
 COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
 
 
 def label(method: str) -> str:
     """Return the name of a method."""
-    if method in LABELS:
-        return LABELS[method]
+    labels = {**LABELS, **STRONGER}
+    if method in labels:
+        return labels[method]
     return f"{LABELS['hindsight' if method.startswith('hindsight_') else 'nlac']} ({variant(method)})"
 
 

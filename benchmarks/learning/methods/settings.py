@@ -15,14 +15,14 @@
 
 """
 Settings of the learning benchmark's methods on each task: NLAC, its ablations, what saves tokens, hindsight, how
-sharp they are, and the baselines.
+sharp they are, the baselines, and those that train longer.
 """
 
 import inspect
 from typing import Any
 
 from benchmarks.learning import real_models
-from benchmarks.learning.methods import grpo, memory, rft, scalar
+from benchmarks.learning.methods import grpo, memory, rft, scalar, self_distillation
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 
@@ -175,6 +175,16 @@ SHARPENING = {
     SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
 }
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train, "base_remembering": memory.train}
+# Those that learn more slowly and cost less per step, until their curves are flat.
+LONG = {"grpo_long": "grpo", "rft_long": "rft"}
+SELF_DISTILLATION = "self_distillation"
+TRAINERS = {
+    **BASELINES,
+    **{name: BASELINES[method] for name, method in LONG.items()},
+    SELF_DISTILLATION: self_distillation.train,
+}
+# Iterations are those of GRPO: 32 episodes, of which each is replayed in four steps and then forgotten.
+ON_POLICY = dict(replay_buffer_size=64, episodes_per_iteration=32, samples_per_iteration=128)
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
@@ -191,13 +201,16 @@ BASELINES_BY_TASK = {
 
 def default_settings(task: LearningTask, method: str) -> dict:
     """Return the tuned settings of a method on a task, or the settings for real models."""
+    method = LONG.get(method, method)
     if method in BASELINES:
         parameters = inspect.signature(BASELINES[method]).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
         return merge_settings(defaults, changes.get(method, {}))
     changes = {**ABLATIONS, **SAVINGS, **STALE, **SHARPENING}.get(method, {})
-    if method in ("hindsight", SHARPENED_HINDSIGHT):
+    if method == SELF_DISTILLATION:
+        changes = merge_settings(HINDSIGHT, ON_POLICY, {"critic_loss_type": "distill"})
+    elif method in ("hindsight", SHARPENED_HINDSIGHT):
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}), changes)
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
     if "target_max_age" in changes:

@@ -1,0 +1,130 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+NLAC against baselines that are stronger than those of the main table: GRPO and RFT that train four times as long, for
+more gradient steps than NLAC, and self-distillation with feedback.
+
+python -m benchmarks.learning.figures.baselines --json benchmarks/results/learning_baselines.json \\
+    --page docs/source/results_baselines.md
+
+The cells:
+
+python -m benchmarks.learning.run --methods grpo_long rft_long self_distillation \\
+    --tasks service_desk_told service_desk_hinted service_desk_noisy service_desk_delayed \\
+    --cells benchmarks/results/learning_baselines
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import CELLS, RESULTS, difference, measured, of_cells
+from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, rate, task_label
+from benchmarks.learning.methods.settings import LONG
+
+
+FOLDERS = (CELLS, RESULTS / "learning_baselines")
+METHODS = ("nlac", "hindsight", *LONG.values(), *STRONGER)
+COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "seconds")
+FLAT = 0.02
+ABOVE, LEVEL, BELOW = "above", "not told apart from", "below"
+UNJUDGED = "not judged yet, it needs two seeds of both, against"
+
+
+def rise(cell: dict) -> float | None:
+    """
+    Return how much success rises from the third fifth of a run's environment steps to the fourth, while the learning
+    rate is constant, or `None` where one of them has no evaluation.
+    """
+    total = cell["points"][-1]["environment_steps"]
+    fifths: dict[int, list[float]] = {}
+    for point in cell["points"]:
+        fifths.setdefault(int(5 * point["environment_steps"] / total), []).append(measured(point, "success"))
+    return mean(fifths[3]) - mean(fifths[2]) if {2, 3} <= fifths.keys() else None
+
+
+def figures(cells: list[dict]) -> dict:
+    """Return the figures of a method on a task."""
+    return {
+        "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
+        "rise": of_cells(cells, rise),
+        "costs": {cost: of_cells(cells, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS},
+    }
+
+
+def verdict(compared: dict | None) -> str:
+    """Judge the difference of two methods' final success, paired by seed, by its 95 % interval."""
+    if compared is None or compared["low"] is None:
+        return UNJUDGED
+    if compared["low"] > 0:
+        return ABOVE
+    return BELOW if compared["high"] < 0 else LEVEL
+
+
+def baselines(cells: list[dict]) -> dict:
+    """Return the figures of every method on every task that has a stronger baseline, and the verdicts."""
+    tasks: dict[str, dict] = {}
+    for task in dict.fromkeys(cell["task"] for cell in cells if cell["method"] in STRONGER):
+        arms = {}
+        for method in METHODS:
+            found = [cell for cell in cells if (cell["task"], cell["method"]) == (task, method)]
+            if found:
+                arms[method] = figures(sorted(found, key=lambda cell: cell["seed"]))
+        verdicts = {}
+        for rival in [name for name in STRONGER if name in arms and "nlac" in arms]:
+            compared = difference(arms["nlac"]["final"], arms[rival]["final"])
+            verdicts[rival] = {"difference": compared, "verdict": verdict(compared)}
+        tasks[task] = {"arms": arms, "verdicts": verdicts}
+    return {"tasks": tasks, "machines": reporting.machines(cells)}
+
+
+def text(report: dict) -> str:
+    """Write the tables and verdicts."""
+    parts = []
+    for task, found in report["tasks"].items():
+        arms = found["arms"]
+        rows = [
+            [label(method), str(len(arm["final"]["seeds"])), rate(arm["final"]), gap(arm["rise"])]
+            for method, arm in arms.items()
+        ]
+        names = ["method", "seeds", "final success", "rise from the third fifth of the steps to the fourth"]
+        parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
+        parts += ["Mean costs of training:", "", cost_table({label(m): arm["costs"] for m, arm in arms.items()}), ""]
+        for rival, judged in found["verdicts"].items():
+            risen = arms[rival]["rise"]
+            is_flat = risen is not None and risen["mean"] <= FLAT
+            parts += [
+                f"NLAC is **{judged['verdict']}** {label(rival)}, by {gap(judged['difference'])}; "
+                f"{label(rival)}'s curve is {'flat' if is_flat else 'still rising'}.",
+                "",
+            ]
+    return "\n".join(parts).rstrip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, nargs="+", default=FOLDERS, help="folders of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    cells = [json.loads(path.read_text()) for folder in args.cells for path in sorted(folder.rglob("*.json"))]
+    report = baselines(cells)
+    reporting.publish(report, text(report), "learning/figures/baselines.py", args.json, args.page)
+
+
+if __name__ == "__main__":
+    main()
