@@ -16,6 +16,7 @@ import asyncio
 import time
 from dataclasses import replace
 from itertools import chain
+from statistics import mean
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from helpers.testing_utils import (
     RecordingTrainer,
     assert_same,
     make_episode,
+    make_tokenizer,
     make_trainer,
     priorities_of,
     weights,
@@ -34,7 +36,7 @@ from helpers.testing_utils import (
 from transformers import AutoTokenizer, TrainerCallback
 from trl.import_utils import is_vllm_available
 
-from trl_nlac import NLACPrompts
+from trl_nlac import NLACConfig, NLACPrompts
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_rehearsal_dataset
 from trl_nlac.method.backup import critic_examples
@@ -215,6 +217,8 @@ class TestTraining:
             {"num_refinement_candidates": 3},
             {"bootstrap": "explicit"},
             {"critic_loss_type": "distill"},
+            {"policy_loss_type": "distill"},
+            {"policy_loss_type": "distill", "replay_refinement_fraction": 0.5, "critic_loss_type": "distill"},
         ],
         ids=str,
     )
@@ -283,6 +287,54 @@ class TestTraining:
         expected = (p.exp() * (p - q)).sum(-1).mean().item()
         assert priorities_of(trainer.replay)[chosen.transition_id] == pytest.approx(max(expected, 1e-6), rel=1e-3)
         assert expected > 0
+
+    @pytest.mark.parametrize("fraction", [0.0, 1.0], ids=["fresh", "stored"])
+    def test_the_refinement_policy_teaches_along_the_action(self, tmp_path, fraction):
+        """The teacher has read the critique, or the Bellman target of a stored action; the student has not."""
+        config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
+        config |= {"replay_refinement_fraction": fraction, "logging_steps": 1}
+        trainer = make_trainer(tmp_path, config, RecordingTrainer)
+        trainer.train()
+        (inputs,) = trainer.micro_batches
+        assert inputs.examples and {example.loss for example in inputs.examples} == {"policy"}
+        refined = {"refine/format_rate", "refine/changed_rate", "oracle/refined_better_rate"}
+        assert not refined & trainer.state.log_history[0].keys()  # nothing was asked for
+        stored = {sample.transition_id: sample.transition for sample in trainer.replay.sample(64)}
+        decode = trainer.roles.chat.tokenizer.decode
+        expected = []
+        for example in inputs.examples:
+            is_stored = example.completion_ids == stored[example.transition_id].action_ids
+            assert is_stored or not fraction
+            state, question = decode(example.prompt.ids), decode(example.teacher_prompt.ids)
+            assert question.startswith(state) and "Optimality:" not in state and "Optimality:" in question
+            n = len(example.completion_ids)
+            with torch.no_grad():
+                q, p = (
+                    trainer.model(torch.tensor([[*prompt.ids, *example.completion_ids]])).logits[0, -n - 1 : -1]
+                    for prompt in (example.prompt, example.teacher_prompt)
+                )
+            p, q = p.log_softmax(-1), q.log_softmax(-1)
+            expected.append((p.exp() * (p - q)).sum(-1).mean().item())
+        assert trainer.state.log_history[0]["policy/loss"] == pytest.approx(mean(expected), rel=1e-3)
+        assert mean(expected) > 0.01
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("num_refinements", 2),
+            ("num_refinement_candidates", 4),
+            ("refine_best_actions", False),
+            ("rehearse_refinements", True),
+            ("beta", 0.1),
+        ],
+    )
+    def test_options_of_refined_actions_are_refused_where_there_are_none(self, tmp_path, option, value):
+        with pytest.raises(ValueError, match=f"`{option}={value}` .* `policy_loss_type='distill'`"):
+            NLACConfig(str(tmp_path), use_cpu=True, policy_loss_type="distill", **{option: value})
+
+    def test_thoughts_are_not_taught_by_those_who_read_the_critique(self, tmp_path):
+        with pytest.raises(ValueError, match="`policy_loss_type='distill'` would teach chains of thought"):
+            make_trainer(tmp_path, {"policy_loss_type": "distill"}, processing_class=make_tokenizer("qwen3"))
 
     def test_priorities_are_the_critic_losses(self, tmp_path):
         trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 32})

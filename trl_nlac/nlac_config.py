@@ -30,6 +30,13 @@ from .secrets import hide_secrets, remember_secrets
 
 
 MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
+# Options of refined actions that are sampled, with their defaults.
+OF_REFINED_ACTIONS = {
+    "num_refinements": 1,
+    "num_refinement_candidates": 1,
+    "refine_best_actions": True,
+    "rehearse_refinements": False,
+}
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
@@ -154,6 +161,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             target.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1.
+        policy_loss_type (`str`, *optional*, defaults to `"sampled"`):
+            `"sampled"` is the negative log-likelihood of a sampled refined action (equation 6, the paper). `"distill"`
+            is the Kullback-Leibler divergence from the refinement policy's whole distribution at each token of the
+            policy's own action, as in self-distillation with feedback
+            (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. No refined action is
+            generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
+            be taught by one that has read the critique.
         share_prefixes (`bool`, *optional*, defaults to `True`):
             Whether a prefix that several training samples have in common is computed once: the samples of a pass
             become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
@@ -369,6 +383,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         },
     )
     policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
+    policy_loss_type: str = field(
+        default="sampled",
+        metadata={
+            "help": "Whether the policy learns a refined action, or along its own action the refiner's distribution.",
+            "choices": ["sampled", "distill"],
+        },
+    )
     share_prefixes: bool = field(
         default=True,
         metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
@@ -481,8 +502,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
         check_choices(
-            *(self, "bootstrap", "critic_loss_type", "target_update_unit", "target_sync_mode", "rehearsal_source"),
-            *("on_forgetting", "environment_workers"),
+            *(self, "bootstrap", "critic_loss_type", "policy_loss_type", "target_update_unit", "target_sync_mode"),
+            *("rehearsal_source", "on_forgetting", "environment_workers"),
         )
         check_at_least(
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
@@ -543,6 +564,18 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                 f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "
                 f"target, which has none with `num_futures={self.num_futures}`. Set one of them to its default."
             )
+        if self.policy_loss_type == "distill":
+            for name, default in OF_REFINED_ACTIONS.items():
+                if vars(self)[name] != default:
+                    raise ValueError(
+                        f"`{name}={vars(self)[name]}` has no use with `policy_loss_type='distill'`, which samples no "
+                        "refined actions. Set one of them to its default."
+                    )
+            if self.beta:
+                raise ValueError(
+                    f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
+                    "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
+                )
         self._size_iterations()
         self._check_async_rollouts()
         if self.target_max_age is None:
@@ -635,6 +668,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def num_distilled_losses(self) -> int:
+        """Number of losses whose target is a whole distribution."""
+        return (self.critic_loss_type, self.policy_loss_type).count("distill")
 
     @property
     def updates_per_iteration(self) -> int:

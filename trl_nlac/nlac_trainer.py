@@ -62,7 +62,7 @@ from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_le
 from .method.candidates import choose_refined
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
-from .method.refinement import Criticise, policy_examples, refine_actions, refinement_examples
+from .method.refinement import Criticise, policy_examples, question_actions, refine_actions, refinement_examples
 from .method.rehearsal import ASKED_ROLES, sound_answers
 from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
@@ -132,6 +132,8 @@ if TYPE_CHECKING:
     from .report import RunReport
 
 logger = get_logger(__name__)
+
+OF_REFINED_ACTIONS = ("refine/changed_rate", "oracle/refined_better_rate")
 
 
 class NLACTrainer(AtomicSavingTrainer):
@@ -332,6 +334,11 @@ class NLACTrainer(AtomicSavingTrainer):
         asking = (chat, prompts or NLACPrompts(), args, args.vllm_structured_outputs_regex)
         shows_progress = not args.disable_tqdm and self.is_world_process_zero()
         self.roles = Roles(generator, *asking, shows_progress=shows_progress)
+        if self.roles.corrects_reasoning and args.policy_loss_type == "distill":
+            raise ValueError(
+                "`policy_loss_type='distill'` would teach chains of thought by the thoughts of one that has read the "
+                "critique. Use `policy_loss_type='sampled'` with this model, or `reasoning=False` if it has none."
+            )
         self.rollouts = Rollouts(self.environments, self.roles, self.rewards)
         if args.async_rollouts:
             players, limits = Roles(generator.beside(), *asking), (args.max_staleness, args.updates_per_iteration)
@@ -582,7 +589,7 @@ class NLACTrainer(AtomicSavingTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
-        distills = self.args.critic_loss_type == "distill"
+        distills = "distill" in (self.args.critic_loss_type, self.args.policy_loss_type)
         teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
 
         def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -700,20 +707,18 @@ class NLACTrainer(AtomicSavingTrainer):
     def _refine(
         self, transitions: list[Transition], targets: dict[int, Answer], criticise: Criticise = critiques
     ) -> list[Refinement | None]:
-        """Refine fresh actions, and stored ones where they are drawn from those with `targets`."""
+        """Refine fresh actions, and stored ones where they are drawn from those with `targets`; or only criticise."""
         with self.records.timed("refine"):
             fraction = self.args.replay_refinement_fraction
             replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
-            options = {
-                "num_refinements": self.args.num_refinements,
-                "criticise": criticise,
-                "keeps_best": not self.args.refine_best_actions,
-            }
+            options = {"num_refinements": self.args.num_refinements, "keeps_best": not self.args.refine_best_actions}
 
             def refine(places: list[int]) -> list[Refinement | None]:
                 judged = {i: replayed[place] for i, place in enumerate(places) if place in replayed}
                 chosen = [transitions[place] for place in places]
-                return refine_actions(self.roles, chosen, targets=judged, **options)
+                if self.args.policy_loss_type == "distill":
+                    return question_actions(self.roles, chosen, judged, criticise)
+                return refine_actions(self.roles, chosen, targets=judged, criticise=criticise, **options)
 
             refinements = answer_each(self.roles, "refine", transitions, refine)
             if self.args.num_refinement_candidates == 1:
@@ -730,7 +735,7 @@ class NLACTrainer(AtomicSavingTrainer):
         """Compute the metrics of an iteration on this process."""
         oracle = self.environments.oracle
         numbers = Counter(example.loss for batch in batches for example in batch if example.weight)
-        return {
+        metrics = {
             **{f"{loss}/num_examples": float(numbers[loss]) for loss in ("critic", "policy")},
             **self.roles.take_metrics(),
             **health_metrics(transitions, targets, refinements),
@@ -741,6 +746,9 @@ class NLACTrainer(AtomicSavingTrainer):
             "replay/priority_mean": self.replay.priority_mean,
             "target/distance": self.target_weights.distance(self.model),
         }
+        if self.args.policy_loss_type == "distill":  # there are no refined actions
+            return {name: value for name, value in metrics.items() if name not in OF_REFINED_ACTIONS}
+        return metrics
 
     def _stop_if_idle(self, metrics: dict[str, float]) -> None:
         """Stop where neither loss had an example for too long. Without both losses, rehearsal alone is meant."""
@@ -782,9 +790,8 @@ class NLACTrainer(AtomicSavingTrainer):
         """Make the micro-batches of an iteration: examples of both losses, and of rehearsal."""
         num_micro_batches = self.args.gradient_accumulation_steps
         step_size = num_micro_batches * self.args.per_device_train_batch_size
-        distills = self.args.critic_loss_type == "distill"
-        of_critic = critic_examples(self.roles, samples, targets, distills)
-        of_policy = policy_examples(self.roles, samples, refinements)
+        of_critic = critic_examples(self.roles, samples, targets, distills=self.args.critic_loss_type == "distill")
+        of_policy = policy_examples(self.roles, samples, refinements, distills=self.args.policy_loss_type == "distill")
         pairs = zip(samples, of_critic, of_policy, strict=True)
         unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
         too_long = [sample for sample in unused if not is_answerable(self.roles, sample.transition)]

@@ -59,6 +59,7 @@ from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.settings import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
+    EXTRACTION,
     LONG,
     PLAIN,
     SAVINGS,
@@ -211,7 +212,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE, *SHARPENING, *LONG, SELF_DISTILLATION],
+        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE, *EXTRACTION, *SHARPENING, *LONG, SELF_DISTILLATION],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

@@ -24,6 +24,8 @@ from benchmarks.learning.figures.table import cost_table, gap, rate
 LABELS = {
     "explicit": "NLAC, explicit bootstrap",
     "candidates": "NLAC, explicit bootstrap, four candidates",
+    "rehearsed": "NLAC, explicit bootstrap, rehearsed refinements",
+    "distilled": "NLAC, explicit bootstrap, distilled policy",
     "implicit": "NLAC, implicit bootstrap",
     "monte_carlo": "NLAC, Monte Carlo",
     "hindsight": "Hindsight",

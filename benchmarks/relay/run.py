@@ -60,6 +60,8 @@ SETTINGS = merge_settings(
 ARMS = {
     "explicit": {"bootstrap": "explicit"},
     "candidates": {"bootstrap": "explicit", "num_refinement_candidates": 4},
+    "rehearsed": {"bootstrap": "explicit", "rehearse_refinements": True},
+    "distilled": {"bootstrap": "explicit", "policy_loss_type": "distill", "num_refinements": 1},
     "implicit": {"bootstrap": "implicit"},
     "monte_carlo": {"bootstrap": "monte_carlo"},
     "hindsight": HINDSIGHT,

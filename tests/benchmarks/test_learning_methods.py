@@ -27,7 +27,7 @@ from datasets import Dataset
 from helpers.testing_utils import make_roles
 
 from benchmarks.learning import real_models, run
-from benchmarks.learning.methods import memory, nlac, self_distillation
+from benchmarks.learning.methods import memory, nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -95,38 +95,12 @@ def test_stale_episodes_are_as_old_as_they_may_be(tmp_path, staleness, expected)
     assert len(trainer.replay.episodes) == 4 * 3
 
 
-class TestSelfDistillation:
-    def test_the_teacher_reads_what_followed_and_the_student_does_not(self, tmp_path):
-        task = small_task("service_desk_told", 100)
-        args = replace(acting_config(task, str(tmp_path), 0), **default_settings(task, "self_distillation"))
-        trainer = self_distillation.SelfDistillationTrainer(task.model, args, **task.trainer_arguments)
-        decode = trainer.roles.chat.tokenizer.decode
-        with trainer._generating():
-            trainer._store(trainer._play(list(task.rows)[:8]))
-        samples = trainer.replay.sample(args.samples_per_iteration)
-        transitions = [sample.transition for sample in samples]
-        with trainer._generating():
-            targets = trainer._targets(samples)
-        refinements = trainer._refine(transitions, dict(enumerate(targets)))
-        batches = trainer._make_batches(samples, targets, refinements)
-        taught = [example for batch in batches for example in batch if example.teacher_prompt is not None]
-        assert len(taught) > args.samples_per_iteration / 2
-        assert {example.loss for batch in batches for example in batch} == {"policy", "rehearsal"}
-        by_id = {s.transition_id: (s.transition, t) for s, t in zip(samples, targets, strict=True)}
-        for example in taught:
-            transition, target = by_id[example.transition_id]
-            assert example.completion_ids == transition.action_ids
-            assert list(example.prompt.ids) == list(transition.state.ids)
-            assert decode(target.token_ids, skip_special_tokens=True) in decode(
-                example.teacher_prompt.ids, skip_special_tokens=True
-            )
-
-    def test_it_learns_from_refusals(self, tmp_path):
-        task = small_task("service_desk_told", 100)
-        settings = default_settings(task, "self_distillation")
-        curve = self_distillation.train(task, acting_config(task, str(tmp_path), 0), 600, 600, **settings)
-        assert curve.points[0]["episode/success_rate"] <= 0.05
-        assert curve.points[-1]["episode/success_rate"] >= 0.3
+def test_self_distillation_learns_from_refusals(tmp_path):
+    task = small_task("service_desk_told", 100)
+    settings = default_settings(task, "self_distillation")
+    curve = nlac.train(task, acting_config(task, str(tmp_path), 0), 600, 600, **settings)
+    assert curve.points[0]["episode/success_rate"] <= 0.05
+    assert curve.points[-1]["episode/success_rate"] >= 0.3
 
 
 class TestCells:

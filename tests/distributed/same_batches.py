@@ -170,6 +170,7 @@ train(
     persistence_threshold=0,
     max_steps=2,
 )
+train("taught", policy_loss_type="distill", ds3_gather_for_generation=False, max_steps=2)
 # Passes add in another order. Adam would make that large where a gradient is almost zero.
 train(
     "passes",

@@ -140,7 +140,7 @@ RUNS = {
     "distill": {"critic_loss_type": "distill", "beta": 0.1, "max_steps": 1, "gradient_checkpointing": True},
     "offloaded": {"target_weights_offload": True, "num_updates_per_generation": 2},
     "separate": {"share_prefixes": False, "max_tokens_per_batch": 200, "max_steps": 1, "gradient_checkpointing": True},
-    "lora": {"critic_loss_type": "distill", "max_grad_norm": 0.1, "max_steps": 1},
+    "lora": {"critic_loss_type": "distill", "policy_loss_type": "distill", "max_grad_norm": 0.1, "max_steps": 1},
 }
 
 

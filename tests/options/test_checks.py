@@ -38,6 +38,7 @@ class TestChecks:
             ("rehearsal_ratio", -1.0),
             ("learning_starts", 200_000),
             ("critic_loss_type", "mse"),
+            ("policy_loss_type", "mse"),
             ("bootstrap", "none"),
             ("turn_limit", "fail"),
             ("target_update_unit", "token"),

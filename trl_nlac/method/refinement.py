@@ -117,12 +117,7 @@ def refine_actions(
         `list[Refinement | None]`: `None` where the action, its first critique or its refinement breaks its format.
     """
     targets = targets or {}
-    attempts = {i: Attempt.of_transition(roles, transitions[i]) for i in targets}
-    fresh = [i for i in range(len(transitions)) if i not in targets]
-    actions = roles.ask("policy", [transitions[i].state for i in fresh])
-    for i, action in zip(fresh, actions, strict=True):
-        if action.parsed is not None:
-            attempts[i] = Attempt.of(roles, action.prompt, action)
+    attempts = _attempts(roles, transitions, targets)
     rounds = refinement_rounds(roles, attempts, num_refinements, targets, keeps_best, criticise)
     refinements: list[Refinement | None] = [None] * len(transitions)
     for i, of_action in rounds.items():
@@ -133,6 +128,46 @@ def refine_actions(
             if last.refined is not None:
                 refinements[i] = Refinement(attempt.action, last.attempt, last.critique.parsed, last.refined)
     return _corrected(roles, refinements)
+
+
+def question_actions(
+    roles: Roles,
+    transitions: list[Transition],
+    targets: dict[int, Answer] | None = None,
+    criticise: Criticise = critiques,
+) -> list[Refinement | None]:
+    """
+    Sample actions and their critiques, and ask for no refined actions: pi^r(. | s_t, a_t, Q_L(s_t, a_t)) is to teach
+    the policy along a_t itself (`policy_loss_type="distill"`). The arguments are those of [`refine_actions`].
+
+    Returns:
+        `list[Refinement | None]`: each with its action as its own refinement, after the question for another one.
+        `None` where the action or its critique breaks its format.
+    """
+    targets = targets or {}
+    attempts = {i: a for i, a in _attempts(roles, transitions, targets).items() if a.answer is not None}
+    unjudged = [i for i in attempts if i not in targets]
+    found = criticise(roles, [attempts[i].state_action for i in unjudged])
+    judged = {**targets, **dict(zip(unjudged, found, strict=True))}
+    readable = [i for i in attempts if judged[i].parsed is not None]
+    prompts = refinement_prompts(roles, [attempts[i].state_action for i in readable], [judged[i] for i in readable])
+    refinements: list[Refinement | None] = [None] * len(transitions)
+    for i, prompt in zip(readable, prompts, strict=True):
+        if roles.fits(prompt):
+            action, answer = attempts[i].action, replace(attempts[i].answer, prompt=prompt)
+            refinements[i] = Refinement(action, action, judged[i].parsed, answer, is_kept=True)
+    return refinements
+
+
+def _attempts(roles: Roles, transitions: list[Transition], targets: dict[int, Answer]) -> dict[int, Attempt]:
+    """Take the stored actions of transitions with `targets`, and sample one in the state of every other."""
+    attempts = {i: Attempt.of_transition(roles, transitions[i]) for i in targets}
+    fresh = [i for i in range(len(transitions)) if i not in targets]
+    actions = roles.ask("policy", [transitions[i].state for i in fresh])
+    for i, action in zip(fresh, actions, strict=True):
+        if action.parsed is not None:
+            attempts[i] = Attempt.of(roles, action.prompt, action)
+    return attempts
 
 
 def refinement_rounds(
@@ -221,7 +256,7 @@ def refinement_prompts(roles: Roles, state_actions: list[Prompt], critiques: lis
 
 
 def policy_examples(
-    roles: Roles, samples: list[Sample], refinements: list[Refinement | None]
+    roles: Roles, samples: list[Sample], refinements: list[Refinement | None], distills: bool = False
 ) -> list[TrainingExample | None]:
     """
     Make the examples of the policy loss (equation 6).
@@ -233,6 +268,8 @@ def policy_examples(
             Samples of the replay buffer.
         refinements (`list[Refinement | None]`):
             The refinement in the state of each.
+        distills (`bool`, *optional*, defaults to `False`):
+            Whether the refinement policy's whole distribution is the target, so that the example keeps its prompt.
 
     Returns:
         `list[TrainingExample | None]`: `None` where there is no refined action.
@@ -246,6 +283,7 @@ def policy_examples(
             refinement.refined_action.token_ids,
             sample.weight,
             sample.transition_id,
+            roles.opened(refinement.refined_action.prompt) if distills else None,
         )
         for sample, refinement in zip(samples, refinements, strict=True)
     ]

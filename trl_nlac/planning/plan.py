@@ -149,7 +149,7 @@ class Plan:
         held = {name: size for name, size in self._states.items() if name not in self._on_host}
         asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}
         answer_tokens = args.per_device_train_batch_size * (self.num_losses + args.rehearsal_ratio) * self.longest[1]
-        taught = args.per_device_train_batch_size * self.longest[1] if args.critic_loss_type == "distill" else 0
+        taught = args.per_device_train_batch_size * args.num_distilled_losses * self.longest[1]
         passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
         peaks = passing.peaks(*loss_bytes(shape, precision, int(answer_tokens), taught))
         training = {**held, "communication": communication(shape, sharing), **asleep}

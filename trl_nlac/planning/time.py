@@ -89,6 +89,8 @@ def answers(args: NLACConfig) -> tuple[float, float]:
     bootstrapped = {"explicit": 1 + critique, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
     refine = 1 + args.num_refinements * (critique + 1) - args.replay_refinement_fraction * (1 + critique)
+    if args.policy_loss_type == "distill":
+        refine -= 1
     if args.num_refinement_candidates > 1:
         refine += args.num_refinement_candidates * (critique + 1) - 1
     return target, refine
@@ -184,7 +186,7 @@ def phases(
     found.append(Phase("sync", 0, 0, 0, received / rates.bandwidth / 1e9))
     updates = args.num_updates_per_generation
     trained = updates * samples * tokens_of_transition(prompt, answer, losses, args.share_prefixes, together)
-    teaching = int(args.critic_loss_type == "distill")
+    teaching = args.num_distilled_losses
     computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, teaching)
     computing /= flops * rates.training_utilization * gpus
     passes = updates * samples / (args.per_device_train_batch_size * gpus)

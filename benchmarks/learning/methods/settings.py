@@ -22,7 +22,7 @@ import inspect
 from typing import Any
 
 from benchmarks.learning import real_models
-from benchmarks.learning.methods import grpo, memory, rft, scalar, self_distillation
+from benchmarks.learning.methods import grpo, memory, rft, scalar
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 
@@ -168,6 +168,13 @@ STALE = {
     "nlac_stale_4": merge_settings(SAVINGS[FRUGAL], {"staleness": 4}),
     "nlac_stale_16": merge_settings(SAVINGS[FRUGAL], {"staleness": 16}),
 }
+# Ways to get a policy from critiques.
+DISTILLED = {"policy_loss_type": "distill", "num_refinements": 1}
+EXTRACTION = {
+    "nlac_policy_distill": DISTILLED,
+    "nlac_candidates_4": {"num_refinement_candidates": 4},
+    "nlac_rehearsed_refinements": {"rehearse_refinements": True},
+}
 # How sharp the critic and the policy are while they learn. All are evaluated at several temperatures.
 SHARPENED_HINDSIGHT = "hindsight_acts_sharply"
 SHARPENING = {
@@ -177,13 +184,11 @@ SHARPENING = {
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train, "base_remembering": memory.train}
 # Those that learn more slowly and cost less per step, until their curves are flat.
 LONG = {"grpo_long": "grpo", "rft_long": "rft"}
+TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in LONG.items()}}
+# Self-distillation with feedback (SDPO, https://huggingface.co/papers/2601.20802), on whole episodes: the model that
+# has read what followed an action teaches the model that has not, token by token along the action. There is no learned
+# critic. Iterations are those of GRPO: 32 episodes, which are replayed in four steps and then forgotten.
 SELF_DISTILLATION = "self_distillation"
-TRAINERS = {
-    **BASELINES,
-    **{name: BASELINES[method] for name, method in LONG.items()},
-    SELF_DISTILLATION: self_distillation.train,
-}
-# Iterations are those of GRPO: 32 episodes, of which each is replayed in four steps and then forgotten.
 ON_POLICY = dict(replay_buffer_size=64, episodes_per_iteration=32, samples_per_iteration=128)
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
@@ -207,9 +212,9 @@ def default_settings(task: LearningTask, method: str) -> dict:
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
         return merge_settings(defaults, changes.get(method, {}))
-    changes = {**ABLATIONS, **SAVINGS, **STALE, **SHARPENING}.get(method, {})
+    changes = {**ABLATIONS, **SAVINGS, **STALE, **EXTRACTION, **SHARPENING}.get(method, {})
     if method == SELF_DISTILLATION:
-        changes = merge_settings(HINDSIGHT, ON_POLICY, {"critic_loss_type": "distill"})
+        changes = merge_settings(HINDSIGHT, ON_POLICY, DISTILLED)
     elif method in ("hindsight", SHARPENED_HINDSIGHT):
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}), changes)
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
