@@ -658,11 +658,13 @@ class NLACTrainer(AtomicSavingTrainer):
         if num_hanging > MAX_LEFT_BEHIND:
             raise TrainingStopped(too_many_hang(num_hanging, self._next_checkpoint))
 
-    def _store(self, episodes: list[Episode]) -> None:
+    def _store(self, episodes: list[Episode]) -> list[int]:
+        """Store episodes and record them. Returns the ids of their conversations, see [`PrioritizedReplay.add`]."""
         numbers = self.replay.add(all_conversations(episodes))
         self.records.add_episodes(episodes, numbers, self.state.global_step)
         for age in self.rollouts.take_staleness():
             self.records.add_metric("rollout/staleness", age)
+        return numbers
 
     def _play_on(self) -> None:
         """Let episodes be played beside training with the policy's weights."""

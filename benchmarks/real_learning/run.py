@@ -24,12 +24,9 @@ the folder; a run that was stopped (SIGTERM saves a checkpoint first) goes on wh
 
 import argparse
 import json
-import threading
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
@@ -39,6 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
+from benchmarks.chat_server import serving
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows, written
 from benchmarks.real_model import real_model_path
 from benchmarks.reporting import insert, setting, write
@@ -93,44 +91,6 @@ BF16 = torch.accelerator.is_available() or torch.cpu.get_capabilities().get("avx
 DTYPE = "bfloat16" if BF16 else "float32"
 
 
-class _ChatHandler(BaseHTTPRequestHandler):
-    """OpenAI's chat interface, answered by a teacher."""
-
-    teacher: Teacher
-    lock = threading.Lock()
-
-    def do_GET(self):
-        self._send({"object": "list", "data": [{"id": "teacher", "object": "model", "created": 0, "owned_by": "me"}]})
-
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.lock:
-            content = self.teacher.answer(request["messages"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        self._send({"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]})
-
-    def _send(self, body: dict) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
-
-
-@contextmanager
-def serving(teacher: Teacher):
-    """Serve a teacher on this machine; yields the URL."""
-    handler = type("Handler", (_ChatHandler,), {"teacher": teacher})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
 def make_known_desk() -> SpokenDesk:
     """Make the environment of the warm-up, for the command line."""
     return SpokenDesk(known_desk())
@@ -142,7 +102,7 @@ def write_rehearsal(folder: Path, num_transitions: int) -> Path:
     if not path.exists():
         rows(known_desk()).to_json(tasks)
         options = [f"{name}={json.dumps(value)}" for name, value in ROLES.items()]
-        with serving(Teacher(NLACPrompts())) as url:
+        with serving(Teacher(NLACPrompts()).answer) as url:
             words = ["rehearse", "teacher", str(path), "--backend", url, "--num_transitions", str(num_transitions)]
             words += ["--environment_factory", "benchmarks.real_learning.run:make_known_desk"]
             if trl_nlac([*words, "--dataset_name", str(tasks), "--option", *options]):

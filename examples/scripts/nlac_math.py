@@ -41,13 +41,11 @@ python examples/scripts/nlac_math.py \
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from datasets import Dataset, concatenate_datasets, load_dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
-from trl_nlac.environments.math import MathEnvironment, boxed_answer
+from trl_nlac.environments.math import MathEnvironment, make_tasks
 
 
 PROMPTS = NLACPrompts(
@@ -81,37 +79,6 @@ class MathArguments:
     prompts: str | None = field(default=None, metadata={"help": "File with prompts."})
 
 
-def to_task(row: dict) -> dict:
-    """Return the problem and the answer of a row; the answer can be in the box of a solution."""
-    answer = boxed_answer(row["solution"]) if row.get("answer") is None else str(row["answer"])
-    return {"problem": row["problem"], "answer": answer}
-
-
-def load_tasks(name: str, num_eval_problems: int, eval_level: str) -> tuple[Dataset, Dataset]:
-    """Load tasks for training and for evaluation, without problems that have no answer."""
-    splits = load_dataset("json", data_files=name) if Path(name).is_file() else load_dataset(name)
-    source = splits["test" if "test" in splits else "train"].shuffle(seed=0)
-    if not {"answer", "solution"} & set(source.column_names):
-        raise ValueError(f"{name} has neither a column `answer` nor `solution`, only {source.column_names}.")
-    rows = list(range(len(source)))
-    if "level" in source.column_names:
-        rows = [row for row, level in enumerate(source["level"]) if level == eval_level]
-    if len(rows) < num_eval_problems:
-        raise ValueError(
-            f"`num_eval_problems` is {num_eval_problems}, but {name} has {len(rows)} problems to draw them from. "
-            "Lower `num_eval_problems`."
-        )
-    held_out = set(rows[:num_eval_problems])
-    train = [source.select([row for row in range(len(source)) if row not in held_out])]
-    if "test" in splits:
-        train.append(splits["train"])
-    tasks = []
-    for dataset in (concatenate_datasets(train), source.select(sorted(held_out))):
-        dataset = dataset.map(to_task, remove_columns=dataset.column_names)
-        tasks.append(dataset.filter(lambda task: task["answer"] is not None))
-    return tasks[0], tasks[1]
-
-
 def main():
     parser = TrlParser((MathArguments, NLACConfig, ModelConfig))
     parser.set_defaults(
@@ -128,7 +95,7 @@ def main():
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    train_dataset, eval_dataset = load_tasks(
+    train_dataset, eval_dataset = make_tasks(
         script_args.dataset, script_args.num_eval_problems, script_args.eval_level
     )
     trainer = NLACTrainer(

@@ -23,6 +23,9 @@ import signal
 import subprocess
 import sys
 from functools import lru_cache
+from pathlib import Path
+
+from datasets import Dataset, concatenate_datasets, load_dataset
 
 from .base import StepResult, TextEnvironment
 
@@ -178,3 +181,54 @@ class MathEnvironment(TextEnvironment):
             return StepResult(r"There is no answer in \boxed{}.", terminated=True)
         right = self._verifier(self._gold, answer)
         return StepResult("Right." if right else "Wrong.", reward=float(right), terminated=True)
+
+
+def make_tasks(
+    name: str = "DigitalLearningGmbH/MATH-lighteval", num_eval_problems: int = 500, eval_level: str = "Level 5"
+) -> tuple[Dataset, Dataset]:
+    """
+    Return problems for training and for evaluation, without those that have no answer. By default they are those of
+    the paper (section 6.1): 500 of the highest level of MATH for evaluation, the other 12,000 for training.
+
+    Args:
+        name (`str`, *optional*, defaults to `"DigitalLearningGmbH/MATH-lighteval"`):
+            Dataset on the Hub, or path of a JSONL file, with the columns `problem` and `answer`, or `problem` and a
+            `solution` with the answer in `\\boxed{}`.
+        num_eval_problems (`int`, *optional*, defaults to `500`):
+            Number of evaluation problems, drawn from the split `test`, or from `train` if it is the only one.
+        eval_level (`str`, *optional*, defaults to `"Level 5"`):
+            Value of the column `level` of evaluation problems, if the dataset has this column.
+
+    Returns:
+        `tuple[Dataset, Dataset]`: with the columns `problem` and `answer`.
+
+    Raises:
+        ValueError: If there are no answers, or fewer problems than `num_eval_problems`.
+    """
+    splits = load_dataset("json", data_files=name) if Path(name).is_file() else load_dataset(name)
+    source = splits["test" if "test" in splits else "train"].shuffle(seed=0)
+    if not {"answer", "solution"} & set(source.column_names):
+        raise ValueError(f"{name} has neither a column `answer` nor `solution`, only {source.column_names}.")
+    rows = list(range(len(source)))
+    if "level" in source.column_names:
+        rows = [row for row, level in enumerate(source["level"]) if level == eval_level]
+    if len(rows) < num_eval_problems:
+        raise ValueError(
+            f"`num_eval_problems` is {num_eval_problems}, but {name} has {len(rows)} problems to draw them from. "
+            "Lower `num_eval_problems`."
+        )
+    held_out = set(rows[:num_eval_problems])
+    train = [source.select([row for row in range(len(source)) if row not in held_out])]
+    if "test" in splits:
+        train.append(splits["train"])
+    tasks = []
+    for dataset in (concatenate_datasets(train), source.select(sorted(held_out))):
+        dataset = dataset.map(_to_task, remove_columns=dataset.column_names)
+        tasks.append(dataset.filter(lambda task: task["answer"] is not None))
+    return tasks[0], tasks[1]
+
+
+def _to_task(row: dict) -> dict:
+    """Return the problem and the answer of a row; the answer can be in the box of a solution."""
+    answer = boxed_answer(row["solution"]) if row.get("answer") is None else str(row["answer"])
+    return {"problem": row["problem"], "answer": answer}

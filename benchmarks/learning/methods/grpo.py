@@ -165,6 +165,7 @@ def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, A
         `dict[str, Any]`: `prompt_ids`, `completion_ids` and `env_mask`, see [`as_completion`]; `score` for the reward
         function; and no `logprobs`, because without vLLM the trainer computes them.
     """
+    trainer.player.model = trainer.model_wrapped  # as its weights are spread over processes
     episodes = trainer.player.play([json.loads(prompt) for prompt in prompts])
     completions = [as_completion(episode) for episode in episodes]
     names = ("prompt_ids", "completion_ids", "env_mask")
