@@ -15,7 +15,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
 DEMO_ARGS ?=
 GPU_ARGS ?=
-LEARNING_ARGS ?=
+ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 2
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
@@ -77,11 +77,15 @@ bench: $(VENV)/.dev
 		$(BIN)/python -m benchmarks.$$benchmark --json benchmarks/results/$${benchmark##*.}.json; \
 	done
 
-# Keeps existing cells; LEARNING_ARGS="--rerun" starts from scratch.
+# Keeps existing cells; ARGS=--rerun starts from scratch. ARGS=--quick tells the story in minutes, outside git.
 bench-learning: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.learning.run --jobs 2 $(LEARNING_ARGS)
+	$(BIN)/python -m benchmarks.learning.run --jobs 2 $(ARGS)
+ifneq (,$(findstring --quick,$(ARGS)))
+	$(BIN)/python -m benchmarks.relay.run --quick
+else
 	$(BIN)/python -m benchmarks.learning.figures.summary
 	$(BIN)/python -m benchmarks.learning.figures.report --readme README.md
+endif
 
 # Keeps measurements under runs/; remove them to start from scratch.
 bench-agent: $(VENV)/.dev

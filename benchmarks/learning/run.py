@@ -59,14 +59,12 @@ from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.settings import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
-    EXTRACTION,
+    ENDURING,
     LONG,
     PLAIN,
-    SAVINGS,
     SELF_DISTILLATION,
-    SHARPENING,
-    STALE,
     TRAINERS,
+    VARIANTS,
     acting_config,
     default_settings,
     merge_settings,
@@ -86,7 +84,7 @@ BUDGETS = {
     "service_desk_delayed": 1200,
     "rooms": 1000,
 }
-BUDGET_FACTORS = {"grpo": 5, "rft": 5, SELF_DISTILLATION: 5, **dict.fromkeys(LONG, 20)}
+BUDGET_FACTORS = {"grpo": 5, "rft": 5, SELF_DISTILLATION: 5, **dict.fromkeys(LONG, 20), **dict.fromkeys(ENDURING, 10)}
 NUM_EVALUATIONS = 16
 MIN_PS = (0.0, 0.05)  # with --temperatures, the same for every method
 
@@ -212,7 +210,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *ABLATIONS, *SAVINGS, *STALE, *EXTRACTION, *SHARPENING, *LONG, SELF_DISTILLATION],
+        choices=[*METHODS, *VARIANTS, *LONG, SELF_DISTILLATION],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

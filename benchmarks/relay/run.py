@@ -69,6 +69,8 @@ ARMS = {
 BASELINES = ("sft", "scalar")  # SFT on successes; soft actor-critic with bootstrapped numbers
 PLAYED = ("explicit", "candidates", "monte_carlo", "hindsight")
 NUM_EVALUATIONS = 8
+QUICK = ["--methods", "explicit", "monte_carlo", "--seeds", "0", "--floors", "2", "--max_steps", "240"]
+QUICK += ["--cells", "runs/relay_quick"]
 
 
 def success(player: Player, num_episodes: int) -> dict[str, dict[str, float]]:
@@ -218,8 +220,15 @@ def main():
     parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/relay"))
     parser.add_argument("--json", type=Path, help="where to write the figures of all cells")
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    parser.add_argument(
+        "--quick", action="store_true", help="one house of two floors, two methods, few steps; takes minutes"
+    )
     parser.add_argument("--in_process", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    words = sys.argv[1:]
+    args = parser.parse_args(words)
+    if args.quick and not args.in_process:
+        words += QUICK
+        args = parser.parse_args(words)
     methods = [method for method in args.methods if not args.plays or method in PLAYED]
     cells = [(method, seed) for seed in args.seeds for method in methods]
     steps = args.budget if args.plays else args.max_steps
@@ -238,7 +247,7 @@ def main():
         if not (folder / method / f"{seed}.json").exists():
             # With another number of threads sums differ in their last bits, and after some hundred updates so do runs.
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", "benchmarks.relay.run", *sys.argv[1:], "--in_process"]
+            command = [sys.executable, "-m", "benchmarks.relay.run", *words, "--in_process"]
             command += ["--methods", method, "--seeds", str(seed)]
             log = args.runs / f"{method}_{seed}.txt"
             if not reporting.run_logged(command, log, env=env, cwd=ROOT):

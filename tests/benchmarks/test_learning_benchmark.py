@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import baselines, costs, sharpening, staleness
+from benchmarks.learning.figures import baselines, costs, endurance, sharpening, staleness
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -617,3 +617,19 @@ class TestBaselines:
 
     def test_tasks_without_a_stronger_baseline_are_left_out(self):
         assert not baselines.baselines(make_cells("nlac", [[0.0, 0.9]]))["tasks"]
+
+
+class TestEndurance:
+    @pytest.mark.parametrize(("last", "verdict"), [(0.78, "holds"), (0.5, "falls")])
+    def test_success_holds_or_falls(self, last, verdict):
+        cells = make_cells("nlac_enduring", [[0.0, 0.8, 0.9, last], [0.0, 0.8, 0.9, last]], steps=800)
+        for cell in cells:
+            for point in cell["points"]:
+                point.update(prefilled_tokens=5, trained_tokens=7)
+        report = endurance.endurance(cells)
+        arm = report["tasks"][TOLD]["nlac_enduring"]
+        assert arm["at_budget"]["mean"] == 0.8 and arm["highest"]["mean"] == 0.9 and arm["end"]["mean"] == last
+        assert arm["change"]["mean"] == pytest.approx(last - 0.8) and arm["verdict"] == verdict
+        text = endurance.text(report)
+        assert "| rehearsal | seeds | after 800 steps | highest | after 8,000 | change | success |" in text
+        assert f"| samples of other instances | 2 | 0.80 (0.80 to 0.80) | 0.90 (0.90 to 0.90) | {last:.2f}" in text

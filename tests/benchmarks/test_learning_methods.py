@@ -106,7 +106,10 @@ def test_self_distillation_learns_from_refusals(tmp_path):
 class TestCells:
     @pytest.mark.parametrize(
         "method",
-        [*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL, "nlac_stale_4", "grpo_long", "self_distillation"],
+        [
+            *(*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL, "nlac_stale_4", "nlac_enduring_self"),
+            *("grpo_long", "self_distillation"),
+        ],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)

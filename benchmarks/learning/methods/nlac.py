@@ -98,6 +98,8 @@ def train(
     `staleness`, on episodes of weights that are this number of optimizer steps old.
     """
     args = replace(acting, max_steps=10**6, logging_steps=100, **settings)
+    if args.rehearsal_source == "self":  # in place of the samples of other instances
+        task = replace(task, rehearsal=None)
     trainer = (BlindTrainer if blind else NLACTrainer)(
         model=task.model,
         args=args,

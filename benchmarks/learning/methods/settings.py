@@ -168,6 +168,12 @@ STALE = {
     "nlac_stale_4": merge_settings(SAVINGS[FRUGAL], {"staleness": 4}),
     "nlac_stale_16": merge_settings(SAVINGS[FRUGAL], {"staleness": 16}),
 }
+# Ten times as long, with the settings that cost least: does success hold, and what keeps the roles?
+ENDURING = {
+    "nlac_enduring": SAVINGS["nlac_kept_four_updates"],
+    "nlac_enduring_self": {**SAVINGS["nlac_kept_four_updates"], "rehearsal_source": "self"},
+    "nlac_enduring_unrehearsed": {**SAVINGS["nlac_kept_four_updates"], "rehearsal_ratio": 0.0},
+}
 # Ways to get a policy from critiques.
 DISTILLED = {"policy_loss_type": "distill", "num_refinements": 1}
 EXTRACTION = {
@@ -181,6 +187,7 @@ SHARPENING = {
     "nlac_critiques_at_1": {"role_sampling": {"critique": {"temperature": 1.0}}},
     SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
 }
+VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING}
 BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train, "base_remembering": memory.train}
 # Those that learn more slowly and cost less per step, until their curves are flat.
 LONG = {"grpo_long": "grpo", "rft_long": "rft"}
@@ -212,7 +219,7 @@ def default_settings(task: LearningTask, method: str) -> dict:
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
         return merge_settings(defaults, changes.get(method, {}))
-    changes = {**ABLATIONS, **SAVINGS, **STALE, **EXTRACTION, **SHARPENING}.get(method, {})
+    changes = VARIANTS.get(method, {})
     if method == SELF_DISTILLATION:
         changes = merge_settings(HINDSIGHT, ON_POLICY, DISTILLED)
     elif method in ("hindsight", SHARPENED_HINDSIGHT):

@@ -1,0 +1,109 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Whether success holds when NLAC trains ten times as long as in the main table, with rehearsal of samples from other
+instances, of the initial model's own answers, and without rehearsal.
+
+python -m benchmarks.learning.figures.endurance --json benchmarks/results/learning_endurance.json \\
+    --page docs/source/results_endurance.md
+
+The cells:
+
+python -m benchmarks.learning.run --tasks service_desk_told rooms --seeds 0 1 2 \\
+    --methods nlac_enduring nlac_enduring_self nlac_enduring_unrehearsed --cells benchmarks/results/learning_endurance
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import RESULTS, difference, measured, of_cells, point_at
+from benchmarks.learning.figures.table import cost_table, gap, rate, task_label
+from benchmarks.learning.methods.settings import ENDURING
+from benchmarks.learning.run import BUDGETS
+
+
+CELLS = RESULTS / "learning_endurance"
+LABELS = {
+    "nlac_enduring": "samples of other instances",
+    "nlac_enduring_self": "the initial model's own answers",
+    "nlac_enduring_unrehearsed": "none",
+}
+COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
+LOSS = 0.05
+HOLDS, FALLS = "holds", "falls"
+
+
+def figures(cells: list[dict]) -> dict:
+    """
+    Return the success of an arm on a task: within the budget of the main table, at its highest, and at the end, and
+    whether it holds: whether its mean at the end is less than `LOSS` below that within the budget.
+    """
+    budget = BUDGETS[cells[0]["task"]]
+    success = {
+        "at_budget": of_cells(cells, lambda cell: measured(point_at(cell, budget), "success")),
+        "highest": of_cells(cells, lambda cell: max(measured(point, "success") for point in cell["points"])),
+        "end": of_cells(cells, lambda cell: measured(cell["points"][-1], "success")),
+    }
+    change = difference(success["end"], success["at_budget"])
+    costs = {cost: of_cells(cells, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+    return {**success, "change": change, "verdict": HOLDS if change["mean"] > -LOSS else FALLS, "costs": costs}
+
+
+def endurance(cells: list[dict]) -> dict:
+    """Return the figures of every arm on every task."""
+    tasks: dict[str, dict] = {}
+    for task in dict.fromkeys(cell["task"] for cell in cells):
+        for method in ENDURING:
+            found = [cell for cell in cells if (cell["task"], cell["method"]) == (task, method)]
+            if found:
+                arms = tasks.setdefault(task, {})
+                arms[method] = figures(sorted(found, key=lambda cell: cell["seed"]))
+    return {"tasks": tasks, "machines": reporting.machines(cells)}
+
+
+def text(report: dict) -> str:
+    """Write the tables."""
+    parts = []
+    for task, arms in report["tasks"].items():
+        rows = [
+            [
+                *(LABELS[name], str(len(arm["end"]["seeds"]))),
+                *(rate(arm[when]) for when in ("at_budget", "highest", "end")),
+                *(gap(arm["change"]), f"**{arm['verdict']}**"),
+            ]
+            for name, arm in arms.items()
+        ]
+        budget = f"after {BUDGETS[task]:,} steps"
+        names = ["rehearsal", "seeds", budget, "highest", f"after {10 * BUDGETS[task]:,}", "change", "success"]
+        parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
+        parts += ["Mean costs of training:", ""]
+        parts += [cost_table({LABELS[name]: arm["costs"] for name, arm in arms.items()}), ""]
+    return "\n".join(parts).rstrip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    report = endurance([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
+    reporting.publish(report, text(report), "learning/figures/endurance.py", args.json, args.page)
+
+
+if __name__ == "__main__":
+    main()
