@@ -70,7 +70,7 @@ from benchmarks.learning.methods.settings import (
     merge_settings,
 )
 from benchmarks.learning.playing import Player
-from benchmarks.learning.tasks import TASKS, make_task
+from benchmarks.learning.tasks import HANDBOOK, TASKS, make_task
 
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +83,7 @@ BUDGETS = {
     "service_desk_noisy": 800,
     "service_desk_delayed": 1200,
     "rooms": 1000,
+    HANDBOOK: 4000,
 }
 BUDGET_FACTORS = {"grpo": 5, "rft": 5, SELF_DISTILLATION: 5, **dict.fromkeys(LONG, 20), **dict.fromkeys(ENDURING, 10)}
 NUM_EVALUATIONS = 16
@@ -162,6 +163,8 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         )
     else:
         task = make_task(task_name, seed)
+        if args.base_model:
+            task = replace(task, model=args.base_model)
     budget = args.budget or budget_of(task_name, method)
     interval = max(1, budget // NUM_EVALUATIONS)
     trains = method not in ("base", "base_refined")
@@ -188,6 +191,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
             [f"python -m benchmarks.learning.run --tasks {task_name} --methods {method} --seeds {seed}"]
             + ([f"--model {args.model}"] if args.model else [])
             + (["--use_peft"] if args.use_peft else [])
+            + ([f"--base_model {args.base_model}"] if args.base_model else [])
             + ([f"--temperatures {' '.join(map(str, args.temperatures))}"] if args.temperatures else [])
             + ([f"--budget {budget}"] if budget != budget_of(task_name, method) else [])
             + [f"--{name} {written(value)}" for name, value in changes.items()]
@@ -206,7 +210,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *real_models.TASKS], default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, HANDBOOK, *real_models.TASKS], default=list(TASKS))
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -223,6 +227,7 @@ def main():
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--budget", type=int, help="environment steps in place of the task's budget")
     parser.add_argument("--model", help="a real model in place of the tiny models")
+    parser.add_argument("--base_model", help="another build of the tiny model: a folder")
     parser.add_argument("--use_peft", action="store_true", help="train an adapter (LoRA) of the real model")
     parser.add_argument("--user_model", default="gpt-4.1", help="model that plays the customers of tau_bench")
     parser.add_argument("--user_base_url", help="OpenAI-compatible server of the user model")
@@ -244,7 +249,8 @@ def main():
         args.budget = args.budget or 200
     if args.cells is None:
         args.cells = default_cells(args.model, args.quick)
-        if args.cells == CELLS and (rest or args.budget):
+        differs = rest or args.budget or args.base_model or HANDBOOK in args.tasks
+        if args.cells == CELLS and differs:
             parser.error(
                 f"{CELLS} is for the settings of the code: add --cells, a folder for {' '.join(sys.argv[1:])}"
             )

@@ -15,6 +15,7 @@
 
 """The tasks of the learning benchmark: instances to train on, and instances to evaluate on."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from trl_nlac import NLACPrompts
-from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, TextEnvironment
+from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     TINY_MODEL,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 # Built by examples/scripts/build_tiny_model.py; each has a README.md.
+HANDBOOK = "service_desk_handbook"
 BASE_MODEL = str(Path(__file__).parent / "base_model")
 BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed")}
 
@@ -167,6 +169,52 @@ def service_desk(variant: str, seed: int, shows_tools: bool = False) -> Learning
     )
 
 
+class HandbookEnvironment(TextEnvironment):
+    """
+    A service desk of each task's own, whose rules stand in the first observation, the handbook: what is right at one
+    desk is wrong at another, and can be read at both. `reset(desk=...)` takes the seed of the desk.
+    """
+
+    def reset(self, desk: int, request: str, customer: str = "", **task) -> str:
+        world = ServiceDesk.from_seed(desk)
+        self._environment = ServiceDeskEnvironment(world)
+        rules = " ".join(f"{name} {' '.join(rule)}." for name, rule in world.rules.items())
+        return f"{rules} {self._environment.reset(request, customer)}"
+
+    def step(self, action: str) -> StepResult:
+        return self._environment.step(action)
+
+
+def handbook(seed: int) -> LearningTask:
+    """Make 200 desks with handbooks to train on, and 50 others to evaluate on."""
+    rng = random.Random(f"handbooks {seed}")
+
+    def rows(desks: range, customers: list[str]) -> Dataset:
+        return Dataset.from_list(
+            [
+                {"desk": desk, "request": request, "customer": rng.choice(customers)}
+                for desk in desks
+                for request in ServiceDesk.from_seed(desk).requests
+            ]
+        )
+
+    first = 10_000 * (seed + 1)
+    train, held_out = rows(range(first, first + 200), CUSTOMERS), rows(range(first + 200, first + 250), CUSTOMERS)
+    return LearningTask(
+        name=HANDBOOK,
+        environment_factory=HandbookEnvironment,
+        rows=train,
+        instances={
+            "held_out": Instances(HandbookEnvironment, held_out),
+            "train": Instances(HandbookEnvironment, train.select(range(len(held_out)))),
+        },
+        model=BASE_MODEL,
+        prompts=COMPACT_PROMPTS,
+        rehearsal=make_rehearsal_dataset("service_desk", variant="told", customers=True),
+        max_turns=2,
+    )
+
+
 def rooms(seed: int) -> LearningTask:
     """Make a house, with all of its starts to train on. Another house is the unseen domain."""
     (house, rows), (unseen, unseen_rows) = make_tasks("rooms", seed), make_tasks("rooms", 1000 + seed)
@@ -210,9 +258,9 @@ def relay(seed: int, num_floors: int = 3) -> LearningTask:
 
 
 def make_task(name: str, seed: int) -> LearningTask:
-    """Make the task `name`, one of `TASKS`, with the instance of `seed`."""
-    if name == "rooms":
-        return rooms(seed)
+    """Make the task `name`, one of `TASKS` or `HANDBOOK`, with the instance of `seed`."""
+    if name in ("rooms", HANDBOOK):
+        return {"rooms": rooms, HANDBOOK: handbook}[name](seed)
     return service_desk(name.removeprefix("service_desk_"), seed)
 
 

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import baselines, costs, endurance, sharpening, staleness
+from benchmarks.learning.figures import baselines, costs, endurance, generalisation, sharpening, staleness
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -633,3 +633,15 @@ class TestEndurance:
         text = endurance.text(report)
         assert "| rehearsal | seeds | after 800 steps | highest | after 8,000 | change | success |" in text
         assert f"| samples of other instances | 2 | 0.80 (0.80 to 0.80) | 0.90 (0.90 to 0.90) | {last:.2f}" in text
+
+
+def test_generalisation_is_the_success_on_desks_that_were_not_trained_on():
+    cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.8]], task="service_desk_handbook")
+    for cell in cells:
+        cell["final"]["train"] = {"episode/success_rate": 0.9}
+        for point in cell["points"]:
+            point.update(prefilled_tokens=5, trained_tokens=7)
+    report = generalisation.generalisation(cells)
+    assert report["methods"]["nlac"]["gap"]["mean"] == pytest.approx(0.2)
+    row = "| NLAC | 2 | 0.00 (0.00 to 0.00) | 0.70 (0.00 to 1.00) | 0.90 (0.90 to 0.90) | +0.20"
+    assert row in generalisation.text(report)

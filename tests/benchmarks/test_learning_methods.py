@@ -62,7 +62,7 @@ def small_task(name: str, seed: int):
 def make_args(tmp_path, **changes):
     """Return command-line arguments for a cell of ten environment steps."""
     args = dict(model=None, use_peft=False, user_model="", user_base_url=None, budget=10, runs=tmp_path)
-    args["temperatures"] = []
+    args |= {"base_model": None, "temperatures": []}
     return argparse.Namespace(**{**args, **changes})
 
 
@@ -93,6 +93,19 @@ def test_stale_episodes_are_as_old_as_they_may_be(tmp_path, staleness, expected)
     logged = [entry.get("rollout/staleness") for entry in trainer.state.log_history[:-1]]
     assert [age for age in logged if age is not None] == expected
     assert len(trainer.replay.episodes) == 4 * 3
+
+
+def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
+    task = make_task("service_desk_handbook", 0)
+    held_out = task.instances["held_out"]
+    assert len({row["desk"] for row in task.rows}) == 200 and len({row["desk"] for row in held_out.rows}) == 50
+    assert not {row["desk"] for row in held_out.rows} & {row["desk"] for row in task.rows}
+    environment = task.environment_factory()
+    for row in held_out.rows.select(range(8)):
+        first = environment.reset(**row)
+        assert first.endswith(f". {row['request']} {row['customer']} 2")
+        right = first.split(f"{row['request']} ")[1].split(".")[0]
+        assert environment.step(f"route {right}").reward == 1.0
 
 
 def test_self_distillation_learns_from_refusals(tmp_path):

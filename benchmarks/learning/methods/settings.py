@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.learning import real_models
 from benchmarks.learning.methods import grpo, memory, rft, scalar
-from benchmarks.learning.tasks import LearningTask
+from benchmarks.learning.tasks import HANDBOOK, LearningTask
 from trl_nlac import NLACConfig
 
 
@@ -94,6 +94,7 @@ NLAC_BY_TASK = {
         SLOW_CRITIC, {"bootstrap": "explicit", "role_sampling": {"successor": {"temperature": 0.0}}}
     ),
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
+    HANDBOOK: {},  # as told
 }
 # The observations of the episode replace the critique: no learned critic, no bootstrap, and target weights have no
 # effect. There is one round of refinement, because further rounds would ask an untrained critic.
@@ -107,6 +108,7 @@ HINDSIGHT = {
 FRESH = {"replay_buffer_size": 400}
 HINDSIGHT_BY_TASK = {
     "service_desk_told": MIN_P,
+    HANDBOOK: MIN_P,
     "service_desk_hinted": FRESH,
     "service_desk_noisy": FRESH,
     "service_desk_delayed": FRESH,
@@ -200,6 +202,7 @@ ON_POLICY = dict(replay_buffer_size=64, episodes_per_iteration=32, samples_per_i
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
+    HANDBOOK: {"grpo": MIN_P, "rft": MIN_P},
     "service_desk_hinted": {
         "grpo": {"learning_rate": 3e-4, **MIN_P},
         "rft": {"learning_rate": 3e-4, **MIN_P},

@@ -1,0 +1,84 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Whether methods learn something that helps on desks that they were not trained on: desks whose rules stand in a
+handbook.
+
+python -m benchmarks.learning.figures.generalisation --json benchmarks/results/learning_generalisation.json \\
+    --page docs/source/results_generalisation.md
+
+The cells:
+
+python -m benchmarks.learning.run --tasks service_desk_handbook --methods nlac grpo rft self_distillation \\
+    --seeds 0 1 2 --cells benchmarks/results/learning_generalisation
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import RESULTS, difference, measured, of_cells
+from benchmarks.learning.figures.table import cost_table, gap, label, rate
+
+
+CELLS = RESULTS / "learning_generalisation"
+METHODS = ("nlac", "self_distillation", "grpo", "rft")
+COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
+
+
+def generalisation(cells: list[dict]) -> dict:
+    """Return the success of every method before training, and after it on desks of training and on others."""
+    methods = {}
+    for method in METHODS:
+        found = sorted((cell for cell in cells if cell["method"] == method), key=lambda cell: cell["seed"])
+        if found:
+            success = {
+                "before": of_cells(found, lambda cell: measured(cell["points"][0], "success")),
+                "unseen": of_cells(found, lambda cell: measured(cell["final"]["held_out"], "success")),
+                "trained": of_cells(found, lambda cell: measured(cell["final"]["train"], "success")),
+            }
+            costs = {cost: of_cells(found, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+            methods[method] = {**success, "gap": difference(success["trained"], success["unseen"]), "costs": costs}
+    return {"methods": methods, "machines": reporting.machines(cells)}
+
+
+def text(report: dict) -> str:
+    """Write the tables."""
+    rows = [
+        [
+            *(label(method), str(len(of["unseen"]["seeds"]))),
+            *(rate(of[when]) for when in ("before", "unseen", "trained")),
+            gap(of["gap"]),
+        ]
+        for method, of in report["methods"].items()
+    ]
+    names = ["method", "seeds", "unseen desks, before", "after", "desks of training, after", "difference"]
+    costs = cost_table({label(method): of["costs"] for method, of in report["methods"].items()})
+    return "\n".join([reporting.table(names, rows), "", "Mean costs of training:", "", costs])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    report = generalisation([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
+    reporting.publish(report, text(report), "learning/figures/generalisation.py", args.json, args.page)
+
+
+if __name__ == "__main__":
+    main()
