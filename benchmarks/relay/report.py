@@ -77,7 +77,7 @@ def figures(cells: list[dict]) -> dict[str, Any]:
             floor: of_cells(cells, lambda cell, s=setting, f=floor: cell["success"][s][f])
             for floor in cells[0]["success"][setting]
         }
-        for setting in ("sampled", "greedy")
+        for setting in cells[0]["success"]
     }
     if "critic" in cells[0]:
         for name in ("critic", "targets"):
@@ -128,6 +128,11 @@ def text(report: dict) -> str:
         ]
         parts += [f"{title}, success on the floors of {phase['floors']}:", ""]
         parts += [reporting.table(["method", "houses", *floors, *(f"{f}, greedy" for f in floors)], rows), ""]
+        chosen = {name: arm["best"] for name, arm in arms.items() if "best" in arm}
+        if chosen:
+            parts += ["Success where every action is the best of four by the critic's verdict scores:", ""]
+            rows = [[LABELS[name], *(rate(of) for of in best.values())] for name, best in chosen.items()]
+            parts += [reporting.table(["method", *floors], rows), ""]
         judged = {name: arm for name, arm in arms.items() if "critic" in arm}
         if judged:
             rows = [

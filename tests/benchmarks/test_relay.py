@@ -85,7 +85,11 @@ class TestRun:
         assert [point["gradient_steps"] for point in cell["curve"]] == [1, 2, 3, 4]
         assert cell["costs"]["gradient_steps"] == 4 and cell["costs"]["trained_tokens"] > 0
         assert (cell["costs"]["generated_tokens"] == 0) == (method == "sft")
-        assert ("critic" in cell) == (method in run.ARMS)
+        assert ("critic" in cell) == ("best" in cell["success"]) == (method in run.ARMS)
+        floors = {"floor_1", "floor_2", "floor_3"}
+        assert cell["success"].get("best", {}).keys() in ({*floors}, set())
+        text = report.text(report.summarize([cell]))
+        assert ("best of four by the critic's verdict scores" in text) == (method in run.ARMS)
         if method == "explicit":  # what ended well is told as it ended
             assert cell["critic"]["floor_1"]["right"]["targets"] > 0.9 > cell["critic"]["floor_1"]["wrong"]["targets"]
 
