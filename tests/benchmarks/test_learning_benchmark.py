@@ -506,9 +506,10 @@ class TestReport:
     def test_committed_pages_are_those_of_the_committed_cells(self):
         results = ROOT / "benchmarks" / "results"
         pages = {name: (ROOT / "docs" / "source" / name).read_text() for name in ("results.md", "results_search.md")}
-        assert render(json.loads((results / "learning.json").read_text())) == pages
+        sharpened = json.loads((results / "learning_sharpening.json").read_text())
+        assert render(json.loads((results / "learning.json").read_text()), sharpened) == pages
         summary = summarize_folders(results / "learning", results / "learning_search")
-        assert render(summary) == pages
+        assert render(summary, sharpened) == pages
         readme = (ROOT / "README.md").read_text()
         assert comparison(summary) in readme
         assert costs.benefit_and_cost(json.loads((results / "learning_costs.json").read_text())) in readme
@@ -523,10 +524,13 @@ class TestReport:
         tried = make_cell("grpo", 100, [0.0, 0.3], settings={"beta": 0.1})
         summary["searches"] = searches([tried], cells)
         summary["claims"] = claims(summary)
-        write_pages(json.loads(json.dumps(summary)), tmp_path)
+        verdicts = {"hindsight": {"differences": {"0.0": None}, "verdict": "stands"}}
+        sharpened = {"tasks": {TOLD: {"verdicts": verdicts}}}
+        write_pages(json.loads(json.dumps(summary)), sharpened, tmp_path)
         page = (tmp_path / "results.md").read_text()
         assert "| NLAC | 200 | 0.01 | 0.80 (0.00 to 1.00) | 0.70 | 0.70, 0.90 | 0.80 (0.00 to 1.00) |" in page
         assert "| GRPO | not reached (0 of 2) | – | – |" in page
+        assert "against Hindsight: – at 0. The claim that the learned critic helps **stands**." in page
         row = "| Service desk (told) | GRPO | beta = 0.1 | 100 | 0.30 (100) |"
         assert row in (tmp_path / "results_search.md").read_text()
         assert (
@@ -585,6 +589,13 @@ class TestSharpening:
         text = sharpening.text(report)
         assert f"**{expected}**" in text and "| NLAC | 3 |" in text
         assert "| NLAC | 100 | 3,000 | 5 | 7 | 1 | 10 |" in text
+
+    def test_the_committed_report_is_that_of_the_committed_cells(self):
+        results = ROOT / "benchmarks" / "results"
+        cells = [json.loads(path.read_text()) for path in sorted((results / "learning_sharpening").rglob("*.json"))]
+        report = sharpening.sharpening(cells)
+        assert report == json.loads((results / "learning_sharpening.json").read_text())
+        assert sharpening.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
 
     def test_a_single_seed_judges_nothing(self):
         cells = [*self.decode("nlac", [0.9], [0.9]), *self.decode("hindsight", [0.1], [0.1])]

@@ -31,6 +31,7 @@ from benchmarks import reporting
 from benchmarks.learning.figures.claims import HOLDS, UNKNOWN, best_final, overlap
 from benchmarks.learning.figures.plots import plot_ablations, plot_critic, plot_task
 from benchmarks.learning.figures.search import change_words
+from benchmarks.learning.figures.sharpening import REPORT, sentences
 from benchmarks.learning.figures.table import (
     COSTS,
     comparison,
@@ -178,8 +179,8 @@ def ablation_verdict(difference: dict | None) -> str:
     return "worse" if difference["high"] < 0 else "better"
 
 
-def render(summary: dict) -> dict[str, str]:
-    """Return the text of each page."""
+def render(summary: dict, sharpened: dict) -> dict[str, str]:
+    """Return the text of each page, given the summary and the report of [`~learning.figures.sharpening`]."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -189,7 +190,9 @@ def render(summary: dict) -> dict[str, str]:
     )
     words = (label, task_label, variant, number, rate, gap)
     words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, has_critic, change_words)
-    variables = {**summary, "COSTS": COSTS, **{function.__name__: function for function in words}}
+    sharpness = [sentence for task, of in sharpened["tasks"].items() for sentence in sentences(task, of)]
+    variables = {**summary, "sharpness": sharpness, "COSTS": COSTS}
+    variables |= {function.__name__: function for function in words}
     return {page: environment.get_template(template).render(variables) for page, template in PAGES.items()}
 
 
@@ -205,10 +208,10 @@ def write_plots(summary: dict, images: Path) -> None:
         plot_ablations(tasks, images / "learning_ablations")
 
 
-def write_pages(summary: dict, folder: Path) -> None:
+def write_pages(summary: dict, sharpened: dict, folder: Path) -> None:
     """Write the pages and their images to `folder`."""
     write_plots(summary, folder / "images")
-    for page, text in render(summary).items():
+    for page, text in render(summary, sharpened).items():
         (folder / page).write_text(text)
 
 
@@ -225,7 +228,7 @@ def main():
     if args.plots:
         write_plots(summary, args.plots)
         return
-    write_pages(summary, args.docs)
+    write_pages(summary, json.loads(REPORT.read_text()), args.docs)
     if args.readme:
         reporting.insert(comparison(summary), args.readme, "learning/figures/report.py")
 

@@ -36,7 +36,7 @@ from benchmarks.learning.figures.table import cost_table, gap, label, rate, task
 from benchmarks.learning.methods.settings import SHARPENED_HINDSIGHT, SHARPENING
 
 
-CELLS = RESULTS / "learning_sharpening"
+CELLS, REPORT = RESULTS / "learning_sharpening", RESULTS / "learning_sharpening.json"
 METHODS = ("nlac", "hindsight", *SHARPENING)
 NAMES = {"held_out": "held-out customers", "train": "customers of training"}
 COSTS = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "gradient_steps", "seconds")
@@ -119,14 +119,21 @@ def text(report: dict) -> str:
             parts += [reporting.table(["method", "seeds", *names], rows), ""]
         parts += [f"{task_label(task)}, mean costs of training:", ""]
         parts += [cost_table({label(method): arm["costs"] for method, arm in arms.items()}), ""]
-        for rival, found in figures["verdicts"].items():
-            by = ", ".join(f"{gap(value)} at {float(t):g}" for t, value in found["differences"].items())
-            parts += [
-                f"{task_label(task)}, NLAC against {label(rival)}: {by}. "
-                f"The claim that the learned critic helps **{found['verdict']}**.",
-                "",
-            ]
+        for sentence in sentences(task, figures):
+            parts += [sentence, ""]
     return "\n".join(parts).rstrip()
+
+
+def sentences(task: str, figures: dict) -> list[str]:
+    """Write the verdicts of a task."""
+    found = []
+    for rival, of in figures["verdicts"].items():
+        by = ", ".join(f"{gap(value)} at {float(t):g}" for t, value in of["differences"].items())
+        found.append(
+            f"{task_label(task)}, NLAC against {label(rival)}: {by}. "
+            f"The claim that the learned critic helps **{of['verdict']}**."
+        )
+    return found
 
 
 def main():
