@@ -597,8 +597,8 @@ class TestSharpening:
         assert report == json.loads((results / "learning_sharpening.json").read_text())
         assert sharpening.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
 
-    def test_a_single_seed_judges_nothing(self):
-        cells = [*self.decode("nlac", [0.9], [0.9]), *self.decode("hindsight", [0.1], [0.1])]
+    def test_two_seeds_judge_nothing(self):
+        cells = [*self.decode("nlac", [0.9, 0.8], [0.9, 0.8]), *self.decode("hindsight", [0.1, 0.1], [0.1, 0.1])]
         report = sharpening.sharpening(cells)
         assert report["tasks"][TOLD]["verdicts"]["hindsight"]["verdict"].startswith("is not judged yet")
 

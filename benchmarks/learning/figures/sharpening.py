@@ -41,7 +41,8 @@ METHODS = ("nlac", "hindsight", *SHARPENING)
 NAMES = {"held_out": "held-out customers", "train": "customers of training"}
 COSTS = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "gradient_steps", "seconds")
 STANDS, SHARPNESS, WITHDRAWN = "stands", "is one of sharpness alone", "is withdrawn"
-UNJUDGED = "is not judged yet: it needs two seeds of both"
+LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
+UNJUDGED = f"is not judged yet: it needs {LEAST_SEEDS} seeds of both"
 
 
 def at(decoded: list[dict], temperature: float, instances: str = "held_out", min_p: float = 0.0) -> Any:
@@ -66,7 +67,7 @@ def verdict(differences: dict[str, dict]) -> str:
     held-out customers: it stands if greedy policies differ, too.
     """
     greedy, sampled = differences["0.0"], differences["1.0"]
-    if greedy is None or greedy["low"] is None:
+    if greedy is None or len(greedy["seeds"]) < LEAST_SEEDS:
         return UNJUDGED
     if greedy["low"] > 0:
         return STANDS
