@@ -182,3 +182,5 @@ train(
     max_steps=2,
 )
 train("lora", lora=True, beta=0.1, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()  # else a process that ends first can abort the other, or itself

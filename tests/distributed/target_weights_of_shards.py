@@ -165,3 +165,4 @@ check(output_dir / "zero3", *deepspeed_engine(3), offload=True)
 check(output_dir / "zero3_kept_whole", *deepspeed_engine(3, persistence_threshold=100))
 check(output_dir / "fsdp2", *fsdp2_model((2,)))
 check(output_dir / "replicated", *fsdp2_model((2, 1)))
+dist.destroy_process_group()  # else a process that ends first can abort the other, or itself

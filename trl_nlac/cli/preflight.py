@@ -88,6 +88,7 @@ def run(words: list[str]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     if trainer.is_world_process_zero():
         conclude(trial, args.expected_success, args.json, max(options.max_steps, 0) / options.updates_per_iteration)
+    trainer.accelerator.end_training()
 
 
 def _trial(folder: str, num_steps: int) -> list[str]:

@@ -60,6 +60,7 @@ def run(words: list[str]) -> None:
         if args.push_to_hub:
             trainer.push_to_hub()
     print_summary(trainer)
+    trainer.accelerator.end_training()  # else torch can abort a process that ends while its group still runs
 
 
 def _is_saved(folder: Path) -> bool:
