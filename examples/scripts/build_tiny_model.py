@@ -37,6 +37,11 @@ python examples/scripts/build_tiny_model.py --output_dir trl_nlac/support_model 
 
 A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
 
+So are those of Mastermind in the model of the benchmark's game, which knows the rules alone:
+
+python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_mastermind --max_steps 4000 \\
+    --families mastermind --action_formats text
+
 With `--several_futures` the model also learns the roles that weigh several futures (`num_futures` above 1).
 """
 
@@ -57,8 +62,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, SUPPORT_PROMPTS, draw_dialogue, support_desk
+from trl_nlac.environments.embedded import (
+    COMPACT_PROMPTS,
+    MASTERMIND_PROMPTS,
+    SUPPORT_PROMPTS,
+    draw_dialogue,
+    mastermind_dialogues,
+    support_desk,
+)
 from trl_nlac.environments.embedded.dialogues import RoleDialogue
+from trl_nlac.environments.embedded.mastermind_dialogues import MastermindFamily
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
@@ -77,6 +90,7 @@ FAMILIES = {
     "service_desk": ServiceDeskFamily(),
     **{variant: ServiceDeskFamily(variant, customers=True) for variant in ("told", "hinted", "delayed")},
     "support_desk": SupportDeskFamily(),
+    "mastermind": MastermindFamily(),
 }
 SPECIAL_TOKENS = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 SPECIAL_TOKENS += ["<tool_call>", "</tool_call>"]
@@ -164,6 +178,24 @@ def build_support_tokenizer() -> PreTrainedTokenizerFast:
     phrases |= {f" {problem}." for problem in support_desk.PROBLEMS} | {support_desk.CLOSED, support_desk.UNREADABLE}
     questions = [SUPPORT_PROMPTS.critique, SUPPORT_PROMPTS.backup, SUPPORT_PROMPTS.refine, SUPPORT_PROMPTS.future]
     phrases |= {*questions, *[f" {question}" for question in questions], " The score is "}
+    return _phrase_tokenizer(phrases)
+
+
+def build_mastermind_tokenizer() -> PreTrainedTokenizerFast:
+    """Build a tokenizer with one token for every digit of a guess and phrase of Mastermind, and bytes for others."""
+    prompts = MASTERMIND_PROMPTS
+    phrases = {f"[{digit}" for digit in "123456"} | {f" {digit}]" for digit in "123456"}
+    phrases |= {*mastermind_dialogues.FIRST_OBSERVATION.splitlines(keepends=True), mastermind_dialogues.CRACKED}
+    phrases |= {"Submitted ", ". Feedback: ", "Turn limit reached. You guessed ", " percent of the numbers correctly."}
+    phrases |= {f"{black} black peg(s), {white} white peg(s)." for black in range(2) for white in range(3 - black)}
+    phrases |= {f"{share:.2f}" for share in (0, 25, 50)} | {"0.25", "0.5", "0", "1", "\n\n", " ", ". "}
+    phrases |= {"Future: ", "\nOptimality: ", "Yes", "No", "The code is ", ".", mastermind_dialogues.NO_ADVICE}
+    questions = [prompts.critique, prompts.backup, prompts.refine, prompts.future, "The score is "]
+    return _phrase_tokenizer(phrases | {*questions, *[f" {question}" for question in questions]})
+
+
+def _phrase_tokenizer(phrases: set[str]) -> PreTrainedTokenizerFast:
+    """Build a tokenizer in which each of `phrases` is one token, and other text is bytes."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     written = sorted("".join(piece for piece, _ in byte_level.pre_tokenize_str(phrase)) for phrase in phrases - {""})
     letters = [letter for letter in sorted(pre_tokenizers.ByteLevel.alphabet()) if letter not in written]
@@ -274,12 +306,21 @@ def score(
             (text == action) == dialogue.won and "take" in text
             for text, action, dialogue in zip(texts, acted, dialogues, strict=True)
         ]
+    elif isinstance(family, MastermindFamily):  # any guess that was not made before follows "another guess"
+        obeyed = [
+            _is_another(text, dialogue) if dialogue.advice == mastermind_dialogues.NO_ADVICE else text == expected
+            for text, expected, dialogue in zip(texts, right, dialogues, strict=True)
+        ]
     else:
         obeyed = [
             _avoids(text, dialogue) if dialogue.advice.startswith("avoid ") else text == expected
             for text, expected, dialogue in zip(texts, right, dialogues, strict=True)
         ]
     result["refine_obeys"] = sum(obeyed) / number
+    if isinstance(family, MastermindFamily):
+        dialogues, texts, _ = answers("policy", False)
+        result["new_guess"] = sum(map(_is_another, texts, dialogues)) / number
+        return {name: round(value, 3) for name, value in result.items()}
     dialogues, texts, _ = answers("critique", True)
     result["known_next_observation"] = (
         sum(
@@ -298,6 +339,13 @@ def score(
                 mended.append(text == chat.decode(encode(chat, prompts, mending, "policy", action_format)[1]))
         result["mends_refused_call"] = sum(mended) / max(1, len(mended))
     return {name: round(value, 3) for name, value in result.items()}
+
+
+def _is_another(text: str, dialogue: RoleDialogue) -> bool:
+    """Whether an answer is a guess that was neither made before nor advised against."""
+    made = {action for action, _ in dialogue.history}
+    advised = {attempt for attempt, _ in dialogue.earlier_attempts} | {dialogue.action} if dialogue.advice else set()
+    return mastermind_dialogues.parse_guess(text) is not None and text not in made | advised
 
 
 def _mended(family, dialogue: RoleDialogue) -> str:
@@ -380,11 +428,15 @@ def main():
     )
     args = parser.parse_args()
 
-    in_english = args.families == ["support_desk"]
-    if "support_desk" in args.families and not (in_english and set(args.action_formats) == {"text"}):
-        parser.error("the support desk has a model of its own, in the action format `text`")
-    prompts = SUPPORT_PROMPTS if in_english else COMPACT_PROMPTS
-    tokenizer = build_support_tokenizer() if in_english else build_tokenizer()
+    of_their_own = {
+        "support_desk": (SUPPORT_PROMPTS, build_support_tokenizer),
+        "mastermind": (MASTERMIND_PROMPTS, build_mastermind_tokenizer),
+    }
+    alone = set(args.families) & set(of_their_own)
+    if alone and not (len(args.families) == 1 and set(args.action_formats) == {"text"}):
+        parser.error(f"{min(alone)} has a model of its own, in the action format `text`")
+    prompts, build = of_their_own.get(args.families[0], (COMPACT_PROMPTS, build_tokenizer))
+    tokenizer = build()
     if args.first_step:
         model = LlamaForCausalLM.from_pretrained(args.output_dir)
     else:
@@ -449,7 +501,7 @@ def main():
                 for action_format in dict.fromkeys(args.action_formats)
             }
             print(json.dumps({"step": step + 1, "seconds": round(time.perf_counter() - start), **scores}), flush=True)
-    build = {
+    made = {
         "command": " ".join(["python examples/scripts/build_tiny_model.py", *sys.argv[1:]]),
         "parameters": num_parameters,
         "samples": args.max_steps * args.batch_size,
@@ -459,7 +511,7 @@ def main():
         "torch": torch.__version__,
         "scores": scores,
     }
-    (Path(args.output_dir) / "build.json").write_text(json.dumps(build, indent=2) + "\n")
+    (Path(args.output_dir) / "build.json").write_text(json.dumps(made, indent=2) + "\n")
     state_file.unlink(missing_ok=True)
 
 

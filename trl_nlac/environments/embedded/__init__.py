@@ -16,6 +16,7 @@
 
 from .tasks import (
     COMPACT_PROMPTS,
+    MASTERMIND_PROMPTS,
     SUPPORT_MODEL,
     SUPPORT_PROMPTS,
     TINY_MODEL,

@@ -55,6 +55,8 @@ class RoleDialogue:
             Earlier versions of the action with their critiques. Only refinement sees them.
         foreseen (`list[str]`, *optional*):
             Predicted futures that an evaluator weighs; `future` is the most credible.
+        score (`float`, *optional*):
+            Score of the episode. If `None`, 1 for a success and 0 otherwise.
     """
 
     first_observation: str
@@ -67,6 +69,7 @@ class RoleDialogue:
     tool: dict[str, Any]
     earlier_attempts: list[tuple[str, Critique]] = field(default_factory=list)
     foreseen: list[str] = field(default_factory=list)
+    score: float | None = None
 
     @property
     def critique(self) -> Critique:
@@ -120,7 +123,8 @@ class RoleDialogue:
         target = _says(critique.text if judges else critique.future)
         if not rest:
             name = "backup_terminated" if judges else "backup_future_terminated"
-            values = {"next_observation": next_observation, "score": f"{self.won:g}", "success_threshold": "1"}
+            score = self.won if self.score is None else self.score
+            values = {"next_observation": next_observation, "score": f"{score:g}", "success_threshold": "1"}
             question = prompts.question(name, **values)
             return [*messages, *question], target
         messages += prompts.question("successor", next_observation=next_observation)

@@ -16,6 +16,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from datasets import Dataset
@@ -23,6 +24,7 @@ from datasets import Dataset
 from ...prompts import NLACPrompts
 from ..base import TextEnvironment
 from .dialogues import RoleDialogue
+from .mastermind_dialogues import MastermindFamily
 from .relay import RelayHouse
 from .rooms import RoomsEnvironment, RoomsWorld
 from .rooms_dialogues import RoomsFamily
@@ -64,8 +66,24 @@ SUPPORT_PROMPTS = NLACPrompts(
     observed_end="",
     refine="Which call is best?",
 )
+# The same for the base model of Mastermind in the benchmarks.
+MASTERMIND_PROMPTS = replace(
+    SUPPORT_PROMPTS,
+    critique="How will this end, and was it the best guess?",
+    backup="So was it the best guess?",
+    backup_terminated="{next_observation} The score is {score}. So was it the best guess?",
+    refine="Which guess is best?",
+)
 
+PROMPTS = {"support_desk": SUPPORT_PROMPTS, "mastermind": MASTERMIND_PROMPTS}  # of worlds that have their own
+FAMILIES = {
+    "rooms": RoomsFamily,
+    "service_desk": ServiceDeskFamily,
+    "support_desk": SupportDeskFamily,
+    "mastermind": MastermindFamily,
+}
 
+Family = RoomsFamily | ServiceDeskFamily | SupportDeskFamily | MastermindFamily
 World = RoomsWorld | ServiceDesk | SupportDesk
 
 
@@ -117,12 +135,7 @@ def demo_environment(world: str = "service_desk", seed: int = 0, action_format: 
     return make_environment(make_tasks(world, seed)[0], action_format)
 
 
-def draw_dialogue(
-    rng: random.Random,
-    families: list[RoomsFamily | ServiceDeskFamily | SupportDeskFamily],
-    role: str,
-    known: bool | None = None,
-) -> RoleDialogue:
+def draw_dialogue(rng: random.Random, families: list[Family], role: str, known: bool | None = None) -> RoleDialogue:
     """Draw a dialogue of one of the families; if `known` is `None`, half of them come from known instances."""
     return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
 
@@ -139,11 +152,12 @@ def make_rehearsal_dataset(
     Make supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
 
     Backup and refinement samples can use the names of the instance to be learned, with random rules: they teach the
-    model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true.
+    model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true;
+    Mastermind has none, and samples of these two roles alone.
 
     Args:
         world (`str`):
-            `"rooms"`, `"service_desk"` or `"support_desk"`.
+            `"rooms"`, `"service_desk"`, `"support_desk"` or `"mastermind"`.
         size (`int`, *optional*, defaults to `4096`):
             Number of samples.
         seed (`int`, *optional*, defaults to `0`):
@@ -151,8 +165,8 @@ def make_rehearsal_dataset(
         action_format (`str`, *optional*, defaults to `"text"`):
             Format of actions.
         several_futures (`bool`, *optional*, defaults to `False`):
-            Whether to add samples of the roles that weigh several futures (`num_futures` above 1). Not of the support
-            desk.
+            Whether to add samples of the roles that weigh several futures (`num_futures` above 1), in the rooms and at
+            the service desk.
         **family_kwargs:
             Arguments of the world's family, such as the `variant` of [`ServiceDeskFamily`].
 
@@ -160,15 +174,15 @@ def make_rehearsal_dataset(
         [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`, and `tools` for tool calls.
     """
     rng = random.Random(f"rehearsal {world} {seed}")
-    families = {"rooms": RoomsFamily, "service_desk": ServiceDeskFamily, "support_desk": SupportDeskFamily}
-    family = families[world](**family_kwargs)
-    prompts = SUPPORT_PROMPTS if world == "support_desk" else COMPACT_PROMPTS
+    family = FAMILIES[world](**family_kwargs)
+    prompts = PROMPTS.get(world, COMPACT_PROMPTS)
     of_any_instance, of_known = ["backup", "refine"], ["policy", "critique", "critique", "successor"]
     if several_futures:
         of_any_instance, of_known = [*of_any_instance, "backup_future", "evaluation"], [*of_known, "future", "future"]
     rows = []
     while len(rows) < size:
-        role = rng.choice(of_any_instance if rng.random() < 0.75 else of_known)
+        is_of_any = rng.random() < 0.75 or world == "mastermind"
+        role = rng.choice(of_any_instance if is_of_any else of_known)
         known = role in of_known or rng.random() < 0.5
         dialogue = family.dialogue(rng, role, known)
         messages, completion = dialogue.messages(role, prompts, action_format, rng.random() < 0.5)
