@@ -70,7 +70,7 @@ from benchmarks.learning.methods.settings import (
     merge_settings,
 )
 from benchmarks.learning.playing import Player
-from benchmarks.learning.tasks import HANDBOOK, TASKS, make_task
+from benchmarks.learning.tasks import HANDBOOK, MASTERMIND, OUTSIDE_THE_TABLE, TASKS, make_task
 
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +84,7 @@ BUDGETS = {
     "service_desk_delayed": 1200,
     "rooms": 1000,
     HANDBOOK: 4000,
+    MASTERMIND: 2000,
 }
 BUDGET_FACTORS = {"grpo": 5, "rft": 5, SELF_DISTILLATION: 5, **dict.fromkeys(LONG, 20), **dict.fromkeys(ENDURING, 10)}
 NUM_EVALUATIONS = 16
@@ -210,7 +211,8 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, HANDBOOK, *real_models.TASKS], default=list(TASKS))
+    known = [*TASKS, *OUTSIDE_THE_TABLE, *real_models.TASKS]
+    parser.add_argument("--tasks", nargs="+", choices=known, default=list(TASKS))
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -249,7 +251,7 @@ def main():
         args.budget = args.budget or 200
     if args.cells is None:
         args.cells = default_cells(args.model, args.quick)
-        differs = rest or args.budget or args.base_model or HANDBOOK in args.tasks
+        differs = rest or args.budget or args.base_model or set(args.tasks) & set(OUTSIDE_THE_TABLE)
         if args.cells == CELLS and differs:
             parser.error(
                 f"{CELLS} is for the settings of the code: add --cells, a folder for {' '.join(sys.argv[1:])}"

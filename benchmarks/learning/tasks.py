@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
+from benchmarks.learning.mastermind import NUM_GUESSES, REFERENCES, MastermindEnvironment
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
+    MASTERMIND_PROMPTS,
     TINY_MODEL,
     make_environment,
     make_rehearsal_dataset,
@@ -42,9 +44,8 @@ if TYPE_CHECKING:
 
 
 # Built by examples/scripts/build_tiny_model.py; each has a README.md.
-HANDBOOK = "service_desk_handbook"
 BASE_MODEL = str(Path(__file__).parent / "base_model")
-BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed")}
+BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "mastermind")}
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ class LearningTask:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether a tiny model plays it. Tiny models were trained on the compact prompts only."""
-        return self.prompts is COMPACT_PROMPTS
+        """Whether a tiny model plays it. Tiny models were trained on their own short prompts only."""
+        return self.prompts in (COMPACT_PROMPTS, MASTERMIND_PROMPTS)
 
 
 def service_desk(variant: str, seed: int, shows_tools: bool = False) -> LearningTask:
@@ -257,11 +258,30 @@ def relay(seed: int, num_floors: int = 3) -> LearningTask:
     )
 
 
-def make_task(name: str, seed: int) -> LearningTask:
-    """Make the task `name`, one of `TASKS` or `HANDBOOK`, with the instance of `seed`."""
-    if name in ("rooms", HANDBOOK):
-        return {"rooms": rooms, HANDBOOK: handbook}[name](seed)
-    return service_desk(name.removeprefix("service_desk_"), seed)
+def mastermind(seed: int) -> LearningTask:
+    """Make games of Mastermind to train on, and others to evaluate on. A code that is refused once can be mended."""
+    first = 10_000 * (seed + 1)
+    train, held_out = (Dataset.from_dict({"seed": seeds}) for seeds in (range(first, first + 2000), range(120)))
+    return LearningTask(
+        name=MASTERMIND,
+        environment_factory=MastermindEnvironment,
+        rows=train,
+        instances={"held_out": Instances(MastermindEnvironment, held_out)},
+        model=BASE_MODELS[MASTERMIND],
+        prompts=MASTERMIND_PROMPTS,
+        rehearsal=make_rehearsal_dataset("mastermind"),
+        max_turns=NUM_GUESSES + 1,
+        oracle_success=REFERENCES["exact solver"],
+    )
 
 
+HANDBOOK, MASTERMIND = "service_desk_handbook", "mastermind"
+OUTSIDE_THE_TABLE = {HANDBOOK: handbook, MASTERMIND: mastermind}
 TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy", "service_desk_delayed", "rooms")
+
+
+def make_task(name: str, seed: int) -> LearningTask:
+    """Make the task `name`, one of `TASKS` or `OUTSIDE_THE_TABLE`, with the instance of `seed`."""
+    if name in OUTSIDE_THE_TABLE:
+        return OUTSIDE_THE_TABLE[name](seed)
+    return rooms(seed) if name == "rooms" else service_desk(name.removeprefix("service_desk_"), seed)

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import baselines, costs, endurance, generalisation, sharpening, staleness
+from benchmarks.learning.figures import baselines, costs, endurance, game, generalisation, sharpening, staleness
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -656,3 +656,19 @@ def test_generalisation_is_the_success_on_desks_that_were_not_trained_on():
     assert report["methods"]["nlac"]["gap"]["mean"] == pytest.approx(0.2)
     row = "| NLAC | 2 | 0.00 (0.00 to 0.00) | 0.70 (0.00 to 1.00) | 0.90 (0.90 to 0.90) | +0.20"
     assert row in generalisation.text(report)
+
+
+def test_game_compares_with_the_exact_solver():
+    cells = make_cells("nlac", [[0.1, 0.6], [0.1, 0.8]], task="mastermind")
+    cells += make_cells("grpo", [[0.1, 0.5], [0.1, 0.5]], task="mastermind")
+    for cell in cells:
+        for point in [*cell["points"], cell["final"]["held_out"]]:
+            point.update({"prefilled_tokens": 5, "trained_tokens": 7, "episode/length": 3.5})
+        if cell["method"] == "nlac":
+            cell["final"]["held_out"] |= {"oracle/future_accuracy": 0.4, "oracle/refined_better_rate": 0.6}
+    report = game.game(cells)
+    assert report["methods"]["grpo"]["nlac_minus_it"]["mean"] == pytest.approx(0.2)
+    text = game.text(report)
+    assert "| Exact solver | 1.00 |" in text and "| Any other guess | 0.13 |" in text
+    assert "| NLAC | 2 | 0.10 (0.10 to 0.10) | 0.70 (0.00 to 1.00) | 3.50 | – | 0.40 (0.40 to 0.40) | 0.60" in text
+    assert "| GRPO | 2 | 0.10 (0.10 to 0.10) | 0.50 (0.50 to 0.50) | 3.50 | +0.20 (-1.07 to +1.47) | – | – |" in text

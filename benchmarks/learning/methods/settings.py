@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.learning import real_models
 from benchmarks.learning.methods import grpo, memory, rft, scalar
-from benchmarks.learning.tasks import HANDBOOK, LearningTask
+from benchmarks.learning.tasks import HANDBOOK, MASTERMIND, LearningTask
 from trl_nlac import NLACConfig
 
 
@@ -95,6 +95,7 @@ NLAC_BY_TASK = {
     ),
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
     HANDBOOK: {},  # as told
+    MASTERMIND: MORE_REPLAY,  # as noisy: outcomes are partly luck
 }
 # The observations of the episode replace the critique: no learned critic, no bootstrap, and target weights have no
 # effect. There is one round of refinement, because further rounds would ask an untrained critic.
@@ -109,6 +110,7 @@ FRESH = {"replay_buffer_size": 400}
 HINDSIGHT_BY_TASK = {
     "service_desk_told": MIN_P,
     HANDBOOK: MIN_P,
+    MASTERMIND: FRESH,
     "service_desk_hinted": FRESH,
     "service_desk_noisy": FRESH,
     "service_desk_delayed": FRESH,
@@ -210,6 +212,7 @@ BASELINES_BY_TASK = {
     },
     "service_desk_noisy": {"rft": MIN_P},
     "service_desk_delayed": {"rft": MIN_P},
+    MASTERMIND: {"rft": MIN_P},
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
 

@@ -1,0 +1,101 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+How methods learn a game of textarena, against its exact solver.
+
+python -m benchmarks.learning.figures.game --json benchmarks/results/learning_game.json \\
+    --page docs/source/results_game.md
+
+The cells:
+
+python -m benchmarks.learning.run --tasks mastermind --seeds 0 1 2 \\
+    --methods nlac hindsight self_distillation grpo rft scalar --cells benchmarks/results/learning_game
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import RESULTS, difference, of_cells
+from benchmarks.learning.figures.table import cost_table, gap, label, rate
+from benchmarks.learning.mastermind import REFERENCES
+
+
+CELLS = RESULTS / "learning_game"
+METHODS = ("nlac", "hindsight", "self_distillation", "scalar", "grpo", "rft")
+COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
+SEEN = {
+    "success": "episode/success_rate",
+    "length": "episode/length",
+    "future": "oracle/future_accuracy",
+    "better": "oracle/refined_better_rate",
+}
+
+
+def game(cells: list[dict]) -> dict:
+    """Return the figures of every method before and after training, and NLAC's difference to it."""
+    methods: dict[str, dict] = {}
+    for method in METHODS:
+        found = sorted((cell for cell in cells if cell["method"] == method), key=lambda cell: cell["seed"])
+        if found:
+            before = {
+                name: of_cells(found, lambda cell, metric=metric: cell["points"][0].get(metric))
+                for name, metric in SEEN.items()
+            }
+            after = {
+                name: of_cells(found, lambda cell, metric=metric: cell["final"]["held_out"].get(metric))
+                for name, metric in SEEN.items()
+            }
+            costs = {cost: of_cells(found, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+            methods[method] = {"before": before, "after": after, "costs": costs}
+    ours = methods.get("nlac", {}).get("after", {}).get("success")
+    for of in methods.values():
+        of["nlac_minus_it"] = difference(ours, of["after"]["success"])
+    return {"references": REFERENCES, "methods": methods, "machines": reporting.machines(cells)}
+
+
+def text(report: dict) -> str:
+    """Write the tables."""
+    names = ["method", "seeds", "success before", "success after", "guesses", "NLAC minus it"]
+    names += ["futures that can happen", "refined guesses that are better"]
+    rows = []
+    for method, of in report["methods"].items():
+        after = of["after"]
+        rows.append([label(method), str(len(after["success"]["seeds"])), rate(of["before"]["success"])])
+        rows[-1] += [rate(after["success"]), f"{after['length']['mean']:.2f}"]
+        rows[-1] += [
+            "–" if method == "nlac" else gap(of["nlac_minus_it"]),
+            rate(after["future"]),
+            rate(after["better"]),
+        ]
+    players = [[name.capitalize(), f"{success:.2f}"] for name, success in report["references"].items()]
+    costs = cost_table({label(method): of["costs"] for method, of in report["methods"].items()})
+    parts = [reporting.table(["player", "success"], players), "", reporting.table(names, rows)]
+    return "\n".join([*parts, "", "Mean costs of training:", "", costs])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    report = game([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
+    reporting.publish(report, text(report), "learning/figures/game.py", args.json, args.page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import random
+
+import pytest
+from helpers.testing_utils import make_roles
+
+from benchmarks.learning.mastermind import (
+    REFERENCES,
+    MastermindEnvironment,
+    answers,
+    num_won,
+    num_won_after,
+)
+from benchmarks.learning.tasks import make_task
+from trl_nlac.environments.embedded.mastermind_dialogues import (
+    CODES,
+    CRACKED,
+    NUM_GUESSES,
+    observe,
+    pegs,
+)
+from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.types import Transition
+
+
+def finds(choose, code) -> bool:
+    """Whether a player finds `code`; it is given the codes that fit all answers, and the number of guesses left."""
+    codes = CODES
+    for guesses_left in range(NUM_GUESSES, 0, -1):
+        guess = choose(codes, guesses_left)
+        if guess == code:
+            return True
+        codes = answers(guess, codes)[pegs(guess, code)]
+    return False
+
+
+def test_references():
+    """The solver finds every code with four guesses, not with three; the other success is that of many games."""
+    assert all(
+        finds(lambda codes, left: max(CODES, key=lambda guess: num_won_after(guess, codes, left)), code)
+        for code in CODES
+    )
+    assert REFERENCES["exact solver"] == 1 and num_won(CODES, 3) < len(CODES)
+    rng, games = random.Random(0), 6000
+    fitting = sum(finds(lambda codes, _: rng.choice(codes), rng.choice(CODES)) for _ in range(games)) / games
+    assert REFERENCES["a code that fits all answers"] == pytest.approx(fitting, abs=0.02)
+
+
+class TestOracle:
+    """With seed 3 the code is 2 5. After 1 2 (one white) and 3 4 (nothing) it is 2 5 or 2 6, 5 1 or 6 1."""
+
+    @pytest.fixture
+    def after_two(self):
+        environment, roles = MastermindEnvironment(), make_roles([])
+        episode = replay_actions(environment, {"seed": 3}, ["[1 2]", "[3 4]", "[5 6]"], roles.actions, roles.prompts)
+        return environment.oracle, Transition(episode, 2)
+
+    @pytest.mark.parametrize(
+        ("action", "quality"),
+        [
+            ("[2 5]", 1.0),  # tells all four apart
+            ("[3 6]", 0.75),  # 2 5 and 5 1 have the same answer
+            ("[5 6]", 0.5),  # leaves two pairs
+            ("[1 2]", 0.0),  # was made before
+            ("[2 2]", 0.0),
+            ("what?", 0.0),
+        ],
+    )
+    def test_quality(self, after_two, action, quality):
+        oracle, transition = after_two
+        assert oracle.quality(transition, action) == quality
+
+    @pytest.mark.parametrize(
+        ("future", "is_right"),
+        [
+            (CRACKED, True),
+            (observe(("2", "5"), ("2", "6"), 1) + " [2 6] " + CRACKED, True),
+            (observe(("2", "5"), ("2", "6"), 1) + " [5 1] " + observe(("5", "1"), ("2", "6"), 0), True),
+            (observe(("2", "5"), ("2", "6"), 1), False),  # does not end
+            (observe(("2", "5"), ("3", "6"), 1) + " [2 6] " + CRACKED, False),  # no code fits the answer
+            (observe(("2", "5"), ("2", "6"), 1) + " [5 1] " + CRACKED, False),  # another code than the first answer's
+            (observe(("2", "5"), ("2", "6"), 1) + " [3 4] " + CRACKED, False),  # would be refused
+            (CRACKED + " [2 6] " + CRACKED, False),
+        ],
+    )
+    def test_futures(self, after_two, future, is_right):
+        oracle, transition = after_two
+        assert oracle.future_is_right(transition, "[2 5]", future) == is_right
+        assert not oracle.future_is_right(transition, "[1 2]", future)
+
+    def test_probes_are_half_best(self):
+        environment, roles = MastermindEnvironment(), make_roles([])
+        qualities = []
+        for task, actions in environment.oracle.probes(40, seed=0):
+            episode = replay_actions(environment, task, actions, roles.actions, roles.prompts)
+            assert len(episode.turns) == len(actions)
+            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
+        assert qualities.count(1) == 20
+
+
+def test_training_never_plays_a_game_of_evaluation():
+    task = make_task("mastermind", 0)
+    assert not set(task.rows["seed"]) & set(task.instances["held_out"].rows["seed"])
+    environment = task.environment_factory()
+    codes = set()
+    for row in task.instances["held_out"].rows:
+        environment.reset(**row)
+        codes.add(tuple(environment.game.state.game_state["secret_code"]))
+    assert len(codes) > 25  # of 30
