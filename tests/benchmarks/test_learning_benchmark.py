@@ -30,7 +30,9 @@ from benchmarks.learning.figures.report import (
     claim_sentence,
     defeats,
     gap,
+    prices,
     render,
+    spent,
     winner_sentences,
     write_pages,
 )
@@ -46,6 +48,7 @@ from benchmarks.learning.figures.summary import (
     reach,
     summarize,
     summarize_folders,
+    training_costs,
 )
 from benchmarks.learning.figures.table import comparison, rate, task_label
 
@@ -291,6 +294,32 @@ class TestCosts:
         words = [costs.price({"level": level, "price": price}) for level, price in found]
         assert words == ["it learns too little", "never (to 0.8)", "always (to 0.5)", "above 1,234 (to 0.8)"]
 
+    def test_costs_of_training_are_those_of_runs_that_count_them(self):
+        """Other runs stand in for cells that do not, if their settings are the same but for defaults that are said."""
+        cells = make_cells("nlac", [[0.0, 1.0]] * 2)
+        assert training_costs(cells, []).keys() == {"num_runs", "environment_steps", "gradient_steps"} | {
+            "generated_tokens",
+            "seconds",
+        }
+        counted = make_cells("nlac", [[0.0, 1.0]] * 3)
+        for number, (cell, settings) in enumerate(
+            zip(counted, [{"num_refinements": 1}, {}, {"num_refinements": 2}], strict=True)
+        ):
+            cell["settings"] = settings
+            cell["points"][-1].update(prefilled_tokens=10 * number, trained_tokens=7, seconds=3)
+        found = training_costs(cells, counted)
+        assert (found["num_runs"], found["prefilled_tokens"], found["seconds"]) == (2, 5, 3)
+        cells[1]["points"][-1].update(prefilled_tokens=40, trained_tokens=7)
+        found = training_costs(cells, counted)
+        assert (found["num_runs"], found["prefilled_tokens"], found["seconds"]) == (1, 40, 10)
+        summary = summarize(cells, [TOLD], ["nlac"], counted=counted)
+        assert "| NLAC | 1 | 100 | 1 | 3,000 | 40 | 7 | 10 |" in spent(summary["tasks"][TOLD])
+
+    def test_prices_of_a_step(self):
+        cells = make_cells("nlac", [[0.0, 0.5, 0.9]] * 2) + make_cells("rft", [[0.0, 0.5, 0.7]] * 2, 400)
+        row = prices(summarize(cells, [TOLD], ["nlac", "rft"])["tasks"]).splitlines()[-1]
+        assert row == "| Service desk (told) | – | above 3 (to 0.5) | – | – |"
+
     def test_costs_of_savings(self):
         cells = make_cells("nlac", [[0.0, 0.5, 0.9]] * 2) + make_cells("rft", [[0.0, 0.5, 0.9]] * 2, 400)
         tokens = {"generated/act": 100, "generated/backup": 300, "prefilled/backup": 900, "trained": 50}
@@ -298,7 +327,8 @@ class TestCosts:
         told = costs.costs(cells)["tasks"][TOLD]
         frugal = told["methods"]["nlac_frugal"]
         assert frugal["role_shares"] == {"backup": 0.75, "act": 0.25} and told["methods"]["nlac"]["role_shares"] == {}
-        assert frugal["spent"] == {"environment_steps": 200, "generated_tokens": 6000, "seconds": 20}
+        costs_to_the_end = {"environment_steps": 200, "generated_tokens": 6000, "gradient_steps": 2, "seconds": 20}
+        assert frugal["spent"] == costs_to_the_end
         # To 0.8: 200, 100 and 800 steps, with 30, 30 and 5 tokens each.
         prices = {name: of_method["rft"] for name, of_method in told["prices"].items()}
         assert prices == {

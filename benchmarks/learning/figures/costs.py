@@ -35,16 +35,15 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import CELLS, LEVELS, measured, of_cells, reach
+from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, measured, of_cells, reach
 from benchmarks.learning.figures.table import label, number, rate, task_label
 from benchmarks.learning.methods.settings import SAVINGS
 
 
 LEVEL = max(LEVELS)  # of the oracle's success, to which costs are shown
-TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy")
+TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy")  # on which savings were measured
 METHODS = ("nlac", *SAVINGS)
 RIVALS = ("hindsight", "rft", "grpo")
-SPENT = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
 
 
 def break_even(ours: dict, theirs: dict) -> float | None:

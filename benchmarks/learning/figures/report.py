@@ -29,9 +29,11 @@ import jinja2
 
 from benchmarks import reporting
 from benchmarks.learning.figures.claims import HOLDS, UNKNOWN, best_final, overlap
+from benchmarks.learning.figures.costs import price, price_of_step
 from benchmarks.learning.figures.plots import plot_ablations, plot_critic, plot_task
 from benchmarks.learning.figures.search import change_words
 from benchmarks.learning.figures.sharpening import REPORT, sentences
+from benchmarks.learning.figures.summary import SPENT
 from benchmarks.learning.figures.table import (
     COSTS,
     comparison,
@@ -129,6 +131,28 @@ def choice(task: dict, names: list[str]) -> str:
     return "; ".join(f"{methods}: {', '.join(words)}" for methods, words in wanted.items()) + "."
 
 
+def prices(tasks: dict[str, dict]) -> str:
+    """Format from which price of an environment step, in generated tokens, NLAC costs less than each other method."""
+    rivals = ("hindsight", "rft", "grpo", "scalar")
+    rows = []
+    for name, task in tasks.items():
+        figures = task["methods"]
+        if "nlac" in figures:
+            ours = figures["nlac"]["reach"]
+            theirs = [figures[rival]["reach"] if rival in figures else None for rival in rivals]
+            rows.append([task_label(name), *(price(price_of_step(ours, of)) if of else "–" for of in theirs)])
+    return reporting.table(["task", *(f"costs less than {label(rival)}" for rival in rivals)], rows)
+
+
+def spent(task: dict) -> str:
+    """Format the costs of training of every method on a task as a table."""
+    rows = [
+        [label(method), str(costs["num_runs"]), *(number(costs[c]) if c in costs else "–" for c in SPENT)]
+        for method, costs in task["costs"].items()
+    ]
+    return reporting.table(["method", "runs", *(cost.replace("_", " ") for cost in SPENT)], rows)
+
+
 def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:
     """Describe where a baseline is ahead of NLAC, in the setting of NLAC with the highest final success."""
     figures, common = task["methods"], task["common_budget"]
@@ -189,7 +213,8 @@ def render(summary: dict, sharpened: dict) -> dict[str, str]:
         keep_trailing_newline=True,
     )
     words = (label, task_label, variant, number, rate, gap)
-    words += (claim_sentence, winner_sentences, choice, defeats, ablation_verdict, has_critic, change_words)
+    words += (claim_sentence, winner_sentences, choice, prices, spent, defeats)
+    words += (ablation_verdict, has_critic, change_words)
     sharpness = [sentence for task, of in sharpened["tasks"].items() for sentence in sentences(task, of)]
     variables = {**summary, "sharpness": sharpness, "COSTS": COSTS}
     variables |= {function.__name__: function for function in words}

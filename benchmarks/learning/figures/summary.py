@@ -22,7 +22,9 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -34,10 +36,14 @@ from benchmarks.learning.figures.search import changed_settings, searches
 from benchmarks.learning.figures.table import COSTS
 from benchmarks.learning.methods.settings import ABLATIONS_BY_TASK, PLAIN
 from benchmarks.learning.tasks import TASKS
+from trl_nlac import NLACConfig
 
 
 RESULTS = Path("benchmarks/results")
 CELLS, SEARCHED = RESULTS / "learning", RESULTS / "learning_search"
+# Cells with settings of the table that count every cost, where the table's do not.
+COUNTED = (RESULTS / "learning_sharpening", RESULTS / "learning_counted")
+SPENT = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
 SEEDS = (0, 1, 2, 3, 4)
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
 SETTINGS = ()  # of NLAC, in addition to "nlac"; all other methods that start with "nlac_" are ablations
@@ -173,6 +179,26 @@ def summarize_method(cells: list[dict], common_budget: float | None) -> dict:
     }
 
 
+def training_costs(cells: list[dict], counted: list[dict]) -> dict:
+    """
+    Return the mean costs of training of one method on a task, and the number of runs that they are from: of the cells
+    that count every cost or else, with the same settings, of `counted`. If there are none, what `cells` do not count
+    is missing.
+    """
+    first = cells[0]
+    same = [cell for cell in counted if cell["budget"] == first["budget"] and _is_same(changed_settings(cell, first))]
+    complete = [cell for cell in cells if cell["points"][-1].keys() >= set(SPENT)] or same
+    ends = [cell["points"][-1] for cell in complete or cells]
+    means = {cost: mean(end[cost] for end in ends) for cost in SPENT if all(cost in end for end in ends)}
+    return {"num_runs": len(ends), **means}
+
+
+def _is_same(changes: dict) -> bool:
+    """Whether changes only state the default of an option."""
+    defaults = {option.name: option.default for option in fields(NLACConfig)}
+    return all(name in defaults and value == defaults[name] for name, value in changes.items())
+
+
 def difference(method: dict | None, plain: dict | None) -> dict | None:
     """Return the difference of two values of [`over_seeds`], paired by seed."""
     pairs = method["seeds"].keys() & plain["seeds"].keys() if method and plain else ()
@@ -194,10 +220,11 @@ def compare(ablated: list[dict], plain: list[dict]) -> dict:
     return {"steps": steps, **differences}
 
 
-def summarize_task(cells: list[dict], methods: list[str]) -> dict:
+def summarize_task(cells: list[dict], methods: list[str], counted: Sequence[dict] = ()) -> dict:
     """
     Return all figures of one task. `common_budget` are the steps of the methods with the smallest budget, including
-    those by which their last iteration exceeded it, so that their last evaluation counts.
+    those by which their last iteration exceeded it, so that their last evaluation counts. `counted` are cells for
+    [`training_costs`].
     """
     by_method: dict[str, list[dict]] = {}
     for cell in sorted(cells, key=lambda cell: cell["seed"]):
@@ -223,6 +250,11 @@ def summarize_task(cells: list[dict], methods: list[str]) -> dict:
         "oracle_success": cells[0]["oracle_success"] if cells else None,
         "common_budget": common_budget,
         "methods": figures,
+        "costs": {
+            method: training_costs(by_method[method], [cell for cell in counted if cell["method"] == method])
+            for method in names
+            if method in methods and figures[method]["spent"]["environment_steps"]
+        },
         "curves": {
             method: {cost: curve(by_method[method], "success", cost) for cost in COSTS}
             for method in names
@@ -272,6 +304,7 @@ def summarize(
     settings: Sequence[str] = SETTINGS,
     ablations: Mapping[str, Sequence[str]] | None = None,
     seeds: Sequence[int] = (),
+    counted: Sequence[dict] = (),
 ) -> dict:
     """
     Return all figures.
@@ -289,6 +322,8 @@ def summarize(
             Expected ablations, by task.
         seeds (`Sequence[int]`, *optional*):
             Expected seeds of every cell, in addition to those that any method has.
+        counted (`Sequence[dict]`, *optional*):
+            Reports of other runs with the same settings, for costs that `cells` do not count.
 
     Raises:
         ValueError: If seeds of a method on a task had different budgets or settings.
@@ -297,7 +332,14 @@ def summarize(
     return {
         "methods": compared,
         "settings": list(settings),
-        "tasks": {task: summarize_task([c for c in cells if c["task"] == task], compared) for task in tasks},
+        "tasks": {
+            task: summarize_task(
+                [cell for cell in cells if cell["task"] == task],
+                compared,
+                [cell for cell in counted if cell["task"] == task],
+            )
+            for task in tasks
+        },
         "missing": find_missing(cells, tasks, methods, ablations or {}, seeds),
         "num_cells": len(cells),
         "hours": round(sum(cell["points"][-1]["seconds"] for cell in cells) / 3600, 1),
@@ -315,10 +357,11 @@ def summarize_folders(
     Raises:
         ValueError: If seeds of a method on a task had different budgets or settings.
     """
-    table, others = (
-        [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))] for folder in (cells, searched)
+    table, others, *counted = (
+        [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
+        for folder in (cells, searched, *COUNTED)
     )
-    summary = summarize(table, settings=settings, ablations=ABLATIONS_BY_TASK, seeds=seeds)
+    summary = summarize(table, settings=settings, ablations=ABLATIONS_BY_TASK, seeds=seeds, counted=[*chain(*counted)])
     summary["searches"] = searches(others, table)
     summary["claims"] = claims(summary)
     return summary
