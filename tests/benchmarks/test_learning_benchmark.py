@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import baselines, costs, endurance, game, generalisation, sharpening, staleness
+from benchmarks.learning.figures import baselines, bases, costs, endurance, game, generalisation, sharpening, staleness
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -702,3 +702,41 @@ def test_game_compares_with_the_exact_solver():
     assert "| Exact solver | 1.00 |" in text and "| Any other guess | 0.13 |" in text
     assert "| NLAC | 2 | 0.10 (0.10 to 0.10) | 0.70 (0.00 to 1.00) | 3.50 | – | 0.40 (0.40 to 0.40) | 0.60" in text
     assert "| GRPO | 2 | 0.10 (0.10 to 0.10) | 0.50 (0.50 to 0.50) | 3.50 | +0.20 (-1.07 to +1.47) | – | – |" in text
+
+
+class TestBases:
+    def cells(self, differences):
+        """Make cells of two seeds from each build, where NLAC is ahead by the differences of the build."""
+        cells = []
+        settings = [(name, t, p) for name in ("held_out", "train") for t in (1.0, 0.0) for p in (0.0, 0.05)]
+        for number, (first, second) in enumerate(differences):
+            for method, rates in {"hindsight": [0.4, 0.5], "nlac": [0.4 + first, 0.5 + second]}.items():
+                for cell, success in zip(make_cells(method, [[r] for r in rates], task=DELAYED), rates, strict=True):
+                    cell["points"][-1].update(prefilled_tokens=5, trained_tokens=7)
+                    decoded = [
+                        {
+                            **{"instances": name, "temperature": t, "min_p": p},
+                            "success": success if (name, p) == ("held_out", 0.0) else 0.9,
+                        }
+                        for name, t, p in settings
+                    ]
+                    cells.append({**cell, "model": f"build_{number}", "decoded": decoded})
+        return cells
+
+    @pytest.mark.parametrize(
+        ("differences", "said"),
+        [
+            ([(0.1, 0.2)] * 3, "NLAC is ahead of hindsight, from every build"),
+            ([(-0.1, -0.2)] * 3, "hindsight is ahead of NLAC, from every build"),
+            ([(0.1, 0.2), (0.1, 0.2), (-0.02, -0.01)], "neither is ahead of the other from every build"),
+            ([(0.1, 0.2)] * 2, "not yet known: fewer than three builds"),
+        ],
+    )
+    def test_verdicts(self, differences, said):
+        report = bases.bases(self.cells(differences))
+        assert bases.verdict(report["tasks"][DELAYED], 1.0) == said
+        assert len(report["tasks"][DELAYED]["all_builds"]["1.0"]["seeds"]) == 2 * len(differences)
+        text = bases.text(report)
+        assert f"**{said}**" in text
+        if differences[0] == (0.1, 0.2):
+            assert "| build_0 | 1 | 0.60 (0.00 to 1.00) | 0.45 (0.00 to 1.00) | +0.15 (-0.49 to +0.79) |" in text

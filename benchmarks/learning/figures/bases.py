@@ -1,0 +1,142 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Whether what is true of one base model is true of others: NLAC and hindsight from three builds of the tiny model.
+
+python -m benchmarks.learning.figures.bases --json benchmarks/results/learning_bases.json \\
+    --page docs/source/results_bases.md
+
+A build, and its cells, which lie in a folder with the name of the build (seeds 1, 2 and 3 of builds):
+
+python examples/scripts/build_tiny_model.py --output_dir runs/bases/build_1 --max_steps 8000 --seed 1 \\
+    --families told delayed --action_formats text
+python -m benchmarks.learning.run --tasks service_desk_told service_desk_delayed --methods nlac hindsight \\
+    --seeds 0 1 2 --temperatures 1 0 --base_model runs/bases/build_1 --cells benchmarks/results/learning_bases/build_1
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import RESULTS, difference, of_cells, over_seeds
+from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
+
+
+CELLS = RESULTS / "learning_bases"
+METHODS = ("nlac", "hindsight")
+TEMPERATURES = (1.0, 0.0)
+COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
+
+
+def success(cell: dict, temperature: float) -> float:
+    """Return the success on held-out instances of the policy of a cell, with no unlikely token left out."""
+    [found] = [
+        decoded["success"]
+        for decoded in cell["decoded"]
+        if (decoded["instances"], decoded["temperature"], decoded["min_p"]) == ("held_out", temperature, 0.0)
+    ]
+    return found
+
+
+def bases(cells: list[dict]) -> dict:
+    """Return the success of both methods from every build on every task, and their differences."""
+    tasks = {}
+    for task in sorted({cell["task"] for cell in cells}):
+        of_task = sorted((cell for cell in cells if cell["task"] == task), key=lambda cell: cell["seed"])
+        builds = {
+            build: {
+                str(temperature): compare([cell for cell in of_task if cell["model"] == build], temperature)
+                for temperature in TEMPERATURES
+            }
+            for build in sorted({cell["model"] for cell in of_task})
+        }
+        tasks[task] = {
+            "builds": builds,
+            "all_builds": {str(t): pooled({build: of[str(t)] for build, of in builds.items()}) for t in TEMPERATURES},
+            "costs": {method: costs([cell for cell in of_task if cell["method"] == method]) for method in METHODS},
+        }
+    return {"tasks": tasks, "machines": reporting.machines(cells)}
+
+
+def compare(cells: list[dict], temperature: float) -> dict[str, dict | None]:
+    """Return the success of both methods from one build, and their difference, paired by seed."""
+    nlac, hindsight = (
+        of_cells([cell for cell in cells if cell["method"] == method], partial(success, temperature=temperature))
+        for method in METHODS
+    )
+    return {"nlac": nlac, "hindsight": hindsight, "difference": difference(nlac, hindsight)}
+
+
+def pooled(builds: dict[str, dict]) -> dict | None:
+    """Return the difference over all seeds of all builds, paired by both."""
+    differences = {build: of["difference"] for build, of in builds.items() if of["difference"]}
+    return over_seeds({f"{build} {seed}": d for build, of in differences.items() for seed, d in of["seeds"].items()})
+
+
+def costs(cells: list[dict]) -> dict[str, dict | None]:
+    """Return the mean costs of training over all seeds of all builds."""
+    return {
+        cost: over_seeds({f"{cell['model']} {cell['seed']}": cell["points"][-1][cost] for cell in cells})
+        for cost in COSTS
+    }
+
+
+def verdict(task: dict, temperature: float) -> str:
+    """Say whether one method is ahead from every build, with an interval over all of them that leaves out 0."""
+    means = [of[str(temperature)]["difference"]["mean"] for of in task["builds"].values()]
+    overall = task["all_builds"][str(temperature)]
+    if len(means) < 3 or overall["low"] is None:
+        return "not yet known: fewer than three builds"
+    if all(mean > 0 for mean in means) and overall["low"] > 0:
+        return "NLAC is ahead of hindsight, from every build"
+    if all(mean < 0 for mean in means) and overall["high"] < 0:
+        return "hindsight is ahead of NLAC, from every build"
+    return "neither is ahead of the other from every build"
+
+
+def text(report: dict) -> str:
+    """Write the tables and the verdicts."""
+    parts = []
+    for name, task in report["tasks"].items():
+        rows = [
+            [build, f"{temperature:g}", rate(of["nlac"]), rate(of["hindsight"]), gap(of["difference"])]
+            for temperature in TEMPERATURES
+            for build, all_of in task["builds"].items()
+            for of in [all_of[str(temperature)]]
+        ]
+        names = ["build", "temperature", "NLAC", "hindsight", "NLAC minus hindsight"]
+        parts += [f"{task_label(name)}:", "", reporting.table(names, rows), ""]
+        for temperature in TEMPERATURES:
+            overall = gap(task["all_builds"][str(temperature)])
+            parts.append(f"- At {temperature:g}, over all builds: {overall}. **{verdict(task, temperature)}**.")
+        parts += ["", "Mean costs of training:", ""]
+        parts += [cost_table({label(method): of for method, of in task["costs"].items()}), ""]
+    return "\n".join(parts).rstrip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    report = bases([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
+    reporting.publish(report, text(report), "learning/figures/bases.py", args.json, args.page)
+
+
+if __name__ == "__main__":
+    main()
