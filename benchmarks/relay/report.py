@@ -36,6 +36,8 @@ PHASES = {
     "logs": "From logs alone, {steps:,} gradient steps",
     "plays": "Playing {steps:,} environment steps, beginning with the logs",
 }
+# About which doors the critic is asked: where the floor is the start, where it was reached, and the targets it writes.
+ASKED = ("critic", "reached", "targets")
 # What counts, decided before the runs.
 LEARNED, SUPPORTED_BY, REFUTED_BY = 0.95, 0.3, 0.1
 UNTESTED = "not tested: the first floor was not learned by both"
@@ -80,10 +82,10 @@ def figures(cells: list[dict]) -> dict[str, Any]:
         for setting in cells[0]["success"]
     }
     if "critic" in cells[0]:
-        for name in ("critic", "targets"):
+        for name in ASKED:
             arm[name] = {
                 floor: {
-                    kind: of_cells(cells, lambda cell, n=name, f=floor, k=kind: cell["critic"][f][k][n])
+                    kind: of_cells(cells, lambda cell, n=name, f=floor, k=kind: cell["critic"][f][k].get(n))
                     for kind in kinds
                 }
                 for floor, kinds in cells[0]["critic"].items()
@@ -138,13 +140,13 @@ def text(report: dict) -> str:
             rows = [
                 [LABELS[name]]
                 + [
-                    " / ".join(f"{arm[source][floor][kind]['mean']:.2f}" for kind in ("right", "wrong"))
-                    for source in ("critic", "targets")
-                    for floor in arm[source]
+                    " / ".join(f"{kinds[kind]['mean']:.2f}" for kind in ("right", "wrong")) if kinds["right"] else "–"
+                    for source in ASKED
+                    for kinds in arm[source].values()
                 ]
                 for name, arm in judged.items()
             ]
-            names = [f"{source}, {floor}" for source in ("critic", "targets") for floor in floors]
+            names = [f"{source}, {floor}" for source in ASKED for floor in floors]
             parts += ['How often "Yes" is said of right / wrong doors:', ""]
             parts += [reporting.table(["method", *names], rows), ""]
         costed = {LABELS[name]: arm["costs"] for name, arm in arms.items() if "costs" in arm}

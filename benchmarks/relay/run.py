@@ -37,6 +37,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from benchmarks import reporting
+from benchmarks.learning.figures.summary import SPENT
 from benchmarks.learning.methods import nlac
 from benchmarks.learning.methods.scalar import ScalarActorCriticTrainer
 from benchmarks.learning.methods.settings import HINDSIGHT, NLAC, NLAC_BY_TASK, acting_config, merge_settings
@@ -108,8 +109,10 @@ def yes_rate(answers: list[Answer]) -> float:
 
 def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[str, dict[str, dict[str, float]]]:
     """
-    Ask the trained critic about the right and the wrong first doors of every floor: how often its greedy critique says
-    that the door is the best, and how often the target does that it writes about the logged transitions.
+    Ask the trained critic about the right and the wrong doors of every floor: how often its greedy critique says that
+    the door is the best, where the floor is the start and where it was reached from the floor above ("reached"), and
+    how often the target does that it writes about the logged first doors. In no log is a right door taken where it was
+    reached.
     """
     roles, environment = trainer.roles, task.instances["floor_1"].environment_factory()
     house = environment.world
@@ -122,20 +125,29 @@ def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[st
             for row in house.tasks(floor)
             for door in DOORS
         ]
+        reached = [
+            Transition(replay_actions(environment, row, [*down, f"take {door}"], roles.actions, roles.prompts), 1)
+            for row in (house.tasks(floor + 1) if floor < house.horizon else [])
+            for down in [[f"take {house.right[row['start']]}"]]
+            for door in DOORS
+        ]
         of_floor = [t for t in logged if t.episode.task["steps"] == floor]
         found[f"floor_{floor}"] = {}
         for kind in ("right", "wrong"):
 
             def chosen(transition: Transition, kind: str = kind) -> bool:
-                is_right = parse_door(transition.turn.action) == house.right[transition.episode.task["start"]]
-                return is_right == (kind == "right")
+                room, *_ = transition.observation.split()
+                return (parse_door(transition.turn.action) == house.right[room]) == (kind == "right")
 
-            asked, tried = [t for t in played if chosen(t)], [t for t in of_floor if chosen(t)]
+            asked, tried, followed = ([t for t in of if chosen(t)] for of in (played, of_floor, reached))
             with roles.unrecorded(), roles.uncounted(), torch.random.fork_rng(), trainer._generating():
                 torch.manual_seed(0)
-                critic = critiques(roles, [t.state_action for t in asked], greedy)
-                targets = bellman_targets(roles, tried, bootstrap)
-            found[f"floor_{floor}"][kind] = {"critic": yes_rate(critic), "targets": yes_rate(targets)}
+                answers = {
+                    "critic": critiques(roles, [t.state_action for t in asked], greedy),
+                    "reached": critiques(roles, [t.state_action for t in followed], greedy),
+                    "targets": bellman_targets(roles, tried, bootstrap),
+                }
+            found[f"floor_{floor}"][kind] = {name: yes_rate(of) for name, of in answers.items() if of}
     return found
 
 
@@ -220,7 +232,11 @@ def play_on(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     acting = acting_config(task, str(args.runs / f"play_{method}_{seed}"), seed, num_oracle_probes=0)
     interval = max(1, args.budget // NUM_EVALUATIONS)
     curve = nlac.train(task, acting, args.budget, interval, **merge_settings(SETTINGS, ARMS[method]))
-    return {"success": success(curve.player, task.final_episodes), "curve": curve.points}
+    return {
+        "success": success(curve.player, task.final_episodes),
+        "curve": curve.points,
+        "costs": {cost: curve.points[-1][cost] for cost in SPENT},
+    }
 
 
 def main():

@@ -90,6 +90,11 @@ class TestRun:
         assert cell["success"].get("best", {}).keys() in ({*floors}, set())
         text = report.text(report.summarize([cell]))
         assert ("best of four by the critic's verdict scores" in text) == (method in run.ARMS)
+        if method in run.ARMS:  # nobody comes to the highest floor from above
+            reached = [floor for floor, kinds in cell["critic"].items() if "reached" in kinds["right"]]
+            assert reached == ["floor_1", "floor_2"]
+            row = next(line for line in text.splitlines() if line.startswith("|") and line.count(" / ") == 8)
+            assert row.split(" | ")[6] == "–"
         if method == "explicit":  # what ended well is told as it ended
             assert cell["critic"]["floor_1"]["right"]["targets"] > 0.9 > cell["critic"]["floor_1"]["wrong"]["targets"]
 
@@ -102,4 +107,5 @@ class TestRun:
         cell = json.loads(path.read_text())
         assert set(cell["success"]["sampled"]) == {"floor_1", "floor_2", "floor_3"}
         assert cell["method"] == "explicit" and cell["curve"][-1]["environment_steps"] >= 16
+        assert cell["costs"]["environment_steps"] >= 16 and cell["costs"]["trained_tokens"] > 0
         assert "Playing 16 environment steps, beginning with the logs" in report.text(report.summarize([cell]))
