@@ -133,7 +133,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-OF_REFINED_ACTIONS = ("refine/changed_rate", "oracle/refined_better_rate")
+METRICS_OF_REFINED_ACTIONS = ("refine/changed_rate", "oracle/refined_better_rate")
 
 
 class NLACTrainer(AtomicSavingTrainer):
@@ -749,7 +749,7 @@ class NLACTrainer(AtomicSavingTrainer):
             "target/distance": self.target_weights.distance(self.model),
         }
         if self.args.policy_loss_type == "distill":  # there are no refined actions
-            return {name: value for name, value in metrics.items() if name not in OF_REFINED_ACTIONS}
+            return {name: value for name, value in metrics.items() if name not in METRICS_OF_REFINED_ACTIONS}
         return metrics
 
     def _stop_if_idle(self, metrics: dict[str, float]) -> None:
