@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.learning.tasks import Instances, LearningTask, service_desk
+from benchmarks.learning.tasks import MASTERMIND, Instances, LearningTask, mastermind, service_desk
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import tau_bench, twenty_questions
 from trl_nlac.environments.twenty_questions import TwentyQuestionsEnvironment
@@ -114,9 +114,9 @@ def make_task(
 
     Args:
         name (`str`):
-            One of [`TASKS`], or a service desk.
+            One of [`TASKS`], a service desk, or Mastermind.
         seed (`int`):
-            Selects the desk. The other tasks have one instance.
+            Selects the desk, or the games. The other tasks have one instance.
         model (`str`):
             The model.
         peft_config ([`~peft.PeftConfig`], *optional*):
@@ -133,6 +133,8 @@ def make_task(
     if name.startswith("service_desk_"):
         desk = service_desk(name.removeprefix("service_desk_"), seed, shows_tools=True)
         return replace(desk, action_format="tool_call", **common)
+    if name == MASTERMIND:
+        return replace(mastermind(seed), **common)
     if name == "twenty_questions":
         rows = {split: twenty_questions.make_tasks(split) for split in ("train", "eval")}
         return LearningTask(
@@ -163,4 +165,5 @@ def make_task(
             action_format="react",
             **common,
         )
-    raise ValueError(f"`--tasks {name}` is only for the tiny model. With `--model`, choose service desks or {TASKS}.")
+    known = ("service_desk_*", MASTERMIND, *TASKS)
+    raise ValueError(f"`--tasks {name}` is only for the tiny model. With `--model`, choose from {known}.")

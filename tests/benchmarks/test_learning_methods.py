@@ -314,6 +314,8 @@ class TestRealModels:
         assert task.environment_factory().tool_schemas
         acting = acting_config(task, str(tmp_path), 0, use_cpu=True, bf16=False)
         assert (acting.action_format, acting.max_prompt_length) == ("tool_call", 8192)
+        game = real_models.make_task("mastermind", 0, TINY_MODEL)
+        assert not game.is_tiny and game.rehearsal is None and make_task("mastermind", 0).is_tiny
         with pytest.raises(ValueError, match="--tasks rooms"):
             real_models.make_task("rooms", 0, TINY_MODEL)
 
