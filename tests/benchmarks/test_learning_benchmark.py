@@ -22,7 +22,17 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from benchmarks.learning.figures import baselines, bases, costs, endurance, game, generalisation, sharpening, staleness
+from benchmarks.learning.figures import (
+    baselines,
+    bases,
+    costs,
+    endurance,
+    extraction,
+    game,
+    generalisation,
+    sharpening,
+    staleness,
+)
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -618,7 +628,7 @@ class TestSharpening:
         assert found["differences"]["1.0"]["mean"] == pytest.approx((1.78 - sum(sampled)) / 3, abs=1e-3)
         text = sharpening.text(report)
         assert f"**{expected}**" in text and "| NLAC | 3 |" in text
-        assert "| NLAC | 100 | 3,000 | 5 | 7 | 1 | 10 |" in text
+        assert "| NLAC | 100 | 1 | 3,000 | 5 | 7 | 10 |" in text
 
     def test_the_committed_report_is_that_of_the_committed_cells(self):
         results = ROOT / "benchmarks" / "results"
@@ -740,3 +750,16 @@ class TestBases:
         assert f"**{said}**" in text
         if differences[0] == (0.1, 0.2):
             assert "| build_0 | 1 | 0.60 (0.00 to 1.00) | 0.45 (0.00 to 1.00) | +0.15 (-0.49 to +0.79) |" in text
+
+
+def test_ways_to_a_policy_are_compared_by_seed():
+    cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.5]]) + make_cells("nlac_policy_distill", [[0.0, 0.8], [0.0, 0.71]])
+    cells += make_cells("nlac_candidates_4", [[0.2, 0.6]]) + make_cells("rft", [[0.0, 1.0]])
+    report = extraction.extraction(cells)
+    assert list(report["tasks"][TOLD]) == ["nlac", "nlac_policy_distill", "nlac_candidates_4"]
+    gaps = report["tasks"][TOLD]["nlac_policy_distill"]["minus_nlac"]
+    assert gaps["final"]["mean"] == pytest.approx(0.205) and gaps["area"]["mean"] == pytest.approx(0.1025)
+    text = extraction.text(report)
+    assert "- NLAC (policy distill) is **above** NLAC in final success, and **above** it in the area." in text
+    assert "| NLAC (candidates 4) | 1 | 0.60 | +0.00 | 0.40 | +0.10 |" in text
+    assert "| NLAC | 100 | 1 | 3,000 | – | – | 10 |" in text

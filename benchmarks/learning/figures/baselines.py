@@ -32,14 +32,13 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import CELLS, RESULTS, difference, measured, of_cells
+from benchmarks.learning.figures.summary import CELLS, RESULTS, difference, mean_costs, measured, of_cells
 from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import LONG
 
 
 FOLDERS = (CELLS, RESULTS / "learning_baselines")
 METHODS = ("nlac", "hindsight", *LONG.values(), *STRONGER)
-COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "seconds")
 FLAT = 0.02
 ABOVE, LEVEL, BELOW = "above", "not told apart from", "below"
 UNJUDGED = "not judged yet, it needs two seeds of both, against"
@@ -62,7 +61,7 @@ def figures(cells: list[dict]) -> dict:
     return {
         "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
         "rise": of_cells(cells, rise),
-        "costs": {cost: of_cells(cells, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS},
+        "costs": mean_costs(cells),
     }
 
 

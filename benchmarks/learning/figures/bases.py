@@ -32,14 +32,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, of_cells, over_seeds
+from benchmarks.learning.figures.summary import RESULTS, SPENT, difference, of_cells, over_seeds
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 
 
 CELLS = RESULTS / "learning_bases"
 METHODS = ("nlac", "hindsight")
 TEMPERATURES = (1.0, 0.0)
-COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
 
 
 def success(cell: dict, temperature: float) -> float:
@@ -91,7 +90,7 @@ def costs(cells: list[dict]) -> dict[str, dict | None]:
     """Return the mean costs of training over all seeds of all builds."""
     return {
         cost: over_seeds({f"{cell['model']} {cell['seed']}": cell["points"][-1][cost] for cell in cells})
-        for cost in COSTS
+        for cost in SPENT
     }
 
 

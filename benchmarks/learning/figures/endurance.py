@@ -30,7 +30,7 @@ import json
 from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, measured, of_cells, point_at
+from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, measured, of_cells, point_at
 from benchmarks.learning.figures.table import cost_table, gap, rate, task_label
 from benchmarks.learning.methods.settings import ENDURING
 from benchmarks.learning.run import BUDGETS
@@ -42,7 +42,6 @@ LABELS = {
     "nlac_enduring_self": "the initial model's own answers",
     "nlac_enduring_unrehearsed": "none",
 }
-COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
 LOSS = 0.05
 HOLDS, FALLS = "holds", "falls"
 
@@ -59,7 +58,7 @@ def figures(cells: list[dict]) -> dict:
         "end": of_cells(cells, lambda cell: measured(cell["points"][-1], "success")),
     }
     change = difference(success["end"], success["at_budget"])
-    costs = {cost: of_cells(cells, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+    costs = mean_costs(cells)
     return {**success, "change": change, "verdict": HOLDS if change["mean"] > -LOSS else FALLS, "costs": costs}
 
 

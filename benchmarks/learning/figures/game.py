@@ -29,14 +29,13 @@ import json
 from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, of_cells
+from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
 from benchmarks.learning.mastermind import REFERENCES
 
 
 CELLS = RESULTS / "learning_game"
 METHODS = ("nlac", "hindsight", "self_distillation", "scalar", "grpo", "rft")
-COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
 SEEN = {
     "success": "episode/success_rate",
     "length": "episode/length",
@@ -59,7 +58,7 @@ def game(cells: list[dict]) -> dict:
                 name: of_cells(found, lambda cell, metric=metric: cell["final"]["held_out"].get(metric))
                 for name, metric in SEEN.items()
             }
-            costs = {cost: of_cells(found, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+            costs = mean_costs(found)
             methods[method] = {"before": before, "after": after, "costs": costs}
     ours = methods.get("nlac", {}).get("after", {}).get("success")
     for of in methods.values():

@@ -30,13 +30,12 @@ import json
 from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, measured, of_cells
+from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, measured, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 
 CELLS = RESULTS / "learning_generalisation"
 METHODS = ("nlac", "self_distillation", "grpo", "rft")
-COSTS = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
 
 
 def generalisation(cells: list[dict]) -> dict:
@@ -50,7 +49,7 @@ def generalisation(cells: list[dict]) -> dict:
                 "unseen": of_cells(found, lambda cell: measured(cell["final"]["held_out"], "success")),
                 "trained": of_cells(found, lambda cell: measured(cell["final"]["train"], "success")),
             }
-            costs = {cost: of_cells(found, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+            costs = mean_costs(found)
             methods[method] = {**success, "gap": difference(success["trained"], success["unseen"]), "costs": costs}
     return {"methods": methods, "machines": reporting.machines(cells)}
 

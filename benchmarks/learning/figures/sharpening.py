@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, of_cells
+from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import SHARPENED_HINDSIGHT, SHARPENING
 
@@ -39,7 +39,6 @@ from benchmarks.learning.methods.settings import SHARPENED_HINDSIGHT, SHARPENING
 CELLS, REPORT = RESULTS / "learning_sharpening", RESULTS / "learning_sharpening.json"
 METHODS = ("nlac", "hindsight", *SHARPENING)
 NAMES = {"held_out": "held-out customers", "train": "customers of training"}
-COSTS = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "gradient_steps", "seconds")
 STANDS, SHARPNESS, WITHDRAWN = "stands", "is one of sharpness alone", "is withdrawn"
 LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
 UNJUDGED = f"is not judged yet: it needs {LEAST_SEEDS} seeds of both"
@@ -94,7 +93,7 @@ def sharpening(cells: list[dict]) -> dict:
             found = [cell for cell in cells if (cell["task"], cell["method"]) == (task, method)]
             found.sort(key=lambda cell: cell["seed"])
             if found:
-                costs = {cost: of_cells(found, lambda cell, cost=cost: cell["points"][-1][cost]) for cost in COSTS}
+                costs = mean_costs(found)
                 arms[method] = {"decoded": over_cells(found), "costs": costs}
         rivals = [name for name in ("hindsight", SHARPENED_HINDSIGHT) if name in arms and "nlac" in arms]
         tasks[task] = {"arms": arms, "verdicts": {rival: compare(arms, rival) for rival in rivals}}

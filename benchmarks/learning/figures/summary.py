@@ -145,6 +145,11 @@ def of_cells(cells: list[dict], value: Callable[[dict], float | None]) -> dict |
     return over_seeds({str(cell["seed"]): value(cell) for cell in cells})
 
 
+def mean_costs(cells: list[dict]) -> dict[str, dict | None]:
+    """Average every cost of training over seeds; `None` where no cell counts it."""
+    return {cost: of_cells(cells, lambda cell, cost=cost: cell["points"][-1].get(cost)) for cost in SPENT}
+
+
 def summarize_method(cells: list[dict], common_budget: float | None) -> dict:
     """Return the figures of one method on a task. Every method there has spent `common_budget` environment steps."""
 

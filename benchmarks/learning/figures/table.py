@@ -67,10 +67,10 @@ def gap(value: dict | None) -> str:
     return f"{value['mean']:+.2f} ({value['low']:+.2f} to {value['high']:+.2f})"
 
 
-def cost_table(costs: dict[str, dict[str, dict]]) -> str:
-    """Format the mean of every cost over seeds, by the name of a method, as a table."""
+def cost_table(costs: dict[str, dict[str, dict | None]]) -> str:
+    """Format the mean of every cost over seeds, by the name of a method, as a table; `None` was not counted."""
     names = [cost.replace("_", " ") for cost in next(iter(costs.values()))]
-    rows = [[method, *(number(cost["mean"]) for cost in of.values())] for method, of in costs.items()]
+    rows = [[method, *(number(cost["mean"]) if cost else "–" for cost in of.values())] for method, of in costs.items()]
     return reporting.table(["method", *names], rows)
 
 

@@ -1,0 +1,111 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Ways to get a policy from critiques: what each of them is worth on the desks, against NLAC as in the paper.
+
+python -m benchmarks.learning.figures.extraction --json benchmarks/results/learning_extraction.json \\
+    --page docs/source/results_extraction.md
+
+The cells, and those of NLAC with the same code:
+
+python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted service_desk_delayed --seeds 0 1 2 \\
+    --methods nlac_policy_distill nlac_candidates_4 nlac_rehearsed_refinements \\
+    --cells benchmarks/results/learning_extraction
+python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted --seeds 0 1 2 --methods nlac \\
+    --cells benchmarks/results/learning_counted
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.learning.figures.baselines import verdict
+from benchmarks.learning.figures.summary import (
+    COUNTED,
+    RESULTS,
+    area,
+    difference,
+    mean_costs,
+    measured,
+    of_cells,
+)
+from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
+from benchmarks.learning.methods.settings import EXTRACTION
+
+
+FOLDERS = (*COUNTED, RESULTS / "learning_extraction")
+
+
+def figures(cells: list[dict]) -> dict:
+    """Return the figures of a method on a task."""
+    return {
+        "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
+        "area": of_cells(cells, lambda cell: area(cell, cell["budget"])),
+        "costs": mean_costs(cells),
+    }
+
+
+def extraction(cells: list[dict]) -> dict:
+    """Return the figures of every way on every task, and its differences to NLAC, paired by seed."""
+    tasks: dict[str, dict] = {}
+    for task in dict.fromkeys(cell["task"] for cell in cells if cell["method"] in EXTRACTION):
+        ways = {}
+        for method in ("nlac", *EXTRACTION):
+            found = [cell for cell in cells if (cell["task"], cell["method"]) == (task, method)]
+            if found:
+                ways[method] = figures(sorted(found, key=lambda cell: cell["seed"]))
+        for method, of in ways.items():
+            if method != "nlac" and "nlac" in ways:
+                of["minus_nlac"] = {name: difference(of[name], ways["nlac"][name]) for name in ("final", "area")}
+        tasks[task] = ways
+    return {"tasks": tasks, "machines": reporting.machines(cells)}
+
+
+def text(report: dict) -> str:
+    """Write the tables and verdicts."""
+    parts = []
+    names = ["method", "seeds", "final success", "minus NLAC's", "area under the curve", "minus NLAC's"]
+    for task, ways in report["tasks"].items():
+        rows = []
+        for method, of in ways.items():
+            gaps = of.get("minus_nlac", {"final": None, "area": None})
+            row = [label(method), str(len(of["final"]["seeds"]))]
+            rows.append([*row, rate(of["final"]), gap(gaps["final"]), rate(of["area"]), gap(gaps["area"])])
+        parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
+        parts += [
+            f"- {label(method)} is **{verdict(of['minus_nlac']['final'])}** NLAC in final success, and "
+            f"**{verdict(of['minus_nlac']['area'])}** it in the area."
+            for method, of in ways.items()
+            if "minus_nlac" in of
+        ]
+        parts += ["", "Mean costs of training:", ""]
+        parts += [cost_table({label(method): of["costs"] for method, of in ways.items()}), ""]
+    return "\n".join(parts).rstrip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, nargs="+", default=FOLDERS, help="folders of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    cells = [json.loads(path.read_text()) for folder in args.cells for path in sorted(folder.rglob("*.json"))]
+    report = extraction(cells)
+    reporting.publish(report, text(report), "learning/figures/extraction.py", args.json, args.page)
+
+
+if __name__ == "__main__":
+    main()
