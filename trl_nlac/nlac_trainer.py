@@ -298,6 +298,11 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         if self.environments:
             check_tasks(train_dataset, eval_dataset, self.environments.check_task)
+        if self.environments.brings_tools and not args.keep_history:
+            raise ValueError(
+                "`keep_history=False` does not fit an agent, which chooses itself what its model sees. Leave it at "
+                "`True`, and let the agent forget."
+            )
         set_seed(args.seed)  # adapters are initialised randomly
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)

@@ -23,6 +23,7 @@ from benchmarks.learning.figures.table import cost_table, gap, rate
 
 LABELS = {
     "explicit": "NLAC, explicit bootstrap",
+    "forgetful": "NLAC, explicit bootstrap, states without history",
     "candidates": "NLAC, explicit bootstrap, four candidates",
     "rehearsed": "NLAC, explicit bootstrap, rehearsed refinements",
     "distilled": "NLAC, explicit bootstrap, distilled policy",

@@ -22,6 +22,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from trl_nlac import NLACAgent
 from trl_nlac.agent.datasets import preference_dataset, refine_logs, sft_dataset
+from trl_nlac.chat.actions import ActionFormat
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import call_message
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -75,6 +76,18 @@ def test_openings_stay(agent):
     system, *rest = row["prompt"]
     assert system["content"].endswith("\n\nBe brief.") and '"name": "route"' in system["content"]
     assert rest == opening[1:] and row["tools"] == "[]"  # the system message has shown them
+
+
+def test_prompts_without_history(agent, refined):
+    """Where the policy sees the last observation alone, so does who learns from the rows."""
+    actions = agent.roles.actions
+    agent.roles.actions = ActionFormat(actions.chat, actions.name, keeps_history=False)
+    try:
+        rows = refine_logs(agent, refined[1].select(range(4)))
+    finally:
+        agent.roles.actions = actions
+    seen = [message for messages in refined[1]["messages"][:4] for message in (messages[0], messages[2])]
+    assert len(rows) >= 6 and all(len(row["prompt"]) == 1 and row["prompt"][0] in seen for row in rows)
 
 
 def test_trainers_of_trl_take_them(refined, tmp_path):

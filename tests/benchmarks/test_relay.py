@@ -22,6 +22,8 @@ import pytest
 pytest.importorskip("jinja2")
 
 from benchmarks.relay import report, run
+from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.types import Transition
 
 
 def make_cells(method: str, successes: list[list[float]], targets: float | None = None) -> list[dict]:
@@ -97,6 +99,21 @@ class TestRun:
             assert row.split(" | ")[6] == "–"
         if method == "explicit":  # what ended well is told as it ended
             assert cell["critic"]["floor_1"]["right"]["targets"] > 0.9 > cell["critic"]["floor_1"]["wrong"]["targets"]
+
+    def test_forgetful_states(self, tmp_path):
+        """Without history, a room is the same state however it was reached: pieces of episodes can be joined."""
+        task = run.relay(1, 3)
+        trainer, player = run.make_trainer(task, "forgetful", 1, tmp_path, 4)
+        player.environments.close()
+        environment = task.instances["floor_1"].environment_factory()
+        house, actions, prompts = environment.world, trainer.roles.actions, trainer.roles.prompts
+        for row in house.tasks(2):
+            down = f"take {house.right[row['start']]}"
+            below = house.doors[row["start"], house.right[row["start"]]]
+            reached = Transition(replay_actions(environment, row, [down, "take red"], actions, prompts), 1)
+            start = {"start": below, "steps": 1}
+            first = Transition(replay_actions(environment, start, ["take red"], actions, prompts), 0)
+            assert reached.state_action.ids == first.state_action.ids
 
     def test_playing_begins_with_the_logs(self, tmp_path, monkeypatch):
         words = ["--methods", "explicit", "--seeds", "0", "--plays", "--budget", "16", "--in_process"]

@@ -103,6 +103,50 @@ class TestPlayEpisodes:
         np.testing.assert_array_equal(logged.token_ids, episode.token_ids)  # a log is cut as if it had been played
         assert logged.turns == episode.turns and logged.opening == episode.opening
 
+    @pytest.mark.parametrize("limit", [None, 40])
+    def test_states_without_history(self, limit):
+        """A state is what came before the first observation, and the last observation; logs have the same."""
+
+        class Corridor:
+            def reset(self):
+                return [{"role": "system", "content": "take"}, {"role": "user", "content": "win"}]
+
+            def step(self, action):
+                return StepResult(f"late {action[-1]}", terminated=action.endswith("7"))
+
+        answers = [f"take {i}" for i in range(8)]
+        roles = make_roles(answers, max_turns=9, max_prompt_length=limit, keep_history=False)
+        (episode,) = play_episodes(EnvironmentPool(Corridor), [{}], roles)
+        assert episode.terminated and [turn.action for turn in episode.turns] == answers
+        for i, prompt in enumerate(roles.generator.prompts):
+            transition = Transition(episode, i)
+            assert prompt == transition.state.ids
+            seen = f"late {i - 1}" if i else "win"
+            assert roles.chat.tokenizer.decode(prompt) == f"<|system|> take<|end|><|user|> {seen}<|end|><|assistant|>"
+            assert transition.observation == seen
+            assert roles.chat.tokenizer.decode(transition.state_action.ids).endswith(f"<|assistant|> take {i}<|end|>")
+            if i < 7:
+                assert roles.observe(transition).ids == Transition(episode, i + 1).state.ids
+        assert decode_episode(encode_episode(episode)).turns == episode.turns
+        row = conversation(episode, roles.actions)
+        assert [message["content"] for message in row["messages"]][1:4] == ["win", "take 0", "late 0"]
+        logs = Dataset.from_list([row])
+        (logged,) = episodes_from_logs(logs, roles.actions, roles.prompts, max_prompt_length=limit)
+        np.testing.assert_array_equal(logged.token_ids, episode.token_ids)
+        assert logged.turns == episode.turns
+
+    def test_an_observation_that_does_not_fit_ends_the_episode(self):
+        class Page:
+            def reset(self):
+                return [{"role": "system", "content": "take " * 8}, {"role": "user", "content": "win"}]
+
+            def step(self, action):
+                return StepResult("late " * 12)
+
+        roles = make_roles(["take 0"] * 4, max_turns=4, max_prompt_length=24, keep_history=False)
+        (episode,) = play_episodes(EnvironmentPool(Page), [{}], roles)
+        assert episode.truncated and len(episode.turns) == 1
+
     def test_episodes_that_cannot_be_cut_are_truncated(self):
         roles = make_roles(["route legal ruby photo noon"], max_turns=5, max_prompt_length=15)
         pool = EnvironmentPool(lambda: make_environment(DESK))

@@ -133,6 +133,19 @@ class TestBellmanTargets:
         (critique,) = critiques(roles, [ended.state_action])
         assert critique.parsed.optimal and "score" not in asked(roles)[-1]
 
+    def test_without_history(self):
+        """Action and future after an observation are asked for in the state that is this observation alone."""
+        answers = [WRONG[1], "Future: lost\nOptimality: No wait", CRITIQUE]
+        roles = make_roles(answers, keep_history=False)
+        episode = replay_actions(make_environment(DESK), {"request": "baku"}, WRONG, roles.actions, roles.prompts)
+        (target,) = bellman_targets(roles, [Transition(episode, 0)], bootstrap="explicit")
+        policy, critic, backup = asked(roles)
+        assert policy == "<|user|> refused needs amber 1<|end|><|assistant|>"
+        assert critic.startswith(f"{policy} {WRONG[1]}<|end|>") and "baku" not in critic
+        acted = f"<|user|> baku 2<|end|><|assistant|> {WRONG[0]}<|end|><|user|> refused needs amber 1"
+        assert backup.startswith(acted) and policy not in backup
+        assert f"{WRONG[1]} lost" in backup and target.parsed.optimal
+
     def test_tool_calls(self):
         """The result of a tool is a message of the tool, also in a bootstrapped state."""
         desk = make_environment(DESK, "tool_call")

@@ -68,8 +68,13 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
             continue
         episode, index = transition.episode, transition.index
         recorder = Recorder(roles.actions, roles.prompts, episode.task, list(episode.tools))
-        recorder.begin(list(episode.opening))
-        before = chain.from_iterable(turn_messages(episode, i, roles.actions) for i in range(index))
+        *told, first = episode.opening
+        if roles.actions.keeps_history or not index:
+            recorder.begin([*told, first])
+            before = chain.from_iterable(turn_messages(episode, i, roles.actions) for i in range(index))
+        else:
+            recorder.begin([*told, {"role": "user", "content": transition.observation}])
+            before = ()
         refined = refinement.refined_action
         rows.append(
             {

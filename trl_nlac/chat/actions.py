@@ -122,6 +122,8 @@ class ActionFormat:
             Encodes messages.
         name (`str`):
             `"react"`, `"text"` or `"tool_call"`.
+        keeps_history (`bool`, *optional*, defaults to `True`):
+            Whether actions and observations stay in the conversation. If not, each state is the last observation.
 
     Attributes:
         calls_tools (`bool`):
@@ -133,7 +135,7 @@ class ActionFormat:
         ValueError: If the chat template does not support the format.
     """
 
-    def __init__(self, chat: ChatEncoder, name: str):
+    def __init__(self, chat: ChatEncoder, name: str, keeps_history: bool = True):
         if name == "tool_call" and not chat.calls_tools:
             raise ValueError(
                 "`action_format='tool_call'` needs a chat template that shows tools and tool calls, and a "
@@ -141,6 +143,7 @@ class ActionFormat:
             )
         self.chat = chat
         self.name = name
+        self.keeps_history = keeps_history
         self.calls_tools = name == "tool_call"
         self.shows_thoughts = name == "react"
 

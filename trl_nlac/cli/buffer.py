@@ -133,7 +133,8 @@ def load_actions(model: str, **options) -> tuple[ActionFormat, RoleOptions]:
     with one_line_errors_of_files(model):
         options = RoleOptions.from_pretrained(model, **options)
         chat = ChatEncoder(AutoTokenizer.from_pretrained(model, trust_remote_code=False), options.chat_template_kwargs)
-        return ActionFormat(chat, choose_format(options.action_format, chat, tools=[])), options
+        name = choose_format(options.action_format, chat, tools=[])
+        return ActionFormat(chat, name, options.keep_history), options
 
 
 def _print_counts(name: str, episodes: list[Episode], success_threshold: float) -> None:

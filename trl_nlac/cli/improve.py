@@ -243,7 +243,7 @@ def _choose_actions(
             config.action_format = "react"
         else:
             config.action_format = "text"
-    return ActionFormat(chat, choose_format(config.action_format, chat, tools=[]))
+    return ActionFormat(chat, choose_format(config.action_format, chat, tools=[]), config.keep_history)
 
 
 def _refuse_long(found: LoggedConversations, actions: ActionFormat, prompts: NLACPrompts, config: NLACConfig) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..chat.actions import ActionFormat
 from ..environments.base import Opening, StepResult, TextEnvironment, describe_error
+from ..method.states import forgetful_state, opening_ids, opening_messages
 from ..prompts import NLACPrompts
 from ..terminal import shown
 from ..types import Episode, Message, Prompt, Turn
@@ -127,8 +128,8 @@ class Recorder:
             shortened = self.actions.chat.shortened
             messages = [{**message, "content": shortened(message["content"], max_tokens)} for message in messages]
         self.opening = messages
-        self.prompt_messages = self._prompt_messages()
-        self.token_ids = self._opening_ids()
+        self.prompt_messages = opening_messages(self.actions, self.prompts, messages, self.tool_schemas)
+        self.token_ids = opening_ids(self.actions, self.prompts, messages, self.tool_schemas)
         self.opening_length = len(self.token_ids)
         return self.opening_length
 
@@ -173,8 +174,14 @@ class Recorder:
             self.terminated, self.truncated = turn_limit == "terminate", turn_limit == "truncate"
 
     def show_observation(self) -> None:
-        """Append the last observation. A history that becomes too long is cut; if that is not enough, the episode."""
+        """
+        Append the last observation, or begin again with it where no history is kept. A history that becomes too long
+        is cut; if that is not enough, the episode.
+        """
         turn = self.turns[-1]
+        if not self.actions.keeps_history:
+            self._begin_again(turn.next_observation)
+            return
         reply = self.actions.observation_ids(self.token_ids[-1], turn.action, turn.next_observation, turn.words)
         length = len(self.token_ids) - self.prompt_start + len(reply)
         if self.max_prompt_length is None or length <= self.max_prompt_length:
@@ -184,7 +191,8 @@ class Recorder:
 
     def _cut_history(self, reply: list[int]) -> None:
         """Keep the opening and as many of the newest turns as fit into half of the rest; truncate if none does."""
-        opening = self._opening_ids(self.prompts.history_cut)
+        mark = self.prompts.history_cut
+        opening = opening_ids(self.actions, self.prompts, self.opening, self.tool_schemas, mark)
         room = self.max_prompt_length - len(opening) - len(reply)
         starts = [start for start in self.action_starts if len(self.token_ids) - start <= room // 2]
         if not starts and len(self.token_ids) - self.action_starts[-1] <= room:
@@ -197,12 +205,15 @@ class Recorder:
         self.token_ids += opening + self.token_ids[starts[0] :] + reply
         self.action_starts = [start + shift for start in starts]
 
-    def _opening_ids(self, mark: str = "") -> list[int]:
-        """Encode the conversation up to the first action, with a mark at its end."""
-        *messages, last = self.prompt_messages
-        last = {**last, "content": f"{last['content']}\n\n{mark}"} if mark else last
-        tools = self.tool_schemas if self.actions.calls_tools else None
-        return self.actions.chat.start([*messages, last], tools)
+    def _begin_again(self, observation: str) -> None:
+        """Make the observation the whole state; truncate if it does not fit."""
+        state = forgetful_state(self.actions, self.prompts, self.opening, self.tool_schemas, observation)
+        if self.max_prompt_length is not None and len(state) > self.max_prompt_length:
+            self.truncated = True
+            return
+        self.prompt_start = len(self.token_ids)
+        self.token_ids += state
+        self.action_starts = []
 
     def add_reward(self, reward: float) -> None:
         """Add to the reward of the last turn."""
@@ -232,14 +243,6 @@ class Recorder:
             tools=tuple(self.tool_schemas),
             extra=self.extra,
         )
-
-    def _prompt_messages(self) -> list[Message]:
-        """Add the policy's system message, and examples of actions, to the opening."""
-        messages, instructions = self.opening, ""
-        if messages[0]["role"] == "system":
-            instructions, messages = messages[0]["content"], messages[1:]
-        shown = [] if self.actions.calls_tools else self.tool_schemas
-        return self.prompts.opening(messages, self.actions.name, shown, instructions)
 
 
 class EpisodeRecorder:

@@ -162,7 +162,7 @@ def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
     """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
     successor, policy, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
-    states = [roles.observe(t.state_action, t.turn) for t in transitions]
+    states = [roles.observe(t) for t in transitions]
     acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
     actions = roles.ask("policy", states, sampling=acting)
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}

@@ -32,7 +32,8 @@ from ..generation.base import Completion, Generator, Sampling
 from ..options.checks import check
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
-from ..types import Answer, Message, Prompt, Turn
+from ..types import Answer, Message, Prompt, Transition
+from .states import forgetful_state
 
 
 # The metric of each role for the share of its answers that keep to their format.
@@ -106,7 +107,7 @@ class Roles:
         self.chat = chat
         self.prompts = prompts
         self.options = options
-        self.actions = ActionFormat(chat, options.action_format)
+        self.actions = ActionFormat(chat, options.action_format, options.keep_history)
         self.samplings = role_samplings(options, action_regex)
         self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
         self.shows_progress = shows_progress
@@ -160,8 +161,13 @@ class Roles:
                 prompt = prompt.extended(self.chat.past_turn(message))
         return self.fitted(prompt)
 
-    def observe(self, prompt: Prompt, turn: Turn) -> Prompt:
-        """Append the observation of `turn` to `prompt`, which ends with its action: s_{t+1} from (s_t, a_t)."""
+    def observe(self, transition: Transition) -> Prompt:
+        """Return s_{t+1}: (s_t, a_t) and the observation after it or, without history, the observation alone."""
+        episode, turn, prompt = transition.episode, transition.turn, transition.state_action
+        if not self.actions.keeps_history:
+            opening, tools = list(episode.opening), list(episode.tools)
+            state = forgetful_state(self.actions, self.prompts, opening, tools, turn.next_observation)
+            return Prompt.of(state, episode.tools, len(state))
         observed = self.actions.observation_ids(prompt.last_id, turn.action, turn.next_observation, turn.words)
         return self.fitted(prompt.extended(observed))
 

@@ -93,6 +93,12 @@ class RoleOptions:
 
         > Parameters that control sampling
 
+        keep_history (`bool`, *optional*, defaults to `True`):
+            Whether a state holds all earlier actions and observations. If `False`, it is the last observation alone,
+            after the messages that came before the first one. Set it where an observation says all that matters: a
+            board, a page, a report of the whole state. Then prompts are short, and what was learned of a state holds
+            however it was reached, so that bootstrapping can join pieces of different episodes. What only the first
+            observation says is forgotten: put the task into messages before it.
         max_prompt_length (`int` or `None`, *optional*, defaults to `8192`):
             Maximum number of tokens of a prompt, in every role. A longer history is cut in the middle: the system
             message, the task and the newest turns stay, and a sentence marks the cut. The prompts of critic, backup
@@ -156,6 +162,10 @@ class RoleOptions:
     reasoning: bool | None = field(
         default=None,
         metadata={"help": "Whether chains of thought are rewritten before training. If None, whenever there are any."},
+    )
+    keep_history: bool = field(
+        default=True,
+        metadata={"help": "Whether a state holds earlier turns. If False, it is the last observation alone."},
     )
     max_prompt_length: int | None = field(
         default=8192, metadata={"help": "Maximum number of tokens of a prompt; a longer history is cut in the middle."}

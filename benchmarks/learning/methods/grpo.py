@@ -90,6 +90,8 @@ def train(
             Further arguments of [`~trl.GRPOConfig`], such as `loss_type` or `scale_rewards`.
     """
     size = micro_batch_size or episodes_per_iteration
+    if not acting.keep_history:
+        raise ValueError("GRPO's completion is the whole episode: leave `keep_history` at `True`.")
     args = GRPOConfig(
         **trainer_arguments(acting, learning_rate),
         max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),

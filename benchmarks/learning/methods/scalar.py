@@ -139,7 +139,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         policy's next action breaks its format. Call it with the target weights.
         """
         going_on = {i: s.transition for i, s in enumerate(samples) if not s.transition.terminated}
-        states = [self.roles.observe(t.state_action, t.turn) for t in going_on.values()]
+        states = [self.roles.observe(t) for t in going_on.values()]
         actions = self.roles.ask("policy", states)
         acted = {i: action for i, action in zip(going_on, actions, strict=True) if action.parsed is not None}
         values = self._values([self.roles.continued(action.prompt, action) for action in acted.values()])

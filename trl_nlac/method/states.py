@@ -1,0 +1,50 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""The states of the policy: how a conversation opens, and what of it the policy still sees."""
+
+from typing import Any
+
+from ..chat.actions import ActionFormat
+from ..prompts import NLACPrompts
+from ..types import Message
+
+
+def opening_messages(
+    actions: ActionFormat, prompts: NLACPrompts, task: list[Message], tools: list[dict[str, Any]]
+) -> list[Message]:
+    """Add the policy's system message, and examples of actions, to the messages of a task."""
+    instructions = ""
+    if task[0]["role"] == "system":
+        instructions, task = task[0]["content"], task[1:]
+    return prompts.opening(task, actions.name, [] if actions.calls_tools else tools, instructions)
+
+
+def opening_ids(
+    actions: ActionFormat, prompts: NLACPrompts, task: list[Message], tools: list[dict[str, Any]], mark: str = ""
+) -> list[int]:
+    """Encode a conversation up to the first action, with a mark at its end."""
+    *messages, last = opening_messages(actions, prompts, task, tools)
+    last = {**last, "content": f"{last['content']}\n\n{mark}"} if mark else last
+    return actions.chat.start([*messages, last], tools if actions.calls_tools else None)
+
+
+def forgetful_state(
+    actions: ActionFormat, prompts: NLACPrompts, task: list[Message], tools: list[dict[str, Any]], observation: str
+) -> list[int]:
+    """
+    Encode a state without history (`keep_history=False`): the observation is in the place of the last message of the
+    task, which was the first observation.
+    """
+    return opening_ids(actions, prompts, [*task[:-1], {"role": "user", "content": observation}], tools)
