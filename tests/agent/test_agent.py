@@ -40,10 +40,12 @@ def agent():
     return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
 
 
+@pytest.mark.parametrize("keep_history", [True, False])
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
-def test_conversations_are_those_of_training(action_format):
+def test_conversations_are_those_of_training(action_format, keep_history):
     """A conversation in messages has the tokens that the trainer's policy saw when it played it."""
-    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format=action_format, max_completion_length=48)
+    options = {"action_format": action_format, "keep_history": keep_history, "max_completion_length": 48}
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
     pool = EnvironmentPool(lambda: make_environment(DESK, action_format))
     agent.tools = pool.tool_schemas
     torch.manual_seed(0)

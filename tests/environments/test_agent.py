@@ -122,6 +122,10 @@ class TestSameAsAClass:
 
 
 class TestConversations:
+    def test_an_agent_chooses_what_its_model_sees(self, tmp_path):
+        with pytest.raises(ValueError, match="`keep_history=False` does not fit an agent"):
+            make_trainer(tmp_path, {"keep_history": False}, environment_factory=AgentEnvironment(desk_agent))
+
     def test_results_come_back_in_the_order_of_the_calls(self):
         seen = []
 
