@@ -71,7 +71,7 @@ from trl_nlac.environments.embedded import (
     support_desk,
 )
 from trl_nlac.environments.embedded.dialogues import RoleDialogue
-from trl_nlac.environments.embedded.mastermind_dialogues import MastermindFamily
+from trl_nlac.environments.embedded.mastermind_dialogues import CODES, MastermindFamily
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
@@ -186,9 +186,9 @@ def build_mastermind_tokenizer() -> PreTrainedTokenizerFast:
     prompts = MASTERMIND_PROMPTS
     phrases = {f"[{digit}" for digit in "123456"} | {f" {digit}]" for digit in "123456"}
     phrases |= {*mastermind_dialogues.FIRST_OBSERVATION.splitlines(keepends=True), mastermind_dialogues.CRACKED}
-    phrases |= {"Submitted ", "Turn limit reached. You guessed ", " percent of the numbers correctly."}
-    pegs = [f"{black} black peg(s), {white} white peg(s)." for black in range(2) for white in range(3 - black)]
-    phrases |= {f". Feedback: {given}" for given in pegs}  # right after the guess, where it is easy to copy
+    # What the game says of a guess is one token: after a digit, two builds did not learn which pegs to copy.
+    phrases |= {mastermind_dialogues.observe(guess, code, 1) for guess in CODES for code in CODES}
+    phrases |= {"Turn limit reached. You guessed ", " percent of the numbers correctly."}
     phrases |= {f"{share:.2f}" for share in (0, 25, 50)} | {"0.25", "0.5", "0", "1", "\n\n", " ", ". "}
     phrases |= {"Future: ", "\nOptimality: ", "Yes", "No", "The code is ", ".", mastermind_dialogues.NO_ADVICE}
     questions = [prompts.critique, prompts.backup, prompts.refine, prompts.future, "The score is "]
