@@ -24,6 +24,7 @@ from benchmarks.learning.figures.table import cost_table, gap, rate
 LABELS = {
     "explicit": "NLAC, explicit bootstrap",
     "forgetful": "NLAC, explicit bootstrap, states without history",
+    "forgetful_monte_carlo": "NLAC, Monte Carlo, states without history",
     "candidates": "NLAC, explicit bootstrap, four candidates",
     "rehearsed": "NLAC, explicit bootstrap, rehearsed refinements",
     "distilled": "NLAC, explicit bootstrap, distilled policy",
@@ -39,6 +40,8 @@ PHASES = {
 }
 # About which doors the critic is asked: where the floor is the start, where it was reached, and the targets it writes.
 ASKED = ("critic", "reached", "targets")
+# Bootstrapping and Monte Carlo, with the same states.
+PAIRS = {"with history": ("explicit", "monte_carlo"), "without history": ("forgetful", "forgetful_monte_carlo")}
 # What counts, decided before the runs.
 LEARNED, SUPPORTED_BY, REFUTED_BY = 0.95, 0.3, 0.1
 UNTESTED = "not tested: the first floor was not learned by both"
@@ -46,7 +49,7 @@ SUPPORTED, REFUTED, BETWEEN = "supported", "refuted", "neither supported nor ref
 LABELS_RIGHT = "labels right, policy flat: the backup is fine, refinement is not"
 
 
-def verdict(arms: dict[str, dict]) -> dict[str, Any]:
+def verdict(explicit: dict, monte_carlo: dict) -> dict[str, Any]:
     """
     Judge whether bootstrapping beats Monte Carlo, by sampled success with differences paired by house.
 
@@ -55,7 +58,6 @@ def verdict(arms: dict[str, dict]) -> dict[str, Any]:
     the targets of right doors on the second floor differ by at least 0.3 with an interval above zero, labels are right
     and the policy is flat. None of it is tested unless both arms win on the first floor in 0.95 of the episodes.
     """
-    explicit, monte_carlo = arms["explicit"], arms["monte_carlo"]
     floors = list(explicit["sampled"])
     gaps = {floor: difference(explicit["sampled"][floor], monte_carlo["sampled"][floor]) for floor in floors}
     targets = difference(explicit["targets"]["floor_2"]["right"], monte_carlo["targets"]["floor_2"]["right"])
@@ -109,8 +111,10 @@ def summarize(cells: list[dict]) -> dict[str, Any]:
             if any(cell["method"] == name for cell in chosen)
         }
         phase = {**dict(zip(kinds, kind, strict=True)), "arms": arms}
-        if not plays and {"explicit", "monte_carlo"} <= arms.keys():
-            phase["verdict"] = verdict(arms)
+        if not plays:
+            phase["verdicts"] = {
+                states: verdict(*map(arms.get, pair)) for states, pair in PAIRS.items() if arms.keys() >= {*pair}
+            }
         phases[f"{'plays' if plays else 'logs'}_{steps}_{floors}"] = phase
     return {"phases": phases, "machines": reporting.machines(cells)}
 
@@ -153,11 +157,10 @@ def text(report: dict) -> str:
         costed = {LABELS[name]: arm["costs"] for name, arm in arms.items() if "costs" in arm}
         if costed:
             parts += ["Mean costs of training:", "", cost_table(costed), ""]
-        if "verdict" in phase:
-            found = phase["verdict"]
+        for states, found in phase.get("verdicts", {}).items():
             by = ", ".join(f"{gap(of)} on {floor.replace('_', ' ')}" for floor, of in found["differences"].items())
             parts += [
-                f"Explicit bootstrap against Monte Carlo: {by}; targets of right doors on floor 2 "
+                f"Explicit bootstrap against Monte Carlo, {states}: {by}; targets of right doors on floor 2 "
                 f"{gap(found['targets'])}. Bootstrapping beats Monte Carlo: **{found['verdict']}**.",
                 "",
             ]

@@ -63,6 +63,7 @@ SETTINGS = merge_settings(
 ARMS = {
     "explicit": {"bootstrap": "explicit"},
     "forgetful": {"bootstrap": "explicit", "keep_history": False},
+    "forgetful_monte_carlo": {"bootstrap": "monte_carlo", "keep_history": False},
     "candidates": {"bootstrap": "explicit", "num_refinement_candidates": 4},
     "rehearsed": {"bootstrap": "explicit", "rehearse_refinements": True},
     "distilled": {"bootstrap": "explicit", "policy_loss_type": "distill", "num_refinements": 1},

@@ -58,7 +58,7 @@ class TestVerdict:
     def test_rule(self, successes, targets, expected):
         cells = [*make_cells("explicit", successes, targets), *MONTE_CARLO, *make_cells("sft", [[1.0, 0.2, 0.0]])]
         summary = report.summarize(cells)
-        found = summary["phases"]["logs_1000_3"]["verdict"]
+        found = summary["phases"]["logs_1000_3"]["verdicts"]["with history"]
         assert found["verdict"] == expected
         expected_gap = sum(of_floors[1] for of_floors in successes) / 2 - 0.275
         assert found["differences"]["floor_2"]["mean"] == pytest.approx(expected_gap, abs=1e-3)
@@ -67,7 +67,7 @@ class TestVerdict:
 
     def test_one_house_is_not_judged(self):
         cells = [*make_cells("explicit", [[1.0, 0.6, 0.5]], 0.8), *make_cells("monte_carlo", [[1.0, 0.2, 0.0]], 0.0)]
-        verdict = report.summarize(cells)["phases"]["logs_1000_3"]["verdict"]["verdict"]
+        verdict = report.summarize(cells)["phases"]["logs_1000_3"]["verdicts"]["with history"]["verdict"]
         assert verdict == "not judged yet: it needs two houses"
 
 
