@@ -75,7 +75,7 @@ BASELINES = ("sft", "scalar")  # SFT on successes; soft actor-critic with bootst
 PLAYED = ("explicit", "candidates", "monte_carlo", "hindsight")
 NUM_EVALUATIONS = 8
 BEST = {"num_candidates": 4, "alpha": 10.0}  # at test time, with hardly any chance in the choice
-QUICK = ["--methods", "explicit", "monte_carlo", "--seeds", "0", "--floors", "2", "--max_steps", "240"]
+QUICK = ["--methods", "forgetful", "forgetful_monte_carlo", "--seeds", "0", "--floors", "2", "--max_steps", "240"]
 QUICK += ["--cells", "runs/relay_quick"]
 
 
