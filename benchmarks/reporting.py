@@ -14,6 +14,7 @@
 
 """What all benchmarks record: where they ran, and their results."""
 
+import argparse
 import json
 import os
 import platform
@@ -50,6 +51,40 @@ def publish(report: dict[str, Any], text: str, script: str, path: Path | None, p
     if page is not None:
         insert(text, page, script)
     print(text)
+
+
+def read_cells(*folders: Path) -> list[dict[str, Any]]:
+    """Read the cells in folders, at any depth."""
+    return [json.loads(path.read_text()) for folder in folders for path in sorted(folder.rglob("*.json"))]
+
+
+def publish_cells(
+    description: str,
+    folders: Sequence[Path],
+    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    text: Callable[[dict[str, Any]], str],
+    script: str,
+) -> None:
+    """
+    Read the command line of a script that summarizes cells, and publish what it finds, see [`publish`].
+
+    Args:
+        description (`str`):
+            What the script does, for its help.
+        folders (`Sequence[Path]`):
+            Folders of the cells, unless others are given.
+        summarize (`Callable`), text (`Callable`):
+            Make a report of cells, and write it as text.
+        script (`str`):
+            Name of the script, as pages have it in their marks.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, nargs="+", default=folders, help="folders of the cells")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
+    report = summarize(read_cells(*args.cells))
+    publish(report, text(report), script, args.json, args.page)
 
 
 def machines(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

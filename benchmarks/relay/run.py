@@ -23,7 +23,6 @@ measured in a process of its own and kept in a file below --cells, so that a run
 """
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
@@ -286,7 +285,7 @@ def main():
             if not reporting.run_logged(command, log, env=env, cwd=ROOT):
                 sys.exit(f"{method} {seed} failed, see {log}.")
             print(f"{method} {seed}: done", flush=True)
-    report = summarize([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
+    report = summarize(reporting.read_cells(args.cells))
     reporting.publish(report, text(report), "relay/run.py", args.json, args.page)
 
 

@@ -29,6 +29,7 @@ from ..episodes.logs import episodes_from_logs
 from ..episodes.recorder import Recorder
 from ..method.backup import bellman_targets
 from ..method.refinement import refine_actions
+from ..method.states import forgetful_task
 from ..types import Message, Transition
 from .agent import NLACAgent
 
@@ -68,12 +69,11 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
             continue
         episode, index = transition.episode, transition.index
         recorder = Recorder(roles.actions, roles.prompts, episode.task, list(episode.tools))
-        *told, first = episode.opening
         if roles.actions.keeps_history or not index:
-            recorder.begin([*told, first])
+            recorder.begin(list(episode.opening))
             before = chain.from_iterable(turn_messages(episode, i, roles.actions) for i in range(index))
         else:
-            recorder.begin([*told, {"role": "user", "content": transition.observation}])
+            recorder.begin(forgetful_task(list(episode.opening), transition.observation))
             before = ()
         refined = refinement.refined_action
         rows.append(

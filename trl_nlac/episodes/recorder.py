@@ -24,7 +24,7 @@ import numpy as np
 
 from ..chat.actions import ActionFormat
 from ..environments.base import Opening, StepResult, TextEnvironment, describe_error
-from ..method.states import forgetful_state, opening_ids, opening_messages
+from ..method.states import forgetful_task, opening_ids, opening_messages
 from ..prompts import NLACPrompts
 from ..terminal import shown
 from ..types import Episode, Message, Prompt, Turn
@@ -207,7 +207,8 @@ class Recorder:
 
     def _begin_again(self, observation: str) -> None:
         """Make the observation the whole state; truncate if it does not fit."""
-        state = forgetful_state(self.actions, self.prompts, self.opening, self.tool_schemas, observation)
+        task = forgetful_task(self.opening, observation)
+        state = opening_ids(self.actions, self.prompts, task, self.tool_schemas)
         if self.max_prompt_length is not None and len(state) > self.max_prompt_length:
             self.truncated = True
             return

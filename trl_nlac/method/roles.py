@@ -33,7 +33,7 @@ from ..options.checks import check
 from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
 from ..types import Answer, Message, Prompt, Transition
-from .states import forgetful_state
+from .states import forgetful_task, opening_ids
 
 
 # The metric of each role for the share of its answers that keep to their format.
@@ -165,8 +165,8 @@ class Roles:
         """Return s_{t+1}: (s_t, a_t) and the observation after it or, without history, the observation alone."""
         episode, turn, prompt = transition.episode, transition.turn, transition.state_action
         if not self.actions.keeps_history:
-            opening, tools = list(episode.opening), list(episode.tools)
-            state = forgetful_state(self.actions, self.prompts, opening, tools, turn.next_observation)
+            task = forgetful_task(list(episode.opening), turn.next_observation)
+            state = opening_ids(self.actions, self.prompts, task, list(episode.tools))
             return Prompt.of(state, episode.tools, len(state))
         observed = self.actions.observation_ids(prompt.last_id, turn.action, turn.next_observation, turn.words)
         return self.fitted(prompt.extended(observed))

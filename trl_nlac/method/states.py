@@ -40,11 +40,9 @@ def opening_ids(
     return actions.chat.start([*messages, last], tools if actions.calls_tools else None)
 
 
-def forgetful_state(
-    actions: ActionFormat, prompts: NLACPrompts, task: list[Message], tools: list[dict[str, Any]], observation: str
-) -> list[int]:
+def forgetful_task(task: list[Message], observation: str) -> list[Message]:
     """
-    Encode a state without history (`keep_history=False`): the observation is in the place of the last message of the
-    task, which was the first observation.
+    Return the messages of a state without history (`keep_history=False`): the observation is in the place of the last
+    message of the task, which was the first observation.
     """
-    return opening_ids(actions, prompts, [*task[:-1], {"role": "user", "content": observation}], tools)
+    return [*task[:-1], {"role": "user", "content": observation}]

@@ -26,9 +26,6 @@ python -m benchmarks.learning.run --methods grpo_long rft_long self_distillation
     --cells benchmarks/results/learning_baselines
 """
 
-import argparse
-import json
-from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
@@ -115,14 +112,7 @@ def text(report: dict) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, nargs="+", default=FOLDERS, help="folders of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
-    cells = [json.loads(path.read_text()) for folder in args.cells for path in sorted(folder.rglob("*.json"))]
-    report = baselines(cells)
-    reporting.publish(report, text(report), "learning/figures/baselines.py", args.json, args.page)
+    reporting.publish_cells(__doc__, FOLDERS, baselines, text, "learning/figures/baselines.py")
 
 
 if __name__ == "__main__":

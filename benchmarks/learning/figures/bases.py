@@ -26,13 +26,10 @@ python -m benchmarks.learning.run --tasks service_desk_told service_desk_delayed
     --seeds 0 1 2 --temperatures 1 0 --base_model runs/bases/build_1 --cells benchmarks/results/learning_bases/build_1
 """
 
-import argparse
-import json
 from functools import partial
-from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, SPENT, difference, of_cells, over_seeds
+from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells, over_seeds
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 
 
@@ -88,10 +85,7 @@ def pooled(builds: dict[str, dict]) -> dict | None:
 
 def costs(cells: list[dict]) -> dict[str, dict | None]:
     """Return the mean costs of training over all seeds of all builds."""
-    return {
-        cost: over_seeds({f"{cell['model']} {cell['seed']}": cell["points"][-1][cost] for cell in cells})
-        for cost in SPENT
-    }
+    return mean_costs([{**cell, "seed": f"{cell['model']} {cell['seed']}"} for cell in cells])
 
 
 def verdict(task: dict, temperature: float) -> str:
@@ -128,13 +122,7 @@ def text(report: dict) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
-    report = bases([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
-    reporting.publish(report, text(report), "learning/figures/bases.py", args.json, args.page)
+    reporting.publish_cells(__doc__, [CELLS], bases, text, "learning/figures/bases.py")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted 
 """
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 from statistics import mean
@@ -175,11 +174,7 @@ def main():
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     parser.add_argument("--readme", type=Path, help="Markdown file whose results are replaced by a short table")
     args = parser.parse_args()
-    found = {}
-    for folder in args.cells:
-        for path in sorted(folder.rglob("*.json")):
-            cell = json.loads(path.read_text())
-            found[cell["task"], cell["method"], cell["seed"]] = cell
+    found = {(cell["task"], cell["method"], cell["seed"]): cell for cell in reporting.read_cells(*args.cells)}
     report = costs(list(found.values()))
     reporting.publish(report, table(report), "learning/figures/costs.py", args.json, args.page)
     if args.readme:

@@ -25,10 +25,6 @@ python -m benchmarks.learning.run --tasks service_desk_told rooms --seeds 0 1 2 
     --methods nlac_enduring nlac_enduring_self nlac_enduring_unrehearsed --cells benchmarks/results/learning_endurance
 """
 
-import argparse
-import json
-from pathlib import Path
-
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, measured, of_cells, point_at
 from benchmarks.learning.figures.table import cost_table, gap, rate, task_label
@@ -95,13 +91,7 @@ def text(report: dict) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
-    report = endurance([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
-    reporting.publish(report, text(report), "learning/figures/endurance.py", args.json, args.page)
+    reporting.publish_cells(__doc__, [CELLS], endurance, text, "learning/figures/endurance.py")
 
 
 if __name__ == "__main__":

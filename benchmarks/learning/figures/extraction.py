@@ -27,10 +27,6 @@ python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted 
     --cells benchmarks/results/learning_counted
 """
 
-import argparse
-import json
-from pathlib import Path
-
 from benchmarks import reporting
 from benchmarks.learning.figures.baselines import verdict
 from benchmarks.learning.figures.summary import (
@@ -97,14 +93,7 @@ def text(report: dict) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, nargs="+", default=FOLDERS, help="folders of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
-    cells = [json.loads(path.read_text()) for folder in args.cells for path in sorted(folder.rglob("*.json"))]
-    report = extraction(cells)
-    reporting.publish(report, text(report), "learning/figures/extraction.py", args.json, args.page)
+    reporting.publish_cells(__doc__, FOLDERS, extraction, text, "learning/figures/extraction.py")
 
 
 if __name__ == "__main__":

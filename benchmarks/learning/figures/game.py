@@ -24,9 +24,7 @@ python -m benchmarks.learning.run --tasks mastermind --seeds 0 1 2 \\
     --methods nlac hindsight self_distillation grpo rft scalar --cells benchmarks/results/learning_game
 """
 
-import argparse
-import json
-from pathlib import Path
+from collections.abc import Callable
 
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
@@ -44,20 +42,19 @@ SEEN = {
 }
 
 
+def seen(cells: list[dict], point: Callable[[dict], dict]) -> dict[str, dict | None]:
+    """Return what one evaluation of each cell saw."""
+    return {name: of_cells(cells, lambda cell, name=name: point(cell).get(SEEN[name])) for name in SEEN}
+
+
 def game(cells: list[dict]) -> dict:
     """Return the figures of every method before and after training, and NLAC's difference to it."""
     methods: dict[str, dict] = {}
     for method in METHODS:
         found = sorted((cell for cell in cells if cell["method"] == method), key=lambda cell: cell["seed"])
         if found:
-            before = {
-                name: of_cells(found, lambda cell, metric=metric: cell["points"][0].get(metric))
-                for name, metric in SEEN.items()
-            }
-            after = {
-                name: of_cells(found, lambda cell, metric=metric: cell["final"]["held_out"].get(metric))
-                for name, metric in SEEN.items()
-            }
+            before = seen(found, lambda cell: cell["points"][0])
+            after = seen(found, lambda cell: cell["final"]["held_out"])
             costs = mean_costs(found)
             methods[method] = {"before": before, "after": after, "costs": costs}
     ours = methods.get("nlac", {}).get("after", {}).get("success")
@@ -87,13 +84,7 @@ def text(report: dict) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
-    report = game([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
-    reporting.publish(report, text(report), "learning/figures/game.py", args.json, args.page)
+    reporting.publish_cells(__doc__, [CELLS], game, text, "learning/figures/game.py")
 
 
 if __name__ == "__main__":

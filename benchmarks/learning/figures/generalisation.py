@@ -25,10 +25,6 @@ python -m benchmarks.learning.run --tasks service_desk_handbook --methods nlac g
     --seeds 0 1 2 --cells benchmarks/results/learning_generalisation
 """
 
-import argparse
-import json
-from pathlib import Path
-
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, measured, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
@@ -70,13 +66,7 @@ def text(report: dict) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
-    report = generalisation([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
-    reporting.publish(report, text(report), "learning/figures/generalisation.py", args.json, args.page)
+    reporting.publish_cells(__doc__, [CELLS], generalisation, text, "learning/figures/generalisation.py")
 
 
 if __name__ == "__main__":

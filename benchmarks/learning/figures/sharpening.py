@@ -25,9 +25,6 @@ python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delaye
     --methods nlac nlac_critiques_at_1 hindsight hindsight_acts_sharply --cells benchmarks/results/learning_sharpening
 """
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks import reporting
@@ -137,13 +134,7 @@ def sentences(task: str, figures: dict) -> list[str]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, default=CELLS, help="folder of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
-    report = sharpening([json.loads(path.read_text()) for path in sorted(args.cells.rglob("*.json"))])
-    reporting.publish(report, text(report), "learning/figures/sharpening.py", args.json, args.page)
+    reporting.publish_cells(__doc__, [CELLS], sharpening, text, "learning/figures/sharpening.py")
 
 
 if __name__ == "__main__":

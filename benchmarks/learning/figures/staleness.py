@@ -26,7 +26,6 @@ python -m benchmarks.learning.run --tasks service_desk_told rooms --seeds 0 1 2 
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from benchmarks import reporting
@@ -91,12 +90,11 @@ def main():
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args = parser.parse_args()
-    found = {}
-    for folder in args.cells:
-        for path in sorted(folder.rglob("*.json")):
-            cell = json.loads(path.read_text())
-            if cell["method"] in STALENESS:
-                found[cell["task"], cell["method"], cell["seed"]] = cell
+    found = {
+        (cell["task"], cell["method"], cell["seed"]): cell
+        for cell in reporting.read_cells(*args.cells)
+        if cell["method"] in STALENESS
+    }
     stale = {task for task, method, _ in found if method in STALE}
     report = staleness([cell for (task, *_), cell in found.items() if task in stale])
     reporting.publish(report, table(report), "learning/figures/staleness.py", args.json, args.page)

@@ -19,12 +19,10 @@ python -m benchmarks.learning.figures.summary --json benchmarks/results/learning
 """
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -362,11 +360,9 @@ def summarize_folders(
     Raises:
         ValueError: If seeds of a method on a task had different budgets or settings.
     """
-    table, others, *counted = (
-        [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
-        for folder in (cells, searched, *COUNTED)
-    )
-    summary = summarize(table, settings=settings, ablations=ABLATIONS_BY_TASK, seeds=seeds, counted=[*chain(*counted)])
+    table, others = reporting.read_cells(cells), reporting.read_cells(searched)
+    counted = reporting.read_cells(*COUNTED)
+    summary = summarize(table, settings=settings, ablations=ABLATIONS_BY_TASK, seeds=seeds, counted=counted)
     summary["searches"] = searches(others, table)
     summary["claims"] = claims(summary)
     return summary
