@@ -30,8 +30,10 @@ shows that nothing is missing on a machine, and no success.
 
 import argparse
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -47,6 +49,7 @@ from benchmarks.table1.tasks import TASKS
 from trl_nlac.cli.packaged import find_yaml
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.evaluation.preflight import NO_GO, check_success
+from trl_nlac.training.stopping import closing_on_sigterm
 
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +70,7 @@ def words_of(options: dict) -> list[str]:
 
 def launch(accelerate: list[str], words: list[str]) -> None:
     """
-    Run one step in processes of its own.
+    Run one step in processes of its own. A signal that ends the row ends them, too; training saves a checkpoint first.
 
     Raises:
         SystemExit: If it fails.
@@ -75,7 +78,13 @@ def launch(accelerate: list[str], words: list[str]) -> None:
     command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", *accelerate]
     command += ["-m", "benchmarks.table1.cell", *words]
     print(f"$ {shlex.join(command)}", flush=True)
-    if subprocess.run(command, cwd=ROOT).returncode:
+    with closing_on_sigterm(), subprocess.Popen(command, cwd=ROOT, start_new_session=True) as step:
+        try:
+            failed = step.wait()
+        except BaseException:
+            os.killpg(step.pid, signal.SIGTERM)
+            raise
+    if failed:
         sys.exit("This step failed, see above. What came before it is kept: give the command again.")
 
 

@@ -17,9 +17,13 @@
 import json
 import re
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers.hub_configs import cache_configs
 from helpers.testing_utils import make_config
@@ -175,3 +179,18 @@ def test_baselines_train_and_save(tmp_path, method):
     words += ["--stage", "evaluate", "--output_dir", str(tmp_path / "aside"), "--results", str(results)]
     cell.main([*words, "--model_name_or_path", str(tmp_path / "run")])
     assert json.loads(results.read_text())["success"]["20q"]["episodes"] == 2
+
+
+def test_what_a_step_has_started_ends_with_the_row(tmp_path):
+    step, started = tmp_path / "python", tmp_path / "started"
+    step.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {started}.part\nmv {started}.part {started}\nwait\n")
+    step.chmod(0o755)
+    program = f"import sys; from benchmarks.table1 import run; sys.executable = {str(step)!r}; run.launch([], [])"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as row:
+        while not started.exists():
+            assert row.poll() is None
+            time.sleep(0.05)
+        sleep = psutil.Process(int(started.read_text()))
+        row.terminate()
+    assert row.returncode == 128 + signal.SIGTERM
+    assert not psutil.wait_procs([sleep], timeout=30)[1]
