@@ -30,12 +30,28 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
-    """Return the machine, Python and the versions of `packages`, `None` for those that are not installed."""
+    """
+    Return the commit of this checkout, the machine, Python and the versions of `packages`, which are `None` for those
+    that are not installed.
+    """
     return {
+        "commit": commit(),
         "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), **machine},
         "versions": {package: _version(package) for package in packages},
         "python": platform.python_version(),
     }
+
+
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """
+    Return the commit of a checkout, by default of this one, with a `+` if its files were changed since. It is `None`
+    outside a checkout, and where git is not installed.
+    """
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout.strip() or None
+    except FileNotFoundError:
+        return None
 
 
 def write(report: dict[str, Any], path: Path | None) -> None:
