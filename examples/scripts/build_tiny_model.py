@@ -183,14 +183,15 @@ def build_support_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_mastermind_tokenizer() -> PreTrainedTokenizerFast:
     """
-    Build a tokenizer with one token for every guess, what the game says of it and phrases, and bytes for other text.
-    With a token for each digit, three builds did not learn to copy: what follows a digit is seldom what followed it
-    before.
+    Build a tokenizer with one token for every guess, guess in a sentence and phrase of Mastermind, and bytes for others.
+    Four builds with a token for each digit, or one for a guess and its pegs, did not learn to copy pegs: what follows a
+    token must be what followed it before.
     """
     prompts = MASTERMIND_PROMPTS
-    phrases = {mastermind_dialogues.format_guess(code) for code in CODES}
-    phrases |= {*mastermind_dialogues.FIRST_OBSERVATION.splitlines(keepends=True), mastermind_dialogues.CRACKED}
-    phrases |= {mastermind_dialogues.observe(guess, code, 1) for guess in CODES for code in CODES}
+    guesses = {mastermind_dialogues.format_guess(code) for code in CODES}
+    phrases = {*guesses, *mastermind_dialogues.FIRST_OBSERVATION.splitlines(keepends=True)}
+    phrases |= {f"Submitted {guess}. Feedback: " for guess in guesses} | {mastermind_dialogues.CRACKED}
+    phrases |= {f"{black} black peg(s), {white} white peg(s)." for black in (0, 1) for white in (0, 1, 2)}
     phrases |= {"Turn limit reached. You guessed ", " percent of the numbers correctly."}
     phrases |= {f"{share:.2f}" for share in (0, 25, 50)} | {"0.25", "0.5", "0", "1", "\n\n", " ", ". "}
     phrases |= {"Future: ", "\nOptimality: ", "Yes", "No", "The code is ", ".", mastermind_dialogues.NO_ADVICE}

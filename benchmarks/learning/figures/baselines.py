@@ -29,14 +29,15 @@ python -m benchmarks.learning.run --methods grpo_long rft_long self_distillation
 from statistics import mean
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import CELLS, RESULTS, difference, mean_costs, measured, of_cells
-from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, rate, task_label
+from benchmarks.learning.figures.summary import CELLS, RESULTS, difference, mean_costs, measured, of_cells, reach
+from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, number, rate, task_label
 from benchmarks.learning.methods.settings import LONG
 
 
 FOLDERS = (CELLS, RESULTS / "learning_baselines")
 METHODS = ("nlac", "hindsight", *LONG.values(), *STRONGER)
 FLAT = 0.02
+REACHED = 0.8  # of the oracle's success
 ABOVE, LEVEL, BELOW = "above", "not told apart from", "below"
 UNJUDGED = "not judged yet, it needs two seeds of both, against"
 
@@ -58,6 +59,7 @@ def figures(cells: list[dict]) -> dict:
     return {
         "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
         "rise": of_cells(cells, rise),
+        "reach": reach(cells, REACHED * cells[0]["oracle_success"]),
         "costs": mean_costs(cells),
     }
 
@@ -94,10 +96,14 @@ def text(report: dict) -> str:
     for task, found in report["tasks"].items():
         arms = found["arms"]
         rows = [
-            [label(method), str(len(arm["final"]["seeds"])), rate(arm["final"]), gap(arm["rise"])]
+            [
+                *(label(method), str(len(arm["final"]["seeds"])), rate(arm["final"]), gap(arm["rise"])),
+                *(number(arm["reach"][cost]) for cost in ("environment_steps", "generated_tokens")),
+            ]
             for method, arm in arms.items()
         ]
         names = ["method", "seeds", "final success", "rise from the third fifth of the steps to the fourth"]
+        names += [f"environment steps to {REACHED} of the oracle's success, median", "generated tokens to it"]
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += ["Mean costs of training:", "", cost_table({label(m): arm["costs"] for m, arm in arms.items()}), ""]
         for rival, judged in found["verdicts"].items():
