@@ -183,9 +183,9 @@ def build_support_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_mastermind_tokenizer() -> PreTrainedTokenizerFast:
     """
-    Build a tokenizer with one token for every guess, guess in a sentence and phrase of Mastermind, and bytes for others.
-    Four builds with a token for each digit, or one for a guess and its pegs, did not learn to copy pegs: what follows a
-    token must be what followed it before.
+    Build a tokenizer with one token for every guess, guess in a sentence and phrase of Mastermind, and bytes for other
+    text. Four builds did not learn to copy pegs, with a token for each digit or with one for a guess and its pegs: the
+    token before the pegs must name the guess, and nothing else.
     """
     prompts = MASTERMIND_PROMPTS
     guesses = {mastermind_dialogues.format_guess(code) for code in CODES}
