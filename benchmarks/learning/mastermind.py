@@ -14,7 +14,7 @@
 
 """
 Mastermind, played by [textarena](https://github.com/LeonGuertler/TextArena), with an exact solver as its oracle: codes
-of two different digits from 1 to 6, and four guesses.
+of two different digits from 1 to 4, and three guesses.
 """
 
 import random

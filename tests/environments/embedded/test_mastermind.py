@@ -59,7 +59,7 @@ def test_observations_and_scores_are_those_of_the_game(game):
 
 @pytest.mark.parametrize(
     ("action", "guess"),
-    [("[2 5]", ("2", "5")), ("I say [ 2 5]", None), ("my guess: [6 1].", ("6", "1")), ("[2 2]", None), ("2 5", None)],
+    [("[2 4]", ("2", "4")), ("I say [ 2 4]", None), ("my guess: [3 1].", ("3", "1")), ("[2 2]", None), ("2 4", None)],
 )
 def test_parse_guess(action, guess):
     assert parse_guess(action) == guess
@@ -95,7 +95,7 @@ def test_dialogues(role):
             all(observe(parse_guess(action), code, 1) == answer for action, answer in dialogue.history)
             for code in told
         )
-    assert 0.3 < cracked / 300 < 0.75
+    assert 0.2 < cracked / 300 < 0.75
     assert possible < 300  # the answers of a history often fit no code at all
 
 

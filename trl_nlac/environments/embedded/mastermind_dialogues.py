@@ -27,17 +27,18 @@ from .dialogues import RoleDialogue, Steps
 Code = tuple[str, ...]
 
 # Settings of the game: textarena allows one guess more than its `max_turns`.
-GAME = {"code_length": 2, "num_numbers": 6, "max_turns": 3}
+GAME = {"code_length": 2, "num_numbers": 4, "max_turns": 2}
 NUM_GUESSES = GAME["max_turns"] + 1
-CODES = tuple(permutations("123456", GAME["code_length"]))
+CODES = tuple(permutations("123456789"[: GAME["num_numbers"]], GAME["code_length"]))
 FIRST_OBSERVATION = (
     "You are playing Mastermind.\n"
-    "You need to find the code that is 2 digits long, each digit from 1 to 6, with no duplicates.\n"
+    f"You need to find the code that is {GAME['code_length']} digits long, each digit from 1 to {GAME['num_numbers']}, "
+    "with no duplicates.\n"
     "In your response, you can submit your guess in the following format: '[2 1 4 5]'.\n"
     "After each guess, you will receive feedback in the form of black and white pegs.\n"
     "A black peg indicates a correct digit in the correct position, while a white peg indicates a correct digit in "
     "the wrong position.\n"
-    "You have 3 turns to guess the code."
+    f"You have {GAME['max_turns']} turns to guess the code."
 )
 CRACKED = "You have cracked the code, solving 2 out of 2 pegs correctly"
 ADVICE = "The code is {}."
