@@ -32,8 +32,8 @@ NUM_GUESSES = GAME["max_turns"] + 1
 CODES = tuple(permutations("123456789"[: GAME["num_numbers"]], GAME["code_length"]))
 FIRST_OBSERVATION = (
     "You are playing Mastermind.\n"
-    f"You need to find the code that is {GAME['code_length']} digits long, each digit from 1 to {GAME['num_numbers']}, "
-    "with no duplicates.\n"
+    f"You need to find the code that is {GAME['code_length']} digits long, each digit from 1 to "
+    f"{GAME['num_numbers']}, with no duplicates.\n"
     "In your response, you can submit your guess in the following format: '[2 1 4 5]'.\n"
     "After each guess, you will receive feedback in the form of black and white pegs.\n"
     "A black peg indicates a correct digit in the correct position, while a white peg indicates a correct digit in "
