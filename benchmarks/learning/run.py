@@ -60,6 +60,7 @@ from benchmarks.learning.methods.settings import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
     ENDURING,
+    LEAN,
     LONG,
     PLAIN,
     SELF_DISTILLATION,
@@ -86,7 +87,11 @@ BUDGETS = {
     HANDBOOK: 4000,
     MASTERMIND: 2000,
 }
-BUDGET_FACTORS = {"grpo": 5, "rft": 5, SELF_DISTILLATION: 5, **dict.fromkeys(LONG, 20), **dict.fromkeys(ENDURING, 10)}
+BUDGET_FACTORS = {
+    **dict.fromkeys(("grpo", "rft", SELF_DISTILLATION, LEAN), 5),
+    **dict.fromkeys(ENDURING, 10),
+    **dict.fromkeys(LONG, 20),
+}
 NUM_EVALUATIONS = 16
 MIN_PS = (0.0, 0.05)  # with --temperatures, the same for every method
 

@@ -21,14 +21,18 @@ python -m benchmarks.learning.figures.extraction --json benchmarks/results/learn
 The cells, and those of NLAC with the same code:
 
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted service_desk_delayed --seeds 0 1 2 \\
-    --methods nlac_policy_distill nlac_candidates_4 nlac_rehearsed_refinements \\
+    --methods nlac_policy_distill nlac_lean nlac_candidates_4 nlac_rehearsed_refinements \\
+    --cells benchmarks/results/learning_extraction
+python -m benchmarks.learning.run --tasks service_desk_noisy --seeds 0 1 2 --methods nlac_lean \\
     --cells benchmarks/results/learning_extraction
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted --seeds 0 1 2 --methods nlac \\
     --cells benchmarks/results/learning_counted
+
+Self-distillation is that of `learning_baselines`, see baselines.py.
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.baselines import verdict
+from benchmarks.learning.figures.baselines import REACHED, verdict
 from benchmarks.learning.figures.summary import (
     COUNTED,
     RESULTS,
@@ -37,32 +41,39 @@ from benchmarks.learning.figures.summary import (
     mean_costs,
     measured,
     of_cells,
+    reach,
 )
-from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
-from benchmarks.learning.methods.settings import EXTRACTION
+from benchmarks.learning.figures.table import cost_table, gap, label, number, rate, task_label
+from benchmarks.learning.methods.settings import EXTRACTION, SELF_DISTILLATION
 
 
-FOLDERS = (*COUNTED, RESULTS / "learning_extraction")
+FOLDERS = (*COUNTED, RESULTS / "learning_extraction", RESULTS / "learning_baselines")
+METHODS = ("nlac", *EXTRACTION, SELF_DISTILLATION)
 
 
-def figures(cells: list[dict]) -> dict:
-    """Return the figures of a method on a task."""
+def figures(cells: list[dict], steps: int) -> dict:
+    """Return the figures of a method on a task, with the area under its curve up to `steps` environment steps."""
     return {
         "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
-        "area": of_cells(cells, lambda cell: area(cell, cell["budget"])),
+        "area": of_cells(cells, lambda cell: area(cell, steps)),
+        "reach": reach(cells, REACHED * cells[0]["oracle_success"]),
         "costs": mean_costs(cells),
     }
 
 
 def extraction(cells: list[dict]) -> dict:
-    """Return the figures of every way on every task, and its differences to NLAC, paired by seed."""
+    """
+    Return the figures of every way on every task, and its differences to NLAC, paired by seed. Areas are those up to
+    the smallest budget.
+    """
     tasks: dict[str, dict] = {}
     for task in dict.fromkeys(cell["task"] for cell in cells if cell["method"] in EXTRACTION):
-        ways = {}
-        for method in ("nlac", *EXTRACTION):
-            found = [cell for cell in cells if (cell["task"], cell["method"]) == (task, method)]
+        ways, of_task = {}, [cell for cell in cells if cell["task"] == task and cell["method"] in METHODS]
+        steps = min(cell["budget"] for cell in of_task)
+        for method in METHODS:
+            found = [cell for cell in of_task if cell["method"] == method]
             if found:
-                ways[method] = figures(sorted(found, key=lambda cell: cell["seed"]))
+                ways[method] = figures(sorted(found, key=lambda cell: cell["seed"]), steps)
         for method, of in ways.items():
             if method != "nlac" and "nlac" in ways:
                 of["minus_nlac"] = {name: difference(of[name], ways["nlac"][name]) for name in ("final", "area")}
@@ -74,12 +85,14 @@ def text(report: dict) -> str:
     """Write the tables and verdicts."""
     parts = []
     names = ["method", "seeds", "final success", "minus NLAC's", "area under the curve", "minus NLAC's"]
+    names += [f"environment steps to {REACHED} of the oracle's success, median", "generated tokens to it"]
     for task, ways in report["tasks"].items():
         rows = []
         for method, of in ways.items():
             gaps = of.get("minus_nlac", {"final": None, "area": None})
             row = [label(method), str(len(of["final"]["seeds"]))]
-            rows.append([*row, rate(of["final"]), gap(gaps["final"]), rate(of["area"]), gap(gaps["area"])])
+            row += [rate(of["final"]), gap(gaps["final"]), rate(of["area"]), gap(gaps["area"])]
+            rows.append([*row, *(number(of["reach"][cost]) for cost in ("environment_steps", "generated_tokens"))])
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += [
             f"- {label(method)} is **{verdict(of['minus_nlac']['final'])}** NLAC in final success, and "

@@ -180,8 +180,11 @@ ENDURING = {
 }
 # Ways to get a policy from critiques.
 DISTILLED = {"policy_loss_type": "distill", "num_refinements": 1}
+SELDOM = dict(episodes_per_iteration=32, samples_per_iteration=128)  # few samples for each environment step
+LEAN = "nlac_lean"
 EXTRACTION = {
     "nlac_policy_distill": DISTILLED,
+    LEAN: {**DISTILLED, **SELDOM},
     "nlac_candidates_4": {"num_refinement_candidates": 4},
     "nlac_rehearsed_refinements": {"rehearse_refinements": True},
 }
@@ -200,7 +203,7 @@ TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in LONG.ite
 # has read what followed an action teaches the model that has not, token by token along the action. There is no learned
 # critic. Iterations are those of GRPO: 32 episodes, which are replayed in four steps and then forgotten.
 SELF_DISTILLATION = "self_distillation"
-ON_POLICY = dict(replay_buffer_size=64, episodes_per_iteration=32, samples_per_iteration=128)
+ON_POLICY = dict(replay_buffer_size=64, **SELDOM)
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
