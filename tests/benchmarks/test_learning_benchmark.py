@@ -755,11 +755,13 @@ class TestBases:
 def test_ways_to_a_policy_are_compared_by_seed():
     cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.5]]) + make_cells("nlac_policy_distill", [[0.0, 0.8], [0.0, 0.71]])
     cells += make_cells("nlac_candidates_4", [[0.2, 0.6]]) + make_cells("rft", [[0.0, 1.0]])
+    cells += make_cells("nlac_lean", [[0.0, 1.0]], steps=500)
     report = extraction.extraction(cells)
-    assert list(report["tasks"][TOLD]) == ["nlac", "nlac_policy_distill", "nlac_candidates_4"]
+    assert list(report["tasks"][TOLD]) == ["nlac", "nlac_policy_distill", "nlac_lean", "nlac_candidates_4"]
     gaps = report["tasks"][TOLD]["nlac_policy_distill"]["minus_nlac"]
     assert gaps["final"]["mean"] == pytest.approx(0.205) and gaps["area"]["mean"] == pytest.approx(0.1025)
     text = extraction.text(report)
     assert "- NLAC (policy distill) is **above** NLAC in final success, and **above** it in the area." in text
     assert "| NLAC (candidates 4) | 1 | 0.60 | +0.00 | 0.40 | +0.10 |" in text
+    assert "| NLAC (lean) | 1 | 1.00 | +0.40 | 0.10 | -0.20 |" in text  # the area of the first 100 of its 500 steps
     assert "| NLAC | 100 | 1 | 3,000 | – | – | 10 |" in text
