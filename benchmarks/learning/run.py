@@ -162,6 +162,7 @@ def decode(player: Player, temperatures: list[float], num_episodes: int) -> list
 
 def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
     """Train and evaluate one cell."""
+    setting = reporting.setting("torch", "transformers", "trl", "accelerate")  # before the checkout may change
     if args.model:
         adapter = get_peft_config(ModelConfig(use_peft=args.use_peft))
         task = real_models.make_task(
@@ -205,7 +206,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "budget": budget,
         "interval": interval,
         "oracle_success": task.oracle_success,
-        **reporting.setting("torch", "transformers", "trl", "accelerate"),
+        **setting,
         "points": points,
         "tokens": tokens,
         "before": before or {name: final[name] for name in task.unseen},

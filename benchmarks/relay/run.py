@@ -267,13 +267,13 @@ def main():
     folder = args.cells / f"{'play' if args.plays else 'logs'}_{steps}_{args.floors}_floors"
     if args.in_process:
         [(method, seed)] = cells
+        setting = reporting.setting("torch", "transformers", "trl", "accelerate")  # before the checkout may change
         measured = (play_on if args.plays else learn_from_logs)(method, seed, args)
         spent = f"--plays --budget {steps}" if args.plays else f"--max_steps {steps}"
         command = f"python -m benchmarks.relay.run --methods {method} --seeds {seed} --floors {args.floors} {spent}"
         cell = {"method": method, "seed": seed, "plays": args.plays, "steps": steps, "floors": args.floors}
         cell |= {"command": command, **measured, "settings": {**SETTINGS, **ARMS.get(method, {})}}
-        versions = reporting.setting("torch", "transformers", "trl", "accelerate")
-        reporting.write({**cell, **versions}, folder / method / f"{seed}.json")
+        reporting.write({**cell, **setting}, folder / method / f"{seed}.json")
         return
     for method, seed in cells:
         if not (folder / method / f"{seed}.json").exists():
