@@ -18,7 +18,8 @@ What NLAC's tokens buy: costs to a share of the oracle's success, which roles ge
 environment step, in generated tokens, NLAC costs less than a baseline.
 
 python -m benchmarks.learning.figures.costs --cells benchmarks/results/learning benchmarks/results/learning_savings \\
-    --json benchmarks/results/learning_costs.json --page docs/source/nlac_trainer.md --readme README.md
+    benchmarks/results/learning_baselines --json benchmarks/results/learning_costs.json \\
+    --page docs/source/nlac_trainer.md --readme README.md
 
 The cells of what saves tokens have a folder of their own:
 
@@ -36,13 +37,13 @@ from statistics import mean
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, measured, of_cells, reach
 from benchmarks.learning.figures.table import label, number, rate, task_label
-from benchmarks.learning.methods.settings import SAVINGS
+from benchmarks.learning.methods.settings import SAVINGS, SELF_DISTILLATION
 
 
 LEVEL = max(LEVELS)  # of the oracle's success, to which costs are shown
 TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy")  # on which savings were measured
 METHODS = ("nlac", *SAVINGS)
-RIVALS = ("hindsight", "rft", "grpo")
+RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo")
 
 
 def break_even(ours: dict, theirs: dict) -> float | None:
@@ -152,14 +153,14 @@ def fewest_tokens(methods: dict[str, dict]) -> str:
 
 
 def benefit_and_cost(report: dict) -> str:
-    """Format what NLAC gains over GRPO and RFT on the told desk, and what it costs, as a short table."""
+    """Format what NLAC gains over others on the told desk, and what it costs, as a short table."""
     methods = report["tasks"]["service_desk_told"]["methods"]
     fewest = fewest_tokens(methods)
     options = ", ".join(f"`{name}={value}`" for name, value in SAVINGS[fewest].items())
     words = {"nlac": "NLAC, everything written anew, as in the paper", fewest: f"NLAC, with {options}", "grpo": "GRPO"}
-    words["rft"] = "RFT (rejection sampling)"
+    words |= {"rft": "RFT (rejection sampling)", SELF_DISTILLATION: "Self-distillation with feedback, without a critic"}
     rows = []
-    for name in words:
+    for name in [name for name in words if name in methods]:
         spent, final = methods[name]["spent"], methods[name]["final"]["mean"]
         costs = [round(spent["environment_steps"]), round(spent["generated_tokens"], -3), round(spent["seconds"])]
         rows.append([words[name], f"{final:.2f}", *map(number, costs), str(len(methods[name]["seeds"]))])

@@ -18,7 +18,7 @@ Ways to get a policy from critiques: what each of them is worth on the desks, ag
 python -m benchmarks.learning.figures.extraction --json benchmarks/results/learning_extraction.json \\
     --page docs/source/results_extraction.md
 
-The cells, and those of NLAC with the same code:
+The cells, and those of NLAC with the same code, in place of which the table's are taken where they are missing:
 
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted service_desk_delayed --seeds 0 1 2 \\
     --methods nlac_policy_distill nlac_lean nlac_candidates_4 nlac_rehearsed_refinements \\
@@ -34,6 +34,7 @@ Self-distillation is that of `learning_baselines`, see baselines.py.
 from benchmarks import reporting
 from benchmarks.learning.figures.baselines import REACHED, verdict
 from benchmarks.learning.figures.summary import (
+    CELLS,
     COUNTED,
     RESULTS,
     area,
@@ -47,7 +48,7 @@ from benchmarks.learning.figures.table import cost_table, gap, label, number, ra
 from benchmarks.learning.methods.settings import EXTRACTION, SELF_DISTILLATION
 
 
-FOLDERS = (*COUNTED, RESULTS / "learning_extraction", RESULTS / "learning_baselines")
+FOLDERS = (CELLS, *COUNTED, RESULTS / "learning_extraction", RESULTS / "learning_baselines")
 METHODS = ("nlac", *EXTRACTION, SELF_DISTILLATION)
 
 
@@ -64,9 +65,10 @@ def figures(cells: list[dict], steps: int) -> dict:
 def extraction(cells: list[dict]) -> dict:
     """
     Return the figures of every way on every task, and its differences to NLAC, paired by seed. Areas are those up to
-    the smallest budget.
+    the smallest budget. Of two cells of the same run the later one counts.
     """
     tasks: dict[str, dict] = {}
+    cells = list({(cell["task"], cell["method"], cell["seed"]): cell for cell in cells}.values())
     for task in dict.fromkeys(cell["task"] for cell in cells if cell["method"] in EXTRACTION):
         ways, of_task = {}, [cell for cell in cells if cell["task"] == task and cell["method"] in METHODS]
         steps = min(cell["budget"] for cell in of_task)
