@@ -158,7 +158,7 @@ def benefit_and_cost(report: dict) -> str:
     fewest = fewest_tokens(methods)
     options = ", ".join(f"`{name}={value}`" for name, value in SAVINGS[fewest].items())
     words = {"nlac": "NLAC, everything written anew, as in the paper", fewest: f"NLAC, with {options}", "grpo": "GRPO"}
-    words |= {"rft": "RFT (rejection sampling)", SELF_DISTILLATION: "Self-distillation with feedback, without a critic"}
+    words |= {"rft": "RFT (rejection sampling)", SELF_DISTILLATION: "Self-distillation, without a critic"}
     rows = []
     for name in [name for name in words if name in methods]:
         spent, final = methods[name]["spent"], methods[name]["final"]["mean"]
