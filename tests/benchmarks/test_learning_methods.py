@@ -199,6 +199,13 @@ class TestCells:
         words = shlex.split(cell["command"])
         assert run.read_settings(words[words.index("10") + 1 :]) == changes
 
+    def test_a_cell_can_be_run_again(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(run, "make_task", small_task)
+        first, again = (run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), {}) for _ in range(2))
+        for point in [*first["points"], *again["points"]]:
+            del point["seconds"]
+        assert again == first
+
 
 class TestCommandLine:
     @pytest.fixture

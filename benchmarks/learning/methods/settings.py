@@ -244,6 +244,7 @@ def acting_config(task: LearningTask, output_dir: str, seed: int, **changes) -> 
     acting = {
         **(ACTING if task.is_tiny else real_models.ACTING),
         "action_format": task.action_format,
+        "overwrite_output_dir": True,  # a cell that is run again begins anew
         **changes,
     }
     return NLACConfig(output_dir=output_dir, seed=seed, max_turns=task.max_turns, **acting)
