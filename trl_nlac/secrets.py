@@ -36,8 +36,8 @@ _LOOKS = (
     re.compile(r"(?P<before>(?<![a-z\d+.-])[a-z][a-z\d+.-]*://)[^\s/?#'\"]+(?=@)", re.IGNORECASE),
     re.compile(r"(?P<before>\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE),
     re.compile(
-        r"(?P<before>)\b(?:hf_[A-Za-z\d]{10,}|sk-[\w-]{16,}|gh[a-z]_[A-Za-z\d]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-        r"|xox[a-z]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+"
+        r"(?P<before>)\b(?:hf_[A-Za-z\d]{10,}|sk-[\w-]{16,}|gh[a-z]_[A-Za-z\d]{16,}|github_pat_\w{16,}"
+        r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+"
         r"|(?:gsk|r8)_[A-Za-z\d]{16,}|(?:nvapi|pplx|xai)-[\w-]{16,})"
     ),
     re.compile(r"(?P<before>-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END|\Z)", re.DOTALL),

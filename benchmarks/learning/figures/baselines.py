@@ -29,6 +29,7 @@ python -m benchmarks.learning.run --methods grpo_long rft_long self_distillation
 from statistics import mean
 
 from benchmarks import reporting
+from benchmarks.learning.figures.costs import LEVEL
 from benchmarks.learning.figures.summary import CELLS, RESULTS, difference, mean_costs, measured, of_cells, reach
 from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, number, rate, task_label
 from benchmarks.learning.methods.settings import LONG
@@ -37,8 +38,8 @@ from benchmarks.learning.methods.settings import LONG
 FOLDERS = (CELLS, RESULTS / "learning_baselines")
 METHODS = ("nlac", "hindsight", *LONG.values(), *STRONGER)
 FLAT = 0.02
-REACHED = 0.8  # of the oracle's success
-ABOVE, LEVEL, BELOW = "above", "not told apart from", "below"
+REACH_NAMES = (f"environment steps to {LEVEL} of the oracle's success, median", "generated tokens to it")
+ABOVE, NOT_APART, BELOW = "above", "not told apart from", "below"
 UNJUDGED = "not judged yet, it needs two seeds of both, against"
 
 
@@ -59,9 +60,14 @@ def figures(cells: list[dict]) -> dict:
     return {
         "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
         "rise": of_cells(cells, rise),
-        "reach": reach(cells, REACHED * cells[0]["oracle_success"]),
+        "reach": reach(cells, LEVEL * cells[0]["oracle_success"]),
         "costs": mean_costs(cells),
     }
+
+
+def reach_words(reached: dict) -> list[str]:
+    """Format what [`~learning.figures.summary.reach`] returns for the columns `REACH_NAMES`."""
+    return [number(reached[cost]) for cost in ("environment_steps", "generated_tokens")]
 
 
 def verdict(compared: dict | None) -> str:
@@ -70,7 +76,7 @@ def verdict(compared: dict | None) -> str:
         return UNJUDGED
     if compared["low"] > 0:
         return ABOVE
-    return BELOW if compared["high"] < 0 else LEVEL
+    return BELOW if compared["high"] < 0 else NOT_APART
 
 
 def baselines(cells: list[dict]) -> dict:
@@ -98,12 +104,12 @@ def text(report: dict) -> str:
         rows = [
             [
                 *(label(method), str(len(arm["final"]["seeds"])), rate(arm["final"]), gap(arm["rise"])),
-                *(number(arm["reach"][cost]) for cost in ("environment_steps", "generated_tokens")),
+                *reach_words(arm["reach"]),
             ]
             for method, arm in arms.items()
         ]
         names = ["method", "seeds", "final success", "rise from the third fifth of the steps to the fourth"]
-        names += [f"environment steps to {REACHED} of the oracle's success, median", "generated tokens to it"]
+        names += REACH_NAMES
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += ["Mean costs of training:", "", cost_table({label(m): arm["costs"] for m, arm in arms.items()}), ""]
         for rival, judged in found["verdicts"].items():

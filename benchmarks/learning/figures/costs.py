@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, measured, of_cells, reach
+from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, latest, measured, of_cells, reach
 from benchmarks.learning.figures.table import label, number, rate, task_label
 from benchmarks.learning.methods.settings import SAVINGS, SELF_DISTILLATION
 
@@ -160,7 +160,7 @@ def benefit_and_cost(report: dict) -> str:
     words = {"nlac": "NLAC, everything written anew, as in the paper", fewest: f"NLAC, with {options}", "grpo": "GRPO"}
     words |= {"rft": "RFT (rejection sampling)", SELF_DISTILLATION: "Self-distillation, without a critic"}
     rows = []
-    for name in [name for name in words if name in methods]:
+    for name in words:
         spent, final = methods[name]["spent"], methods[name]["final"]["mean"]
         costs = [round(spent["environment_steps"]), round(spent["generated_tokens"], -3), round(spent["seconds"])]
         rows.append([words[name], f"{final:.2f}", *map(number, costs), str(len(methods[name]["seeds"]))])
@@ -175,8 +175,7 @@ def main():
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     parser.add_argument("--readme", type=Path, help="Markdown file whose results are replaced by a short table")
     args = parser.parse_args()
-    found = {(cell["task"], cell["method"], cell["seed"]): cell for cell in reporting.read_cells(*args.cells)}
-    report = costs(list(found.values()))
+    report = costs(latest(reporting.read_cells(*args.cells)))
     reporting.publish(report, table(report), "learning/figures/costs.py", args.json, args.page)
     if args.readme:
         reporting.insert(benefit_and_cost(report), args.readme, "learning/figures/costs.py")

@@ -32,19 +32,21 @@ Self-distillation is that of `learning_baselines`, see baselines.py.
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.baselines import REACHED, verdict
+from benchmarks.learning.figures.baselines import REACH_NAMES, reach_words, verdict
+from benchmarks.learning.figures.costs import LEVEL
 from benchmarks.learning.figures.summary import (
     CELLS,
     COUNTED,
     RESULTS,
     area,
     difference,
+    latest,
     mean_costs,
     measured,
     of_cells,
     reach,
 )
-from benchmarks.learning.figures.table import cost_table, gap, label, number, rate, task_label
+from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import EXTRACTION, SELF_DISTILLATION
 
 
@@ -57,7 +59,7 @@ def figures(cells: list[dict], steps: int) -> dict:
     return {
         "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
         "area": of_cells(cells, lambda cell: area(cell, steps)),
-        "reach": reach(cells, REACHED * cells[0]["oracle_success"]),
+        "reach": reach(cells, LEVEL * cells[0]["oracle_success"]),
         "costs": mean_costs(cells),
     }
 
@@ -68,7 +70,7 @@ def extraction(cells: list[dict]) -> dict:
     the smallest budget. Of two cells of the same run the later one counts.
     """
     tasks: dict[str, dict] = {}
-    cells = list({(cell["task"], cell["method"], cell["seed"]): cell for cell in cells}.values())
+    cells = latest(cells)
     for task in dict.fromkeys(cell["task"] for cell in cells if cell["method"] in EXTRACTION):
         ways, of_task = {}, [cell for cell in cells if cell["task"] == task and cell["method"] in METHODS]
         steps = min(cell["budget"] for cell in of_task)
@@ -87,14 +89,14 @@ def text(report: dict) -> str:
     """Write the tables and verdicts."""
     parts = []
     names = ["method", "seeds", "final success", "minus NLAC's", "area under the curve", "minus NLAC's"]
-    names += [f"environment steps to {REACHED} of the oracle's success, median", "generated tokens to it"]
+    names += REACH_NAMES
     for task, ways in report["tasks"].items():
         rows = []
         for method, of in ways.items():
             gaps = of.get("minus_nlac", {"final": None, "area": None})
             row = [label(method), str(len(of["final"]["seeds"]))]
             row += [rate(of["final"]), gap(gaps["final"]), rate(of["area"]), gap(gaps["area"])]
-            rows.append([*row, *(number(of["reach"][cost]) for cost in ("environment_steps", "generated_tokens"))])
+            rows.append([*row, *reach_words(of["reach"])])
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += [
             f"- {label(method)} is **{verdict(of['minus_nlac']['final'])}** NLAC in final success, and "

@@ -29,7 +29,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import LEVELS, RESULTS, area, difference, measured, of_cells, reach
+from benchmarks.learning.figures.summary import LEVELS, RESULTS, area, difference, latest, measured, of_cells, reach
 from benchmarks.learning.figures.table import gap, number, rate, task_label
 from benchmarks.learning.methods.settings import FRUGAL, STALE
 
@@ -90,13 +90,9 @@ def main():
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args = parser.parse_args()
-    found = {
-        (cell["task"], cell["method"], cell["seed"]): cell
-        for cell in reporting.read_cells(*args.cells)
-        if cell["method"] in STALENESS
-    }
-    stale = {task for task, method, _ in found if method in STALE}
-    report = staleness([cell for (task, *_), cell in found.items() if task in stale])
+    found = [cell for cell in latest(reporting.read_cells(*args.cells)) if cell["method"] in STALENESS]
+    stale = {cell["task"] for cell in found if cell["method"] in STALE}
+    report = staleness([cell for cell in found if cell["task"] in stale])
     reporting.publish(report, table(report), "learning/figures/staleness.py", args.json, args.page)
 
 

@@ -55,6 +55,11 @@ METRICS = {
 CRITIC_METRICS = tuple(METRICS)[1:]
 
 
+def latest(cells: list[dict]) -> list[dict]:
+    """Return the cells without those that a later one measures again."""
+    return list({(cell["task"], cell["method"], cell["seed"]): cell for cell in cells}.values())
+
+
 def measured(point: dict[str, float], metric: str) -> float | None:
     """
     Return one of `METRICS`, the mean of its rates. With both verdict rates that is the balanced accuracy. `None` where

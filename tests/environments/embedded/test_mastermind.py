@@ -95,7 +95,7 @@ def test_dialogues(role):
             all(observe(parse_guess(action), code, 1) == answer for action, answer in dialogue.history)
             for code in told
         )
-    assert 0.2 < cracked / 300 < 0.75
+    assert (0.2 if role == "successor" else 0.3) < cracked / 300 < 0.75  # there the first guess never cracks it
     assert possible < 300  # the answers of a history often fit no code at all
 
 
