@@ -33,19 +33,16 @@ from pathlib import Path
 from accelerate import Accelerator
 from datasets import Dataset
 from transformers import PreTrainedModel
-from trl import SFTConfig, SFTTrainer
 
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import over_seeds
-from benchmarks.learning.methods.rft import policy_examples, tokens
 from benchmarks.learning.methods.settings import NLAC, acting_config
-from benchmarks.learning.playing import Player, trainer_arguments
+from benchmarks.learning.methods.sft import sft_trainer
+from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import LearningTask, make_task
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.episodes.conversations import to_dataset
-from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.training.model import load_model
-from trl_nlac.training.rehearsal import Rehearsal
 
 
 def collect(task: LearningTask, acting: NLACConfig, num_episodes: int) -> tuple[Dataset, dict]:
@@ -69,29 +66,6 @@ def train_nlac(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps:
     start = time.perf_counter()
     trainer.train()
     return evaluate(task, acting, trainer.model, trainer.accelerator), time.perf_counter() - start
-
-
-def sft_trainer(
-    task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int, rehearsal_ratio: float
-) -> SFTTrainer:
-    """Make TRL's SFT trainer on every action of the logs, and on rehearsal samples relative to them."""
-    size = NLAC["per_device_train_batch_size"] * NLAC["gradient_accumulation_steps"]
-    player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
-    episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
-    actions = [example for episode in episodes for example in policy_examples(episode)]
-    rehearsal = Rehearsal(task.rehearsal, "dataset", rehearsal_ratio, player.roles.chat, seed=acting.seed)
-    rng = random.Random(acting.seed)
-    rows = []
-    for _ in range(max_steps):
-        batch = rng.choices(actions, k=size) + rehearsal.draw(size)
-        rows += [tokens(example) for example in batch]
-    args = SFTConfig(
-        **trainer_arguments(acting, NLAC["learning_rate"]),
-        max_steps=max_steps,
-        per_device_train_batch_size=len(rows) // max_steps,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )
-    return SFTTrainer(model=task.model, args=args, train_dataset=Dataset.from_list(rows))
 
 
 def train_sft(task: LearningTask, acting: NLACConfig, logs: Dataset, max_steps: int) -> tuple[dict, float]:

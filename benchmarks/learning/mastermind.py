@@ -17,6 +17,7 @@ Mastermind, played by [textarena](https://github.com/LeonGuertler/TextArena), wi
 of two different digits from 1 to 4, and three guesses.
 """
 
+import json
 import random
 import re
 from collections import defaultdict
@@ -84,6 +85,29 @@ REFERENCES = {
 }
 
 
+def fitting_games(tasks: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """
+    Play each task as a player whose every guess is drawn from the codes that fit all answers.
+
+    Returns:
+        `list[dict]`: conversations, each with `task`, `messages` and `reward`, see
+        [`~episodes.logs.episodes_from_logs`].
+    """
+    rng, environment, logs = random.Random(f"fitting {seed}"), MastermindEnvironment(), []
+    for task in tasks:
+        messages, codes = [{"role": "user", "content": environment.reset(**task)}], CODES
+        while True:
+            guess = rng.choice(codes)
+            result = environment.step(format_guess(guess))
+            messages.append({"role": "assistant", "content": format_guess(guess)})
+            messages.append({"role": "user", "content": result.observation})
+            if result.terminated:
+                break
+            codes = answers(guess, codes)[_pegs_of(result.observation)]
+        logs.append({"task": json.dumps(task), "messages": messages, "reward": result.reward})
+    return logs
+
+
 class MastermindOracle:
     """The ground truth of every game, see [`~trl_nlac.environments.Oracle`]: the codes that fit all answers."""
 
@@ -135,12 +159,18 @@ def _known(transition: Transition) -> tuple[tuple[Code, ...], tuple[Code, ...]]:
     """Return the guesses that were answered before a transition, and the codes that fit these answers."""
     tried, codes = [], CODES
     for turn in transition.episode.turns[: transition.index]:
-        given = _PEGS.search(turn.next_observation)
+        given = _pegs_of(turn.next_observation)
         if given:
             guess = parse_guess(turn.action)
             tried.append(guess)
-            codes = answers(guess, codes)[int(given[1]), int(given[2])]
+            codes = answers(guess, codes)[given]
     return tuple(tried), codes
+
+
+def _pegs_of(observation: str) -> tuple[int, int] | None:
+    """Return the black and white pegs that an observation tells, if it does."""
+    given = _PEGS.search(observation)
+    return (int(given[1]), int(given[2])) if given else None
 
 
 def _can_follow(guess: Code, tried: tuple[Code, ...], codes: tuple[Code, ...], future: str) -> bool:

@@ -64,6 +64,7 @@ from benchmarks.learning.methods.settings import (
     LONG,
     PLAIN,
     SELF_DISTILLATION,
+    TAUGHT,
     TRAINERS,
     VARIANTS,
     acting_config,
@@ -222,7 +223,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *VARIANTS, *LONG, SELF_DISTILLATION],
+        choices=[*METHODS, *VARIANTS, *LONG, SELF_DISTILLATION, TAUGHT],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

@@ -40,9 +40,9 @@ from benchmarks.learning.figures.summary import SPENT
 from benchmarks.learning.methods import nlac
 from benchmarks.learning.methods.scalar import ScalarActorCriticTrainer
 from benchmarks.learning.methods.settings import HINDSIGHT, NLAC, NLAC_BY_TASK, acting_config, merge_settings
+from benchmarks.learning.methods.sft import sft_trainer
 from benchmarks.learning.playing import Player, TrainedTokens
 from benchmarks.learning.tasks import LearningTask, relay
-from benchmarks.offline import sft_trainer
 from benchmarks.relay.report import summarize, text
 from trl_nlac import NLACTrainer
 from trl_nlac.agent.improvement import act_better

@@ -12,6 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import json
 import random
 
 import pytest
@@ -21,6 +22,7 @@ from benchmarks.learning.mastermind import (
     REFERENCES,
     MastermindEnvironment,
     answers,
+    fitting_games,
     num_won,
     num_won_after,
 )
@@ -30,6 +32,7 @@ from trl_nlac.environments.embedded.mastermind_dialogues import (
     CRACKED,
     NUM_GUESSES,
     observe,
+    parse_guess,
     pegs,
 )
 from trl_nlac.episodes.recorder import replay_actions
@@ -57,6 +60,22 @@ def test_references():
     rng, games = random.Random(0), 6000
     fitting = sum(finds(lambda codes, _: rng.choice(codes), rng.choice(CODES)) for _ in range(games)) / games
     assert REFERENCES["a code that fits all answers"] == pytest.approx(fitting, abs=0.02)
+
+
+def test_guesses_of_fitting_games_fit_all_answers_and_win():
+    tasks = [{"seed": seed} for seed in range(40)]
+    games = fitting_games(tasks, seed=0)
+    assert [json.loads(game["task"]) for game in games] == tasks
+    assert games == fitting_games(tasks, seed=0) != fitting_games(tasks, seed=1)
+    environment, roles = MastermindEnvironment(), make_roles([])
+    for game in games:
+        actions = [message["content"] for message in game["messages"] if message["role"] == "assistant"]
+        episode = replay_actions(environment, json.loads(game["task"]), actions, roles.actions, roles.prompts)
+        assert game["reward"] == episode.score == 1
+        for index, action in enumerate(actions):
+            given = [(parse_guess(turn.action), turn.next_observation) for turn in episode.turns[:index]]
+            guess = parse_guess(action)
+            assert all(answer == observe(tried, guess, 1) for tried, answer in given)
 
 
 class TestOracle:

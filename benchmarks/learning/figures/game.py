@@ -21,7 +21,7 @@ python -m benchmarks.learning.figures.game --json benchmarks/results/learning_ga
 The cells:
 
 python -m benchmarks.learning.run --tasks mastermind --seeds 0 1 2 \\
-    --methods nlac hindsight self_distillation grpo rft scalar --cells benchmarks/results/learning_game
+    --methods nlac hindsight self_distillation grpo rft scalar taught --cells benchmarks/results/learning_game
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from benchmarks.learning.mastermind import REFERENCES
 
 
 CELLS = RESULTS / "learning_game"
-METHODS = ("nlac", "hindsight", "self_distillation", "scalar", "grpo", "rft")
+METHODS = ("nlac", "hindsight", "self_distillation", "scalar", "grpo", "rft", "taught")
 SEEN = {
     "success": "episode/success_rate",
     "length": "episode/length",

@@ -28,12 +28,13 @@ LABELS = {
     "base_remembering": "Base model (remembering)",
 }
 STRONGER = {"grpo_long": "GRPO (long)", "rft_long": "RFT (long)", "self_distillation": "Self-distillation"}
+CONTROLS = {"taught": "Taught by games that fit all answers"}
 COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
 
 
 def label(method: str) -> str:
     """Return the name of a method."""
-    labels = {**LABELS, **STRONGER}
+    labels = {**LABELS, **STRONGER, **CONTROLS}
     if method in labels:
         return labels[method]
     return f"{LABELS['hindsight' if method.startswith('hindsight_') else 'nlac']} ({variant(method)})"

@@ -22,7 +22,7 @@ import inspect
 from typing import Any
 
 from benchmarks.learning import real_models
-from benchmarks.learning.methods import grpo, memory, rft, scalar
+from benchmarks.learning.methods import grpo, memory, rft, scalar, taught
 from benchmarks.learning.tasks import HANDBOOK, MASTERMIND, LearningTask
 from trl_nlac import NLACConfig
 
@@ -195,7 +195,14 @@ SHARPENING = {
     SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
 }
 VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING}
-BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train, "base_remembering": memory.train}
+TAUGHT = "taught"  # a control of Mastermind
+BASELINES = {
+    "grpo": grpo.train,
+    "rft": rft.train,
+    "scalar": scalar.train,
+    "base_remembering": memory.train,
+    TAUGHT: taught.train,
+}
 # Those that learn more slowly and cost less per step, until their curves are flat.
 LONG = {"grpo_long": "grpo", "rft_long": "rft"}
 TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in LONG.items()}}

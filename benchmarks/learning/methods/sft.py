@@ -1,0 +1,76 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""Supervised fine-tuning on logs, with TRL's SFT trainer."""
+
+import random
+
+from accelerate import Accelerator
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+from benchmarks.learning.methods.rft import policy_examples, tokens
+from benchmarks.learning.playing import Player, trainer_arguments
+from benchmarks.learning.tasks import LearningTask
+from trl_nlac import NLACConfig
+from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.training.model import load_model
+from trl_nlac.training.rehearsal import Rehearsal
+
+
+def sft_trainer(
+    task: LearningTask,
+    acting: NLACConfig,
+    logs: Dataset,
+    max_steps: int,
+    rehearsal_ratio: float,
+    learning_rate: float = 1e-3,
+    batch_size: int = 32,
+) -> SFTTrainer:
+    """
+    Make TRL's SFT trainer on every action of the logs, and on rehearsal samples relative to them.
+
+    Args:
+        task ([`LearningTask`]):
+            The task.
+        acting ([`NLACConfig`]):
+            How to sample, the output folder, the device and the precision.
+        logs ([`~datasets.Dataset`]):
+            Conversations, see [`~episodes.logs.episodes_from_logs`].
+        max_steps (`int`):
+            Gradient steps.
+        rehearsal_ratio (`float`):
+            Rehearsal samples of a batch, relative to the actions.
+        learning_rate (`float`, *optional*, defaults to `1e-3`):
+            Learning rate of AdamW, NLAC's.
+        batch_size (`int`, *optional*, defaults to `32`):
+            Actions in the batch of a gradient step, as many as NLAC has transitions.
+    """
+    player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
+    episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
+    actions = [example for episode in episodes for example in policy_examples(episode)]
+    rehearsal = Rehearsal(task.rehearsal, "dataset", rehearsal_ratio, player.roles.chat, seed=acting.seed)
+    rng = random.Random(acting.seed)
+    rows = []
+    for _ in range(max_steps):
+        batch = rng.choices(actions, k=batch_size) + rehearsal.draw(batch_size)
+        rows += [tokens(example) for example in batch]
+    args = SFTConfig(
+        **trainer_arguments(acting, learning_rate),
+        max_steps=max_steps,
+        per_device_train_batch_size=len(rows) // max_steps,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    return SFTTrainer(model=task.model, args=args, train_dataset=Dataset.from_list(rows))
