@@ -95,12 +95,15 @@ def test_build_tiny_model(tmp_path):
 
 def test_build_of_the_game(tmp_path):
     size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2", "--max_steps", "2"]
-    game = ["--families", "mastermind", "--action_formats", "text", "--output_dir", str(tmp_path)]
+    game = ["--families", "guess_the_number", "--action_formats", "text", "--output_dir", str(tmp_path)]
     run("examples/scripts/build_tiny_model.py", *size, *game)
     scores = json.loads((tmp_path / "build.json").read_text())["scores"]
-    assert scores.keys() == {"mastermind text"}
-    assert scores["mastermind text"].keys() == {"backup_exact", "refine_obeys", "new_guess"}
-    assert AutoTokenizer.from_pretrained(tmp_path).tokenize("[2 4]") == ["[2Ġ4]"]
+    assert scores.keys() == {"guess_the_number text"}
+    assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "new_guess", "hint_can_be"}
+    assert AutoTokenizer.from_pretrained(tmp_path).tokenize("Future: The target number is lower.") == [
+        "Future:",
+        "ĠTheĠtargetĠnumberĠisĠlower.",
+    ]
 
 
 def test_a_build_goes_on_after_an_interruption(tmp_path):

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.learning.tasks import MASTERMIND, Instances, LearningTask, mastermind, service_desk
+from benchmarks.learning.tasks import GUESS_THE_NUMBER, Instances, LearningTask, guess_the_number, service_desk
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import tau_bench, twenty_questions
 from trl_nlac.environments.twenty_questions import TwentyQuestionsEnvironment
@@ -114,7 +114,7 @@ def make_task(
 
     Args:
         name (`str`):
-            One of [`TASKS`], a service desk, or Mastermind.
+            One of [`TASKS`], a service desk, or Guess The Number.
         seed (`int`):
             Selects the desk, or the games. The other tasks have one instance.
         model (`str`):
@@ -133,8 +133,8 @@ def make_task(
     if name.startswith("service_desk_"):
         desk = service_desk(name.removeprefix("service_desk_"), seed, shows_tools=True)
         return replace(desk, action_format="tool_call", **common)
-    if name == MASTERMIND:
-        return replace(mastermind(seed), **common)
+    if name == GUESS_THE_NUMBER:
+        return replace(guess_the_number(seed), **common)
     if name == "twenty_questions":
         rows = {split: twenty_questions.make_tasks(split) for split in ("train", "eval")}
         return LearningTask(
@@ -165,5 +165,5 @@ def make_task(
             action_format="react",
             **common,
         )
-    known = ("service_desk_*", MASTERMIND, *TASKS)
+    known = ("service_desk_*", GUESS_THE_NUMBER, *TASKS)
     raise ValueError(f"`--tasks {name}` is only for the tiny model. With `--model`, choose from {known}.")

@@ -72,7 +72,7 @@ from benchmarks.learning.methods.settings import (
     merge_settings,
 )
 from benchmarks.learning.playing import Player
-from benchmarks.learning.tasks import HANDBOOK, MASTERMIND, OUTSIDE_THE_TABLE, TASKS, make_task
+from benchmarks.learning.tasks import GUESS_THE_NUMBER, HANDBOOK, OUTSIDE_THE_TABLE, TASKS, make_task
 
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ BUDGETS = {
     "service_desk_delayed": 1200,
     "rooms": 1000,
     HANDBOOK: 4000,
-    MASTERMIND: 2000,
+    GUESS_THE_NUMBER: 2000,
 }
 BUDGET_FACTORS = {
     **dict.fromkeys(("grpo", "rft", SELF_DISTILLATION, LEAN), 5),

@@ -15,6 +15,7 @@
 
 """The tasks of the learning benchmark: instances to train on, and instances to evaluate on."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +25,17 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
-from benchmarks.learning.mastermind import NUM_GUESSES, REFERENCES, MastermindEnvironment
+from benchmarks.learning.guess_the_number import (
+    NUM_GUESSES,
+    REFERENCES,
+    GuessTheNumberEnvironment,
+    fitting_games,
+)
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
-    MASTERMIND_PROMPTS,
+    GUESS_THE_NUMBER_PROMPTS,
     TINY_MODEL,
     make_environment,
     make_rehearsal_dataset,
@@ -37,6 +43,7 @@ from trl_nlac.environments.embedded import (
 )
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.relay import RelayHouse
+from trl_nlac.environments.embedded.service_desk import format_call
 
 
 if TYPE_CHECKING:
@@ -45,7 +52,10 @@ if TYPE_CHECKING:
 
 # Built by examples/scripts/build_tiny_model.py; each has a README.md.
 BASE_MODEL = str(Path(__file__).parent / "base_model")
-BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "mastermind")}
+BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number")}
+
+
+Teacher = Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,9 @@ class LearningTask:
             Number of episodes of each row in the evaluation after training.
         logs ([`~datasets.Dataset`], *optional*):
             Conversations that are in the replay buffer from the start.
+        teacher (`Callable[[list[dict], int], list[dict]]`, *optional*):
+            Plays rows as somebody who knows the task, with a seed, and returns the conversations: a control of what
+            the model can learn.
     """
 
     name: str
@@ -114,6 +127,7 @@ class LearningTask:
     peft_config: "PeftConfig | None" = None
     final_episodes: int = 4
     logs: Dataset | None = None
+    teacher: Teacher | None = None
 
     @property
     def unseen(self) -> list[str]:
@@ -134,7 +148,7 @@ class LearningTask:
     @property
     def is_tiny(self) -> bool:
         """Whether a tiny model plays it. Tiny models were trained on their own short prompts only."""
-        return self.prompts in (COMPACT_PROMPTS, MASTERMIND_PROMPTS)
+        return self.prompts in (COMPACT_PROMPTS, GUESS_THE_NUMBER_PROMPTS)
 
 
 def service_desk(variant: str, seed: int, shows_tools: bool = False) -> LearningTask:
@@ -178,12 +192,25 @@ class HandbookEnvironment(TextEnvironment):
 
     def reset(self, desk: int, request: str, customer: str = "", **task) -> str:
         world = ServiceDesk.from_seed(desk)
-        self._environment = ServiceDeskEnvironment(world)
+        self._environment, self.right_call = ServiceDeskEnvironment(world), format_call(world.rules[request])
         rules = " ".join(f"{name} {' '.join(rule)}." for name, rule in world.rules.items())
         return f"{rules} {self._environment.reset(request, customer)}"
 
     def step(self, action: str) -> StepResult:
         return self._environment.step(action)
+
+
+def looked_up(tasks: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """Play tasks as somebody who reads the handbook: the first call is right. There is nothing to draw with `seed`."""
+    environment, logs = HandbookEnvironment(), []
+    for task in tasks:
+        asked, call = environment.reset(**task), environment.right_call
+        result = environment.step(call)
+        said = {"user": asked, "assistant": call}
+        messages = [{"role": role, "content": content} for role, content in said.items()]
+        messages.append({"role": "user", "content": result.observation})
+        logs.append({"task": json.dumps(task), "messages": messages, "reward": result.reward})
+    return logs
 
 
 def handbook(seed: int) -> LearningTask:
@@ -213,6 +240,7 @@ def handbook(seed: int) -> LearningTask:
         prompts=COMPACT_PROMPTS,
         rehearsal=make_rehearsal_dataset("service_desk", variant="told", customers=True),
         max_turns=2,
+        teacher=looked_up,
     )
 
 
@@ -258,25 +286,26 @@ def relay(seed: int, num_floors: int = 3) -> LearningTask:
     )
 
 
-def mastermind(seed: int) -> LearningTask:
-    """Make games of Mastermind to train on, and others to evaluate on. A code that is refused once can be mended."""
+def guess_the_number(seed: int) -> LearningTask:
+    """Make games to train on, and others to evaluate on. A guess that is refused once can be mended."""
     first = 10_000 * (seed + 1)
     train, held_out = (Dataset.from_dict({"seed": seeds}) for seeds in (range(first, first + 2000), range(120)))
     return LearningTask(
-        name=MASTERMIND,
-        environment_factory=MastermindEnvironment,
+        name=GUESS_THE_NUMBER,
+        environment_factory=GuessTheNumberEnvironment,
         rows=train,
-        instances={"held_out": Instances(MastermindEnvironment, held_out)},
-        model=BASE_MODELS[MASTERMIND],
-        prompts=MASTERMIND_PROMPTS,
-        rehearsal=make_rehearsal_dataset("mastermind"),
+        instances={"held_out": Instances(GuessTheNumberEnvironment, held_out)},
+        model=BASE_MODELS[GUESS_THE_NUMBER],
+        prompts=GUESS_THE_NUMBER_PROMPTS,
+        rehearsal=make_rehearsal_dataset("guess_the_number"),
         max_turns=NUM_GUESSES + 1,
         oracle_success=REFERENCES["exact solver"],
+        teacher=fitting_games,
     )
 
 
-HANDBOOK, MASTERMIND = "service_desk_handbook", "mastermind"
-OUTSIDE_THE_TABLE = {HANDBOOK: handbook, MASTERMIND: mastermind}
+HANDBOOK, GUESS_THE_NUMBER = "service_desk_handbook", "guess_the_number"
+OUTSIDE_THE_TABLE = {HANDBOOK: handbook, GUESS_THE_NUMBER: guess_the_number}
 TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy", "service_desk_delayed", "rooms")
 
 

@@ -35,12 +35,12 @@ The model of the quickstart knows the support desk alone. Whole phrases of the d
 python examples/scripts/build_tiny_model.py --output_dir trl_nlac/support_model --max_steps 4000 \\
     --families support_desk --action_formats text
 
+So are those of Guess The Number in the model of the benchmark's game, which has read games of guesses at random:
+
+python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_guess_the_number \\
+    --max_steps 4000 --families guess_the_number --action_formats text
+
 A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
-
-So are those of Mastermind in the model of the benchmark's game, which knows the rules alone:
-
-python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_mastermind --max_steps 4000 \\
-    --families mastermind --action_formats text
 
 With `--several_futures` the model also learns the roles that weigh several futures (`num_futures` above 1).
 """
@@ -48,6 +48,7 @@ With `--several_futures` the model also learns the roles that weigh several futu
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from dataclasses import replace
@@ -64,14 +65,14 @@ from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
-    MASTERMIND_PROMPTS,
+    GUESS_THE_NUMBER_PROMPTS,
     SUPPORT_PROMPTS,
     draw_dialogue,
-    mastermind_dialogues,
+    guess_the_number_dialogues,
     support_desk,
 )
 from trl_nlac.environments.embedded.dialogues import RoleDialogue
-from trl_nlac.environments.embedded.mastermind_dialogues import CODES, MastermindFamily
+from trl_nlac.environments.embedded.guess_the_number_dialogues import GuessTheNumberFamily
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
@@ -90,7 +91,7 @@ FAMILIES = {
     "service_desk": ServiceDeskFamily(),
     **{variant: ServiceDeskFamily(variant, customers=True) for variant in ("told", "hinted", "delayed")},
     "support_desk": SupportDeskFamily(),
-    "mastermind": MastermindFamily(),
+    "guess_the_number": GuessTheNumberFamily(),
 }
 SPECIAL_TOKENS = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 SPECIAL_TOKENS += ["<tool_call>", "</tool_call>"]
@@ -181,20 +182,19 @@ def build_support_tokenizer() -> PreTrainedTokenizerFast:
     return _phrase_tokenizer(phrases)
 
 
-def build_mastermind_tokenizer() -> PreTrainedTokenizerFast:
+def build_guess_the_number_tokenizer() -> PreTrainedTokenizerFast:
     """
-    Build a tokenizer with one token for every guess, guess in a sentence and phrase of Mastermind, and bytes for other
-    text. Four builds did not learn to copy pegs, with a token for each digit or with one for a guess and its pegs: the
-    token before the pegs must name the guess, and nothing else.
+    Build a tokenizer with one token for every number, guess and phrase of the game, and bytes for other text. Phrases
+    include the space before them, so that a hint comes right after its guess.
     """
-    prompts = MASTERMIND_PROMPTS
-    guesses = {mastermind_dialogues.format_guess(code) for code in CODES}
-    phrases = {*guesses, *mastermind_dialogues.FIRST_OBSERVATION.splitlines(keepends=True)}
-    phrases |= {f"Submitted {guess}. Feedback: " for guess in guesses} | {mastermind_dialogues.CRACKED}
-    phrases |= {f"{black} black peg(s), {white} white peg(s)." for black in (0, 1) for white in (0, 1, 2)}
-    phrases |= {"Turn limit reached. You guessed ", " percent of the numbers correctly."}
-    phrases |= {f"{share:.2f}" for share in (0, 25, 50)} | {"0.25", "0.5", "0", "1", "\n\n", " ", ". "}
-    phrases |= {"Future: ", "\nOptimality: ", "Yes", "No", "The code is ", ".", mastermind_dialogues.NO_ADVICE}
+    prompts, game = GUESS_THE_NUMBER_PROMPTS, guess_the_number_dialogues
+    lower, end = game.observe(2, 1, 0).split("\n\n")
+    reached, target, _ = re.split(r"\d+", end)
+    said = {lower, game.observe(1, 2, 1), game.FOUND, *map(game.format_guess, game.NUMBERS)}
+    phrases = {*said, *[f" {text}" for text in said], *map(str, game.NUMBERS), f"\n\n{reached}", target}
+    phrases |= {*game.FIRST_OBSERVATION.splitlines(keepends=True), game.ADVICE.split(" {}")[0], ".", ". "}
+    phrases |= {f"{game.closeness(guess, game.NUMBERS[0]):g}" for guess in game.NUMBERS}
+    phrases |= {"Future:", "\nOptimality: ", "Yes", "No"}
     questions = [prompts.critique, prompts.backup, prompts.refine, prompts.future, "The score is "]
     return _phrase_tokenizer(phrases | {*questions, *[f" {question}" for question in questions]})
 
@@ -311,20 +311,19 @@ def score(
             (text == action) == dialogue.won and "take" in text
             for text, action, dialogue in zip(texts, acted, dialogues, strict=True)
         ]
-    elif isinstance(family, MastermindFamily):  # any guess that was not made before follows "another guess"
-        obeyed = [
-            _is_another(text, dialogue) if dialogue.advice == mastermind_dialogues.NO_ADVICE else text == expected
-            for text, expected, dialogue in zip(texts, right, dialogues, strict=True)
-        ]
+    elif isinstance(family, GuessTheNumberFamily):
+        obeyed = list(map(str.__eq__, texts, right))
     else:
         obeyed = [
             _avoids(text, dialogue) if dialogue.advice.startswith("avoid ") else text == expected
             for text, expected, dialogue in zip(texts, right, dialogues, strict=True)
         ]
     result["refine_obeys"] = sum(obeyed) / number
-    if isinstance(family, MastermindFamily):
+    if isinstance(family, GuessTheNumberFamily):
         dialogues, texts, _ = answers("policy", False)
         result["new_guess"] = sum(map(_is_another, texts, dialogues)) / number
+        dialogues, texts, _ = answers("critique", False)
+        result["hint_can_be"] = sum(map(_can_be, texts, dialogues)) / number
         return {name: round(value, 3) for name, value in result.items()}
     dialogues, texts, _ = answers("critique", True)
     result["known_next_observation"] = (
@@ -347,10 +346,17 @@ def score(
 
 
 def _is_another(text: str, dialogue: RoleDialogue) -> bool:
-    """Whether an answer is a guess that was neither made before nor advised against."""
+    """Whether an answer is a guess that was not made before."""
     made = {action for action, _ in dialogue.history}
-    advised = {attempt for attempt, _ in dialogue.earlier_attempts} | {dialogue.action} if dialogue.advice else set()
-    return mastermind_dialogues.parse_guess(text) is not None and text not in made | advised
+    return guess_the_number_dialogues.parse_guess(text) is not None and text not in made
+
+
+def _can_be(text: str, dialogue: RoleDialogue) -> bool:
+    """Whether what a critique says of a guess is what the game can say, after the hints so far."""
+    game, guess = guess_the_number_dialogues, guess_the_number_dialogues.parse_guess(dialogue.action)
+    left = game.NUM_GUESSES - len(dialogue.history) - 1
+    said = {game.observe(guess, number, left) for number in game.fitting(dialogue.history)}
+    return any(text.startswith(f"Future: {observation}") for observation in said)
 
 
 def _mended(family, dialogue: RoleDialogue) -> str:
@@ -435,7 +441,7 @@ def main():
 
     of_their_own = {
         "support_desk": (SUPPORT_PROMPTS, build_support_tokenizer),
-        "mastermind": (MASTERMIND_PROMPTS, build_mastermind_tokenizer),
+        "guess_the_number": (GUESS_THE_NUMBER_PROMPTS, build_guess_the_number_tokenizer),
     }
     alone = set(args.families) & set(of_their_own)
     if alone and not (len(args.families) == 1 and set(args.action_formats) == {"text"}):

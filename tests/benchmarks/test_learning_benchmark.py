@@ -699,8 +699,8 @@ def test_generalisation_is_the_success_on_desks_that_were_not_trained_on():
 
 
 def test_game_compares_with_the_exact_solver():
-    cells = make_cells("nlac", [[0.1, 0.6], [0.1, 0.8]], task="mastermind")
-    cells += make_cells("grpo", [[0.1, 0.5], [0.1, 0.5]], task="mastermind")
+    cells = make_cells("nlac", [[0.1, 0.6], [0.1, 0.8]], task="guess_the_number")
+    cells += make_cells("grpo", [[0.1, 0.5], [0.1, 0.5]], task="guess_the_number")
     for cell in cells:
         for point in [*cell["points"], cell["final"]["held_out"]]:
             point.update({"prefilled_tokens": 5, "trained_tokens": 7, "episode/length": 3.5})

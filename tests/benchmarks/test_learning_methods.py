@@ -106,6 +106,8 @@ def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
         assert first.endswith(f". {row['request']} {row['customer']} 2")
         right = first.split(f"{row['request']} ")[1].split(".")[0]
         assert environment.step(f"route {right}").reward == 1.0
+        [taught] = task.teacher([row], 0)
+        assert taught["messages"][1]["content"] == f"route {right}" and taught["reward"] == 1.0
 
 
 def test_self_distillation_learns_from_refusals(tmp_path):
@@ -114,6 +116,18 @@ def test_self_distillation_learns_from_refusals(tmp_path):
     curve = nlac.train(task, acting_config(task, str(tmp_path), 0), 600, 600, **settings)
     assert curve.points[0]["episode/success_rate"] <= 0.05
     assert curve.points[-1]["episode/success_rate"] >= 0.3
+
+
+def test_a_teacher_teaches_what_the_model_can_learn(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "make_task", small_task)
+    args = make_args(tmp_path, budget=400)
+    cell = run.run_cell("guess_the_number", "taught", 0, args, {"max_steps": 150})
+    assert [point["environment_steps"] for point in cell["points"]] == list(range(0, 401, 25))
+    assert cell["points"][-1]["gradient_steps"] == 150
+    first, *_, last = [point["episode/success_rate"] for point in cell["points"]]
+    assert first <= 0.3 and last >= 0.45
+    with pytest.raises(ValueError, match="'rooms' has none"):
+        run.run_cell("rooms", "taught", 0, args, {})
 
 
 class TestCells:
@@ -321,8 +335,8 @@ class TestRealModels:
         assert task.environment_factory().tool_schemas
         acting = acting_config(task, str(tmp_path), 0, use_cpu=True, bf16=False)
         assert (acting.action_format, acting.max_prompt_length) == ("tool_call", 8192)
-        game = real_models.make_task("mastermind", 0, TINY_MODEL)
-        assert not game.is_tiny and game.rehearsal is None and make_task("mastermind", 0).is_tiny
+        game = real_models.make_task("guess_the_number", 0, TINY_MODEL)
+        assert not game.is_tiny and game.rehearsal is None and make_task("guess_the_number", 0).is_tiny
         with pytest.raises(ValueError, match="--tasks rooms"):
             real_models.make_task("rooms", 0, TINY_MODEL)
 

@@ -20,8 +20,9 @@ python -m benchmarks.learning.figures.game --json benchmarks/results/learning_ga
 
 The cells:
 
-python -m benchmarks.learning.run --tasks mastermind --seeds 0 1 2 \\
-    --methods nlac hindsight self_distillation grpo rft scalar taught --cells benchmarks/results/learning_game
+python -m benchmarks.learning.run --tasks guess_the_number --seeds 0 1 2 \\
+    --methods nlac hindsight self_distillation scalar grpo rft base_refined taught \\
+    --cells benchmarks/results/learning_game
 """
 
 from collections.abc import Callable
@@ -29,11 +30,11 @@ from collections.abc import Callable
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
-from benchmarks.learning.mastermind import REFERENCES
+from benchmarks.learning.guess_the_number import REFERENCES
 
 
 CELLS = RESULTS / "learning_game"
-METHODS = ("nlac", "hindsight", "self_distillation", "scalar", "grpo", "rft", "taught")
+METHODS = ("nlac", "hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
 SEEN = {
     "success": "episode/success_rate",
     "length": "episode/length",

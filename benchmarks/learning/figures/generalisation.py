@@ -21,7 +21,7 @@ python -m benchmarks.learning.figures.generalisation --json benchmarks/results/l
 
 The cells:
 
-python -m benchmarks.learning.run --tasks service_desk_handbook --methods nlac grpo rft self_distillation \\
+python -m benchmarks.learning.run --tasks service_desk_handbook --methods nlac grpo rft self_distillation taught \\
     --seeds 0 1 2 --cells benchmarks/results/learning_generalisation
 """
 
@@ -31,7 +31,7 @@ from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 
 CELLS = RESULTS / "learning_generalisation"
-METHODS = ("nlac", "self_distillation", "grpo", "rft")
+METHODS = ("nlac", "self_distillation", "grpo", "rft", "taught")
 
 
 def generalisation(cells: list[dict]) -> dict:

@@ -28,7 +28,7 @@ LABELS = {
     "base_remembering": "Base model (remembering)",
 }
 STRONGER = {"grpo_long": "GRPO (long)", "rft_long": "RFT (long)", "self_distillation": "Self-distillation"}
-CONTROLS = {"taught": "Taught by games that fit all answers"}
+CONTROLS = {"taught": "Taught"}
 COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.learning import real_models
 from benchmarks.learning.methods import grpo, memory, rft, scalar, taught
-from benchmarks.learning.tasks import HANDBOOK, MASTERMIND, LearningTask
+from benchmarks.learning.tasks import GUESS_THE_NUMBER, HANDBOOK, LearningTask
 from trl_nlac import NLACConfig
 
 
@@ -95,7 +95,7 @@ NLAC_BY_TASK = {
     ),
     "rooms": {"bootstrap": "explicit", "num_refinements": 3, "rehearsal_ratio": 1.0},
     HANDBOOK: {},  # as told
-    MASTERMIND: MORE_REPLAY,  # as noisy: outcomes are partly luck
+    GUESS_THE_NUMBER: MORE_REPLAY,  # as noisy: outcomes are partly luck
 }
 # The observations of the episode replace the critique: no learned critic, no bootstrap, and target weights have no
 # effect. There is one round of refinement, because further rounds would ask an untrained critic.
@@ -110,7 +110,7 @@ FRESH = {"replay_buffer_size": 400}
 HINDSIGHT_BY_TASK = {
     "service_desk_told": MIN_P,
     HANDBOOK: MIN_P,
-    MASTERMIND: FRESH,
+    GUESS_THE_NUMBER: FRESH,
     "service_desk_hinted": FRESH,
     "service_desk_noisy": FRESH,
     "service_desk_delayed": FRESH,
@@ -195,7 +195,7 @@ SHARPENING = {
     SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
 }
 VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING}
-TAUGHT = "taught"  # a control of Mastermind
+TAUGHT = "taught"  # a control, with as many gradient steps and as much rehearsal as NLAC
 BASELINES = {
     "grpo": grpo.train,
     "rft": rft.train,
@@ -214,7 +214,7 @@ ON_POLICY = dict(replay_buffer_size=64, **SELDOM)
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
-    HANDBOOK: {"grpo": MIN_P, "rft": MIN_P},
+    HANDBOOK: {"grpo": MIN_P, "rft": MIN_P, "taught": {"max_steps": 2000, "rehearsal_ratio": 0.5}},
     "service_desk_hinted": {
         "grpo": {"learning_rate": 3e-4, **MIN_P},
         "rft": {"learning_rate": 3e-4, **MIN_P},
@@ -222,7 +222,7 @@ BASELINES_BY_TASK = {
     },
     "service_desk_noisy": {"rft": MIN_P},
     "service_desk_delayed": {"rft": MIN_P},
-    MASTERMIND: {"rft": MIN_P},
+    GUESS_THE_NUMBER: {"rft": MIN_P},
     "rooms": {"rft": {"anchor_ratio": 0.0}, "scalar": {"rehearsal_ratio": 1.0}},
 }
 

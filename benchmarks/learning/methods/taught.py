@@ -14,8 +14,8 @@
 
 
 """
-A control of Mastermind: supervised fine-tuning on games of a player that knows the game. What the base model does not
-learn from it, no method that learns from the model's own games can be expected to teach.
+A control: supervised fine-tuning on episodes of somebody who knows the task. What the base model does not learn from
+them, no method that learns from the model's own episodes can be expected to teach.
 """
 
 from itertools import cycle, islice
@@ -23,7 +23,6 @@ from itertools import cycle, islice
 from accelerate import Accelerator
 from datasets import Dataset
 
-from benchmarks.learning.mastermind import fitting_games
 from benchmarks.learning.methods.sft import sft_trainer
 from benchmarks.learning.playing import LearningCurve, Player, train_until_spent
 from benchmarks.learning.tasks import LearningTask
@@ -39,28 +38,33 @@ def train(
     rehearsal_ratio: float = 1.0,
 ) -> LearningCurve:
     """
-    Train on games of a player whose guesses fit all answers, with [`~trl.SFTTrainer`].
+    Train on episodes of the task's teacher, with [`~trl.SFTTrainer`].
 
     Args:
         task ([`LearningTask`]):
-            The game.
+            The task.
         acting ([`NLACConfig`]):
             How to sample, the output folder, the device and the precision.
         budget (`int`):
-            Guesses of the player, which count as environment steps, in equal parts for each gradient step.
+            Actions of the teacher, which count as environment steps, in equal parts for each gradient step.
         interval (`int`):
             Environment steps between two evaluations.
         max_steps (`int`, *optional*, defaults to `1400`):
-            Gradient steps of 32 guesses, about as many as NLAC has.
+            Gradient steps of 32 actions, about as many as NLAC has.
         rehearsal_ratio (`float`, *optional*, defaults to `1.0`):
-            Rehearsal samples of a batch, relative to the guesses.
+            Rehearsal samples of a batch, relative to the actions.
+
+    Raises:
+        ValueError: If the task has no teacher.
     """
-    games = fitting_games(list(islice(cycle(task.rows), budget)), acting.seed)
-    logs, num_guesses = [], 0
-    for game in games:
-        if num_guesses < budget:
-            num_guesses += sum(message["role"] == "assistant" for message in game["messages"])
-            logs.append(game)
+    if task.teacher is None:
+        raise ValueError(f"`--methods taught` needs a task with a teacher, and {task.name!r} has none.")
+    episodes = task.teacher(list(islice(cycle(task.rows), budget)), acting.seed)
+    logs, num_actions = [], 0
+    for episode in episodes:
+        if num_actions < budget:
+            num_actions += sum(message["role"] == "assistant" for message in episode["messages"])
+            logs.append(episode)
     trainer = sft_trainer(task, acting, Dataset.from_list(logs), max_steps, rehearsal_ratio)
     player = Player.of_model(task, acting, trainer.model, Accelerator(cpu=True))
     return train_until_spent(

@@ -24,7 +24,7 @@ from datasets import Dataset
 from ...prompts import NLACPrompts
 from ..base import TextEnvironment
 from .dialogues import RoleDialogue
-from .mastermind_dialogues import MastermindFamily
+from .guess_the_number_dialogues import GuessTheNumberFamily
 from .relay import RelayHouse
 from .rooms import RoomsEnvironment, RoomsWorld
 from .rooms_dialogues import RoomsFamily
@@ -66,8 +66,8 @@ SUPPORT_PROMPTS = NLACPrompts(
     observed_end="",
     refine="Which call is best?",
 )
-# The same for the base model of Mastermind in the benchmarks.
-MASTERMIND_PROMPTS = replace(
+# The same for the base model of Guess The Number in the benchmarks.
+GUESS_THE_NUMBER_PROMPTS = replace(
     SUPPORT_PROMPTS,
     critique="How will this end, and was it the best guess?",
     backup="So was it the best guess?",
@@ -75,15 +75,16 @@ MASTERMIND_PROMPTS = replace(
     refine="Which guess is best?",
 )
 
-PROMPTS = {"support_desk": SUPPORT_PROMPTS, "mastermind": MASTERMIND_PROMPTS}  # of worlds that have their own
+# Of worlds that have their own.
+PROMPTS = {"support_desk": SUPPORT_PROMPTS, "guess_the_number": GUESS_THE_NUMBER_PROMPTS}
 FAMILIES = {
     "rooms": RoomsFamily,
     "service_desk": ServiceDeskFamily,
     "support_desk": SupportDeskFamily,
-    "mastermind": MastermindFamily,
+    "guess_the_number": GuessTheNumberFamily,
 }
 
-Family = RoomsFamily | ServiceDeskFamily | SupportDeskFamily | MastermindFamily
+Family = RoomsFamily | ServiceDeskFamily | SupportDeskFamily | GuessTheNumberFamily
 World = RoomsWorld | ServiceDesk | SupportDesk
 
 
@@ -153,11 +154,11 @@ def make_rehearsal_dataset(
 
     Backup and refinement samples can use the names of the instance to be learned, with random rules: they teach the
     model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true;
-    Mastermind has none, and samples of these two roles alone.
+    Guess The Number has none, and samples of these two roles alone.
 
     Args:
         world (`str`):
-            `"rooms"`, `"service_desk"`, `"support_desk"` or `"mastermind"`.
+            `"rooms"`, `"service_desk"`, `"support_desk"` or `"guess_the_number"`.
         size (`int`, *optional*, defaults to `4096`):
             Number of samples.
         seed (`int`, *optional*, defaults to `0`):
@@ -181,7 +182,7 @@ def make_rehearsal_dataset(
         of_any_instance, of_known = [*of_any_instance, "backup_future", "evaluation"], [*of_known, "future", "future"]
     rows = []
     while len(rows) < size:
-        is_of_any = rng.random() < 0.75 or world == "mastermind"
+        is_of_any = rng.random() < 0.75 or world == "guess_the_number"
         role = rng.choice(of_any_instance if is_of_any else of_known)
         known = role in of_known or rng.random() < 0.5
         dialogue = family.dialogue(rng, role, known)

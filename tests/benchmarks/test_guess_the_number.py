@@ -1,0 +1,143 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import json
+import random
+
+import pytest
+from helpers.testing_utils import make_roles
+
+from benchmarks.learning.guess_the_number import (
+    REFERENCES,
+    GuessTheNumberEnvironment,
+    answered,
+    fitting_games,
+    num_won,
+    num_won_after,
+)
+from benchmarks.learning.tasks import make_task
+from trl_nlac.environments.embedded.guess_the_number_dialogues import FOUND, NUM_GUESSES, NUMBERS, observe, parse_guess
+from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.types import Transition
+
+
+ALL = range(1, 21)
+
+
+def finds(choose, target) -> bool:
+    """Whether a player finds `target`; it is given the numbers that fit all hints, and the number of guesses left."""
+    numbers = ALL
+    for guesses_left in range(NUM_GUESSES, 0, -1):
+        guess = choose(numbers, guesses_left)
+        if guess == target:
+            return True
+        numbers = answered(guess, "lower" if guess > target else "higher", numbers)
+    return False
+
+
+def test_references():
+    """The solver finds every number with five guesses, not with four; the other success is that of many games."""
+    assert all(
+        finds(lambda numbers, left: max(NUMBERS, key=lambda guess: num_won_after(guess, numbers, left)), target)
+        for target in NUMBERS
+    )
+    assert REFERENCES["exact solver"] == 1 and num_won(20, 4) == 15
+    rng, games = random.Random(0), 6000
+    fitting = sum(finds(lambda numbers, _: rng.choice(numbers), rng.choice(NUMBERS)) for _ in range(games)) / games
+    assert REFERENCES["a number that fits all hints"] == pytest.approx(fitting, abs=0.02)
+    assert REFERENCES["any other guess"] == 0.25
+
+
+def test_guesses_of_fitting_games_fit_all_hints():
+    tasks = [{"seed": seed} for seed in range(60)]
+    games = fitting_games(tasks, seed=0)
+    assert [json.loads(game["task"]) for game in games] == tasks
+    assert games == fitting_games(tasks, seed=0) != fitting_games(tasks, seed=1)
+    environment, roles = GuessTheNumberEnvironment(), make_roles([])
+    for game in games:
+        actions = [message["content"] for message in game["messages"] if message["role"] == "assistant"]
+        episode = replay_actions(environment, json.loads(game["task"]), actions, roles.actions, roles.prompts)
+        assert game["reward"] == episode.score
+        for index, action in enumerate(actions):
+            for turn in episode.turns[:index]:
+                assert turn.next_observation == observe(parse_guess(turn.action), parse_guess(action), 1)
+    assert 0.5 < sum(game["reward"] == 1 for game in games) / len(games) < 0.9
+
+
+class TestOracle:
+    """With seed 2 the number is 2. After 10 ("lower") and 5 ("lower") it is one of 1 to 4, with three guesses left."""
+
+    @pytest.fixture
+    def after_two(self):
+        environment, roles = GuessTheNumberEnvironment(), make_roles([])
+        episode = replay_actions(environment, {"seed": 2}, ["[10]", "[5]", "[7]"], roles.actions, roles.prompts)
+        assert environment.game.game_number == 2
+        return environment.oracle, Transition(episode, 2)
+
+    @pytest.mark.parametrize(
+        ("action", "quality"),
+        [
+            ("[3]", 1.0),
+            ("[2]", 1.0),
+            ("[1]", 1.0),  # leaves three, which two more guesses find
+            ("[9]", 0.75),  # leaves all four
+            ("[5]", 0.0),  # was made before
+            ("[21]", 0.0),
+            ("what?", 0.0),
+        ],
+    )
+    def test_quality(self, after_two, action, quality):
+        oracle, transition = after_two
+        assert oracle.quality(transition, action) == quality
+
+    @pytest.mark.parametrize(
+        ("future", "is_right"),
+        [
+            (FOUND, True),
+            (observe(3, 2, 2) + " [2] " + FOUND, True),
+            (observe(3, 4, 2) + " [4] " + FOUND, True),
+            (observe(3, 1, 2) + " [2] " + observe(2, 1, 1) + " [4] " + observe(4, 1, 0), True),
+            (observe(3, 1, 2), False),  # does not end
+            (observe(3, 4, 2) + " [6] " + FOUND, False),  # an earlier hint says that it is lower than 5
+            (observe(3, 2, 2) + " [4] " + FOUND, False),  # the hint before says otherwise
+            (observe(3, 4, 2) + " [4] " + observe(4, 6, 1) + " [6] " + FOUND, False),
+            (observe(3, 2, 2) + " [5] " + observe(5, 2, 1) + " [2] " + FOUND, False),  # would be refused
+            (observe(3, 1, 2) + " [2] " + observe(2, 1, 1) + " [4] " + observe(4, 2, 0), False),
+            (FOUND + " [2] " + FOUND, False),
+        ],
+    )
+    def test_futures(self, after_two, future, is_right):
+        oracle, transition = after_two
+        assert oracle.future_is_right(transition, "[3]", future) == is_right
+        assert not oracle.future_is_right(transition, "[10]", future)
+
+    def test_probes_are_half_best(self):
+        environment, roles = GuessTheNumberEnvironment(), make_roles([])
+        qualities = []
+        for task, actions in environment.oracle.probes(40, seed=0):
+            episode = replay_actions(environment, task, actions, roles.actions, roles.prompts)
+            assert len(episode.turns) == len(actions)
+            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
+        assert qualities.count(1) == 20
+
+
+def test_training_never_plays_a_game_of_evaluation():
+    task = make_task("guess_the_number", 0)
+    assert not set(task.rows["seed"]) & set(task.instances["held_out"].rows["seed"])
+    environment = task.environment_factory()
+    targets = set()
+    for row in task.instances["held_out"].rows:
+        environment.reset(**row)
+        targets.add(environment.game.game_number)
+    assert targets == set(NUMBERS)
