@@ -27,7 +27,7 @@ from datasets import Dataset
 from helpers.testing_utils import make_roles
 
 from benchmarks.learning import real_models, run
-from benchmarks.learning.methods import memory, nlac
+from benchmarks.learning.methods import memory, nlac, taught
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -118,16 +118,15 @@ def test_self_distillation_learns_from_refusals(tmp_path):
     assert curve.points[-1]["episode/success_rate"] >= 0.3
 
 
-def test_a_teacher_teaches_what_the_model_can_learn(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "make_task", small_task)
-    args = make_args(tmp_path, budget=400)
-    cell = run.run_cell("guess_the_number", "taught", 0, args, {"max_steps": 150})
-    assert [point["environment_steps"] for point in cell["points"]] == list(range(0, 401, 25))
-    assert cell["points"][-1]["gradient_steps"] == 150
-    first, *_, last = [point["episode/success_rate"] for point in cell["points"]]
-    assert first <= 0.3 and last >= 0.45
+def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
+    task = make_task("guess_the_number", 0)
+    acting = acting_config(task, str(tmp_path), 0, num_oracle_probes=0)
+    curve = taught.train(task, acting, 400, 400, max_steps=60)
+    assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (400, 60)]
+    before, after = (point["episode/success_rate"] for point in curve.points)
+    assert before <= 0.3 and after >= 0.4
     with pytest.raises(ValueError, match="'rooms' has none"):
-        run.run_cell("rooms", "taught", 0, args, {})
+        taught.train(make_task("rooms", 0), acting, 400, 400)
 
 
 class TestCells:
