@@ -21,7 +21,7 @@ python -m benchmarks.learning.figures.game --json benchmarks/results/learning_ga
 The cells:
 
 python -m benchmarks.learning.run --tasks guess_the_number --seeds 0 1 2 \\
-    --methods nlac hindsight self_distillation scalar grpo rft base_refined taught \\
+    --methods nlac nlac_unsharpened hindsight self_distillation scalar grpo rft base_refined taught \\
     --cells benchmarks/results/learning_game
 """
 
@@ -31,10 +31,11 @@ from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
 from benchmarks.learning.guess_the_number import REFERENCES
+from benchmarks.learning.methods.settings import UNSHARPENED
 
 
 CELLS = RESULTS / "learning_game"
-METHODS = ("nlac", "hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
+METHODS = ("nlac", UNSHARPENED, "hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
 SEEN = {
     "success": "episode/success_rate",
     "length": "episode/length",

@@ -194,7 +194,10 @@ SHARPENING = {
     "nlac_critiques_at_1": {"role_sampling": {"critique": {"temperature": 1.0}}},
     SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
 }
-VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING}
+# What the critic foresees is drawn as the model holds it for likely, and so are the successors of its targets.
+UNSHARPENED = "nlac_unsharpened"
+AS_LIKELY = {UNSHARPENED: {"role_sampling": {"critique": {"temperature": 1.0}, "successor": {"temperature": 1.0}}}}
+VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
 TAUGHT = "taught"  # a control, with as many gradient steps and as much rehearsal as NLAC
 BASELINES = {
     "grpo": grpo.train,
