@@ -20,6 +20,7 @@ numbers from 1 to 20, and five guesses, each of which is answered with "higher" 
 import json
 import random
 import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,7 @@ from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     GAME,
     NUM_GUESSES,
     NUMBERS,
+    fitting,
     format_guess,
     observe,
     parse_guess,
@@ -44,17 +46,10 @@ def num_won(size: int, guesses_left: int) -> int:
     return max(1 + num_won(i, guesses_left - 1) + num_won(size - 1 - i, guesses_left - 1) for i in range(size))
 
 
-def num_won_after(guess: int, numbers: range, guesses_left: int) -> int:
-    """Return how many of the possible `numbers` are found by `guess`, and best play from then on."""
-    parts = [answered(guess, hint, numbers) for hint in ("lower", "higher")]
-    return (guess in numbers) + sum(num_won(len(part), guesses_left - 1) for part in parts)
-
-
-def answered(guess: int, hint: str, numbers: range) -> range:
-    """Return which of the possible `numbers` fit the hint that follows `guess`."""
-    if hint == "lower":
-        return range(numbers.start, min(numbers.stop, guess))
-    return range(max(numbers.start, guess + 1), numbers.stop)
+def num_won_after(guess: int, numbers: list[int], guesses_left: int) -> int:
+    """Return how many of the possible `numbers`, which are successive, `guess` and best play from then on find."""
+    parts = sum(number < guess for number in numbers), sum(number > guess for number in numbers)
+    return (guess in numbers) + sum(num_won(part, guesses_left - 1) for part in parts)
 
 
 @cache
@@ -73,30 +68,27 @@ REFERENCES = {
     "a number that fits all hints": success_of_fitting(),
     "any other guess": NUM_GUESSES / len(NUMBERS),
 }
-_ALL = range(NUMBERS[0], NUMBERS[-1] + 1)
 
 
-def fitting_games(tasks: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+def fitting_games(tasks: Iterable[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
     """
     Play each task as a player whose every guess is drawn from the numbers that fit all hints.
 
-    Returns:
-        `list[dict]`: conversations, each with `task`, `messages` and `reward`, see
-        [`~episodes.logs.episodes_from_logs`].
+    Yields:
+        `dict`: a conversation with `task`, `messages` and `reward`, see [`~episodes.logs.episodes_from_logs`].
     """
-    rng, environment, logs = random.Random(f"fitting {seed}"), GuessTheNumberEnvironment(), []
+    rng, environment = random.Random(f"fitting {seed}"), GuessTheNumberEnvironment()
     for task in tasks:
-        messages, numbers = [{"role": "user", "content": environment.reset(**task)}], _ALL
+        messages, history = [{"role": "user", "content": environment.reset(**task)}], []
         while True:
-            guess = rng.choice(numbers)
-            result = environment.step(format_guess(guess))
-            messages.append({"role": "assistant", "content": format_guess(guess)})
+            action = format_guess(rng.choice(fitting(history)))
+            result = environment.step(action)
+            messages.append({"role": "assistant", "content": action})
             messages.append({"role": "user", "content": result.observation})
             if result.terminated:
                 break
-            numbers = answered(guess, _hint(result.observation), numbers)
-        logs.append({"task": json.dumps(task), "messages": messages, "reward": result.reward})
-    return logs
+            history.append((action, result.observation))
+        yield {"task": json.dumps(task), "messages": messages, "reward": result.reward}
 
 
 class GuessTheNumberOracle:
@@ -123,9 +115,8 @@ class GuessTheNumberOracle:
             environment.reset(**task)
             target = environment.game.game_number
             tried = rng.sample([other for other in NUMBERS if other != target], rng.randrange(NUM_GUESSES))
-            numbers, left = _ALL, NUM_GUESSES - len(tried)
-            for guess in tried:
-                numbers = answered(guess, "lower" if guess > target else "higher", numbers)
+            numbers = fitting([(format_guess(guess), observe(guess, target, 1)) for guess in tried])
+            left = NUM_GUESSES - len(tried)
             most, wants_best = num_won(len(numbers), left), len(probes) % 2 == 0
             wanted = [
                 guess
@@ -146,21 +137,11 @@ class GuessTheNumberEnvironment(TextArenaEnvironment):
         super().__init__("GuessTheNumber-v0", **GAME)
 
 
-def _hint(observation: str) -> str | None:
-    """Return the hint of an observation, if it has one."""
-    found = re.match(r"The target number is (lower|higher)\.", observation)
-    return found[1] if found else None
-
-
-def _known(transition: Transition) -> tuple[list[int], range]:
+def _known(transition: Transition) -> tuple[list[int], list[int]]:
     """Return the guesses that were answered before a transition, and the numbers that fit these hints."""
-    tried, numbers = [], _ALL
-    for turn in transition.episode.turns[: transition.index]:
-        hint = _hint(turn.next_observation)
-        if hint:
-            tried.append(parse_guess(turn.action))
-            numbers = answered(tried[-1], hint, numbers)
-    return tried, numbers
+    before = [(turn.action, turn.next_observation) for turn in transition.episode.turns[: transition.index]]
+    answered = [(action, hint) for action, hint in before if hint.startswith("The target number is")]
+    return [parse_guess(action) for action, _ in answered], fitting(answered)
 
 
 def _follows(guess: int, tried: list[int], number: int, future: str) -> bool:

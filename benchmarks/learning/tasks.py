@@ -17,7 +17,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ BASE_MODEL = str(Path(__file__).parent / "base_model")
 BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number")}
 
 
-Teacher = Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]
+Teacher = Callable[[Iterable[dict[str, Any]], int], Iterator[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class LearningTask:
             Number of episodes of each row in the evaluation after training.
         logs ([`~datasets.Dataset`], *optional*):
             Conversations that are in the replay buffer from the start.
-        teacher (`Callable[[list[dict], int], list[dict]]`, *optional*):
-            Plays rows as somebody who knows the task, with a seed, and returns the conversations: a control of what
+        teacher (`Callable[[Iterable[dict], int], Iterator[dict]]`, *optional*):
+            Plays rows as somebody who knows the task, with a seed, and yields the conversations: a control of what
             the model can learn.
     """
 
@@ -200,17 +200,15 @@ class HandbookEnvironment(TextEnvironment):
         return self._environment.step(action)
 
 
-def looked_up(tasks: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+def looked_up(tasks: Iterable[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
     """Play tasks as somebody who reads the handbook: the first call is right. There is nothing to draw with `seed`."""
-    environment, logs = HandbookEnvironment(), []
+    environment = HandbookEnvironment()
     for task in tasks:
-        asked, call = environment.reset(**task), environment.right_call
-        result = environment.step(call)
-        said = {"user": asked, "assistant": call}
-        messages = [{"role": role, "content": content} for role, content in said.items()]
+        messages = [{"role": "user", "content": environment.reset(**task)}]
+        messages.append({"role": "assistant", "content": environment.right_call})
+        result = environment.step(environment.right_call)
         messages.append({"role": "user", "content": result.observation})
-        logs.append({"task": json.dumps(task), "messages": messages, "reward": result.reward})
-    return logs
+        yield {"task": json.dumps(task), "messages": messages, "reward": result.reward}
 
 
 def handbook(seed: int) -> LearningTask:

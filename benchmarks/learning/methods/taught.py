@@ -18,7 +18,7 @@ A control: supervised fine-tuning on episodes of somebody who knows the task. Wh
 them, no method that learns from the model's own episodes can be expected to teach.
 """
 
-from itertools import cycle, islice
+from itertools import cycle
 
 from accelerate import Accelerator
 from datasets import Dataset
@@ -59,12 +59,10 @@ def train(
     """
     if task.teacher is None:
         raise ValueError(f"`--methods taught` needs a task with a teacher, and {task.name!r} has none.")
-    episodes = task.teacher(list(islice(cycle(task.rows), budget)), acting.seed)
-    logs, num_actions = [], 0
-    for episode in episodes:
-        if num_actions < budget:
-            num_actions += sum(message["role"] == "assistant" for message in episode["messages"])
-            logs.append(episode)
+    episodes, logs, num_actions = task.teacher(cycle(task.rows), acting.seed), [], 0
+    while num_actions < budget:
+        logs.append(next(episodes))
+        num_actions += sum(message["role"] == "assistant" for message in logs[-1]["messages"])
     trainer = sft_trainer(task, acting, Dataset.from_list(logs), max_steps, rehearsal_ratio)
     player = Player.of_model(task, acting, trainer.model, Accelerator(cpu=True))
     return train_until_spent(
