@@ -71,12 +71,12 @@ def make_client(
     return make_vllm_trainer(tmp_path / "run", {**options, **(config or {})}, **kwargs)
 
 
-def greedy(trainer: NLACTrainer, generator) -> list[list[int]]:
+def greedy(trainer: NLACTrainer, generator) -> list[tuple[list[int], bool]]:
+    """Return the greedy answers, each with whether it ended on its own: a random model may well go on."""
     with generator.session(trainer.model):
         prompts = prompts_of(trainer)
         completions = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
-    assert all(completion.finished for completion in completions)
-    return [completion.token_ids for completion in completions]
+    return [(completion.token_ids, completion.finished) for completion in completions]
 
 
 def prompts_of(trainer: NLACTrainer) -> list[list[int]]:
@@ -87,8 +87,8 @@ def prompts_of(trainer: NLACTrainer) -> list[list[int]]:
     return states + [state + action + chat.reply(action[-1], "Critique?") for state in states]
 
 
-def compare(trainer: NLACTrainer) -> list[list[int]]:
-    """Check that both backends give the same greedy tokens for both sets of weights; return those of the policy."""
+def compare(trainer: NLACTrainer) -> list[tuple[list[int], bool]]:
+    """Check that both backends give the same greedy answers for both sets of weights; return those of the policy."""
     vllm, said = trainer.roles.generator, {}
     transformers = vllm.scorer
     for name in ("policy", "target", "policy again"):
