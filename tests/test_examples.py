@@ -14,6 +14,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from trl_nlac import NLACPrompts
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.cli.train_options import TrainParser
+from trl_nlac.environments.embedded import GUESS_THE_NUMBER_PROMPTS
+from trl_nlac.environments.embedded.guess_the_number_dialogues import GuessTheNumberFamily
 
 
 ROOT = Path(__file__).parent.parent
@@ -100,10 +103,13 @@ def test_build_of_the_game(tmp_path):
     scores = json.loads((tmp_path / "build.json").read_text())["scores"]
     assert scores.keys() == {"guess_the_number text"}
     assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "new_guess", "hint_can_be"}
-    assert AutoTokenizer.from_pretrained(tmp_path).tokenize("Future: The target number is lower.") == [
-        "Future:",
-        "ĠTheĠtargetĠnumberĠisĠlower.",
-    ]
+    tokenizer, rng = AutoTokenizer.from_pretrained(tmp_path), random.Random(0)
+    assert tokenizer.tokenize("Future: The target number is lower.") == ["Future:", "ĠTheĠtargetĠnumberĠisĠlower."]
+    for role in ("critique", "successor", "backup", "refine"):
+        for _ in range(100):
+            dialogue = GuessTheNumberFamily().dialogue(rng, role, known=False)
+            _, completion = dialogue.messages(role, GUESS_THE_NUMBER_PROMPTS)
+            assert len(tokenizer.tokenize(completion["content"])) < 64  # `max_completion_length` of the benchmark
 
 
 def test_a_build_goes_on_after_an_interruption(tmp_path):

@@ -24,13 +24,15 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
+from trl_nlac.environments.embedded.dialogues import Steps
 from trl_nlac.environments.embedded.guess_the_number_dialogues import (
-    FOUND,
     GAME,
     NUM_GUESSES,
     NUMBERS,
+    answered,
     fitting,
     format_guess,
+    goes_on,
     observe,
     parse_guess,
 )
@@ -62,7 +64,7 @@ def success_of_fitting(size: int = len(NUMBERS), guesses_left: int = NUM_GUESSES
     return found / size**2
 
 
-# Success of players that need no training. The last one never repeats a guess, as the base model.
+# Success of players that need no training. The last one never repeats a guess.
 REFERENCES = {
     "exact solver": num_won(len(NUMBERS), NUM_GUESSES) / len(NUMBERS),
     "a number that fits all hints": success_of_fitting(),
@@ -96,16 +98,16 @@ class GuessTheNumberOracle:
 
     def quality(self, transition: Transition, action: str) -> float:
         """Return the chance to win after `action`, relative to that of a best guess; 0 if the game refuses it."""
-        guess, (tried, numbers) = parse_guess(action), _known(transition)
-        if guess is None or guess in tried:
+        guess, steps = parse_guess(action), _steps_before(transition)
+        if guess is None or guess in answered(steps):
             return 0.0
-        left = NUM_GUESSES - len(tried)
+        numbers, left = fitting(steps), NUM_GUESSES - len(answered(steps))
         return num_won_after(guess, numbers, left) / num_won(len(numbers), left)
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
         """Whether `future` is, word for word, a game that can follow `action`, with the same number up to its end."""
-        guess, (tried, numbers) = parse_guess(action), _known(transition)
-        return guess is not None and any(_follows(guess, tried, number, future.strip()) for number in numbers)
+        guess, steps = parse_guess(action), _steps_before(transition)
+        return guess is not None and any(_follows(guess, steps, n, future.strip()) for n in fitting(steps))
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
         """Draw games of random guesses; every second one ends with a best guess, the others with a worse one."""
@@ -115,7 +117,7 @@ class GuessTheNumberOracle:
             environment.reset(**task)
             target = environment.game.game_number
             tried = rng.sample([other for other in NUMBERS if other != target], rng.randrange(NUM_GUESSES))
-            numbers = fitting([(format_guess(guess), observe(guess, target, 1)) for guess in tried])
+            numbers = fitting([(format_guess(guess), observe([], guess, target)) for guess in tried])
             left = NUM_GUESSES - len(tried)
             most, wants_best = num_won(len(numbers), left), len(probes) % 2 == 0
             wanted = [
@@ -137,23 +139,18 @@ class GuessTheNumberEnvironment(TextArenaEnvironment):
         super().__init__("GuessTheNumber-v0", **GAME)
 
 
-def _known(transition: Transition) -> tuple[list[int], list[int]]:
-    """Return the guesses that were answered before a transition, and the numbers that fit these hints."""
-    before = [(turn.action, turn.next_observation) for turn in transition.episode.turns[: transition.index]]
-    answered = [(action, hint) for action, hint in before if hint.startswith("The target number is")]
-    return [parse_guess(action) for action, _ in answered], fitting(answered)
+def _steps_before(transition: Transition) -> Steps:
+    """Return the guesses before a transition, with what the game said."""
+    return [(turn.action, turn.next_observation) for turn in transition.episode.turns[: transition.index]]
 
 
-def _follows(guess: int, tried: list[int], number: int, future: str) -> bool:
-    """Whether the game says `future` about `guess` and later ones, if `number` is to be found."""
-    if guess in tried:
-        return False
-    left = NUM_GUESSES - len(tried) - 1
-    observation = observe(guess, number, left)
-    if observation == FOUND or not left:
+def _follows(guess: int, steps: Steps, number: int, future: str) -> bool:
+    """Whether the game says `future` about `guess` and later ones after `steps`, if `number` is to be found."""
+    observation = observe(steps, guess, number)
+    if not goes_on(observation):
         return future == observation
     following = re.match(r" (\[\d+\]) ", future.removeprefix(observation))
     if not future.startswith(observation) or not following or parse_guess(following[1]) is None:
         return False
     rest = future.removeprefix(observation).removeprefix(following[0])
-    return _follows(parse_guess(following[1]), [*tried, guess], number, rest)
+    return _follows(parse_guess(following[1]), [*steps, (format_guess(guess), observation)], number, rest)

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from benchmarks.learning.guess_the_number import (
-    NUM_GUESSES,
     REFERENCES,
     GuessTheNumberEnvironment,
     fitting_games,
@@ -41,6 +40,7 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
+from trl_nlac.environments.embedded.guess_the_number_dialogues import MAX_ACTIONS
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.relay import RelayHouse
 from trl_nlac.environments.embedded.service_desk import format_call
@@ -285,7 +285,7 @@ def relay(seed: int, num_floors: int = 3) -> LearningTask:
 
 
 def guess_the_number(seed: int) -> LearningTask:
-    """Make games to train on, and others to evaluate on. A guess that is refused once can be mended."""
+    """Make games to train on, and others to evaluate on."""
     first = 10_000 * (seed + 1)
     train, held_out = (Dataset.from_dict({"seed": seeds}) for seeds in (range(first, first + 2000), range(120)))
     return LearningTask(
@@ -296,7 +296,7 @@ def guess_the_number(seed: int) -> LearningTask:
         model=BASE_MODELS[GUESS_THE_NUMBER],
         prompts=GUESS_THE_NUMBER_PROMPTS,
         rehearsal=make_rehearsal_dataset("guess_the_number"),
-        max_turns=NUM_GUESSES + 1,
+        max_turns=MAX_ACTIONS,
         oracle_success=REFERENCES["exact solver"],
         teacher=fitting_games,
     )

@@ -48,7 +48,6 @@ With `--several_futures` the model also learns the roles that weigh several futu
 import argparse
 import json
 import random
-import re
 import sys
 import time
 from dataclasses import replace
@@ -188,9 +187,9 @@ def build_guess_the_number_tokenizer() -> PreTrainedTokenizerFast:
     include the space before them, so that a hint comes right after its guess.
     """
     prompts, game = GUESS_THE_NUMBER_PROMPTS, guess_the_number_dialogues
-    lower, end = game.observe(2, 1, 0).split("\n\n")
-    reached, target, _ = re.split(r"\d+", end)
-    said = {lower, game.observe(1, 2, 1), game.FOUND, *map(game.format_guess, game.NUMBERS)}
+    reached, target, _ = game.TURN_LIMIT.split("{}")
+    said = {game.LOWER, game.HIGHER, game.FOUND, game.REFUSED, game.REFUSED_AGAIN}
+    said |= set(map(game.format_guess, game.NUMBERS))
     phrases = {*said, *[f" {text}" for text in said], *map(str, game.NUMBERS), f"\n\n{reached}", target}
     phrases |= {*game.FIRST_OBSERVATION.splitlines(keepends=True), game.ADVICE.split(" {}")[0], ".", ". "}
     phrases |= {f"{game.closeness(guess, game.NUMBERS[0]):g}" for guess in game.NUMBERS}
@@ -354,8 +353,7 @@ def _is_another(text: str, dialogue: RoleDialogue) -> bool:
 def _can_be(text: str, dialogue: RoleDialogue) -> bool:
     """Whether what a critique says of a guess is what the game can say, after the hints so far."""
     game, guess = guess_the_number_dialogues, guess_the_number_dialogues.parse_guess(dialogue.action)
-    left = game.NUM_GUESSES - len(dialogue.history) - 1
-    said = {game.observe(guess, number, left) for number in game.fitting(dialogue.history)}
+    said = {game.observe(dialogue.history, guess, number) for number in game.fitting(dialogue.history)}
     return any(text.startswith(f"Future: {observation}") for observation in said)
 
 

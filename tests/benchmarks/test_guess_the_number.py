@@ -28,8 +28,13 @@ from benchmarks.learning.guess_the_number import (
 from benchmarks.learning.tasks import make_task
 from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     FOUND,
+    HIGHER,
+    LOWER,
     NUM_GUESSES,
     NUMBERS,
+    REFUSED,
+    REFUSED_AGAIN,
+    TURN_LIMIT,
     fitting,
     format_guess,
     observe,
@@ -46,7 +51,7 @@ def finds(choose, target) -> bool:
         guess = choose(fitting(history), guesses_left)
         if guess == target:
             return True
-        history.append((format_guess(guess), observe(guess, target, 1)))
+        history.append((format_guess(guess), observe(history, guess, target)))
     return False
 
 
@@ -75,7 +80,7 @@ def test_guesses_of_fitting_games_fit_all_hints():
         assert game["reward"] == episode.score
         for index, action in enumerate(actions):
             for turn in episode.turns[:index]:
-                assert turn.next_observation == observe(parse_guess(turn.action), parse_guess(action), 1)
+                assert turn.next_observation == observe([], parse_guess(turn.action), parse_guess(action))
     assert 0.5 < sum(game["reward"] == 1 for game in games) / len(games) < 0.9
 
 
@@ -109,22 +114,25 @@ class TestOracle:
         ("future", "is_right"),
         [
             (FOUND, True),
-            (observe(3, 2, 2) + " [2] " + FOUND, True),
-            (observe(3, 4, 2) + " [4] " + FOUND, True),
-            (observe(3, 1, 2) + " [2] " + observe(2, 1, 1) + " [4] " + observe(4, 1, 0), True),
-            (observe(3, 1, 2), False),  # does not end
-            (observe(3, 4, 2) + " [6] " + FOUND, False),  # an earlier hint says that it is lower than 5
-            (observe(3, 2, 2) + " [4] " + FOUND, False),  # the hint before says otherwise
-            (observe(3, 4, 2) + " [4] " + observe(4, 6, 1) + " [6] " + FOUND, False),
-            (observe(3, 2, 2) + " [5] " + observe(5, 2, 1) + " [2] " + FOUND, False),  # would be refused
-            (observe(3, 1, 2) + " [2] " + observe(2, 1, 1) + " [4] " + observe(4, 2, 0), False),
-            (FOUND + " [2] " + FOUND, False),
+            (f"{LOWER} [2] {FOUND}", True),
+            (f"{HIGHER} [4] {FOUND}", True),
+            (f"{LOWER} [2] {LOWER} [4] {LOWER}\n\n{TURN_LIMIT.format(4, 1)}", True),
+            (f"{LOWER} [5] {REFUSED} [2] {FOUND}", True),
+            (f"{LOWER} [3] {REFUSED} [10] {REFUSED_AGAIN}", True),
+            (LOWER, False),  # does not end
+            (f"{HIGHER} [6] {FOUND}", False),  # an earlier hint says that it is lower than 5
+            (f"{LOWER} [4] {FOUND}", False),  # the hint before says otherwise
+            (f"{HIGHER} [4] {HIGHER} [6] {FOUND}", False),
+            (f"{LOWER} [5] {LOWER} [2] {FOUND}", False),  # would be refused
+            (f"{LOWER} [2] {LOWER} [4] {LOWER}\n\n{TURN_LIMIT.format(4, 2)}", False),
+            (f"{FOUND} [2] {FOUND}", False),
         ],
     )
     def test_futures(self, after_two, future, is_right):
         oracle, transition = after_two
         assert oracle.future_is_right(transition, "[3]", future) == is_right
         assert not oracle.future_is_right(transition, "[10]", future)
+        assert oracle.future_is_right(transition, "[10]", f"{REFUSED} [3] {future}") == is_right
 
     def test_probes_are_half_best(self):
         environment, roles = GuessTheNumberEnvironment(), make_roles([])

@@ -21,36 +21,43 @@ from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     FIRST_OBSERVATION,
     FOUND,
     GAME,
+    MAX_ACTIONS,
     NUM_GUESSES,
     NUMBERS,
+    REFUSED,
+    REFUSED_AGAIN,
     GuessTheNumberFamily,
-    closeness,
+    answered,
     fitting,
     format_guess,
+    goes_on,
     observe,
     parse_guess,
+    score_of,
 )
 from trl_nlac.environments.textarena import TextArenaEnvironment
 from trl_nlac.prompts import parse_critique
 
 
 def test_observations_and_scores_are_those_of_the_game():
-    rng, lengths, environment = random.Random(0), set(), TextArenaEnvironment("GuessTheNumber-v0", **GAME)
-    for seed in range(200):
+    """Games of guesses that are often repeated, up to the longest that are possible."""
+    rng, ends, environment = random.Random(0), set(), TextArenaEnvironment("GuessTheNumber-v0", **GAME)
+    for seed in range(500):
         assert environment.reset(seed=seed) == FIRST_OBSERVATION
-        target = environment.game.game_number
-        guesses = rng.sample(NUMBERS, NUM_GUESSES)
-        if seed % 2:
-            guesses[seed % NUM_GUESSES] = target
-        for number, guess in enumerate(guesses, start=1):
+        number, steps = environment.game.game_number, []
+        while not steps or goes_on(steps[-1][1]):
+            made = answered(steps)
+            guess = rng.choice(made if made and rng.random() < 0.4 else NUMBERS)
             result = environment.step(format_guess(guess))
-            assert result.observation == observe(guess, target, NUM_GUESSES - number)
-            assert result.terminated == (guess == target or number == NUM_GUESSES)
-            if result.terminated:
-                assert result.reward == closeness(guess, target)
-                lengths.add(number)
-                break
-    assert lengths == set(range(1, NUM_GUESSES + 1))
+            assert result.observation == observe(steps, guess, number)
+            steps.append((format_guess(guess), result.observation))
+            assert result.terminated != goes_on(result.observation)
+        assert result.reward == score_of(steps, number)
+        ends.add((len(steps), result.observation.split(".")[0]))
+    lengths, _ = zip(*ends, strict=True)
+    # No guess can be refused before the first hint.
+    assert set(lengths) == set(range(1, MAX_ACTIONS))
+    assert len({said for _, said in ends}) == 5  # found; refused again; the last guess: lower, higher or refused
 
 
 @pytest.mark.parametrize(
@@ -63,20 +70,20 @@ def test_parse_guess(action, guess):
 @pytest.mark.parametrize("role", ["policy", "critique", "successor", "backup", "refine"])
 def test_dialogues(role):
     """They keep to the rules, and say the same in every role; one number explains all hints of a game."""
-    rng, found, fits = random.Random(0), 0, 0
+    rng, found, fits, said = random.Random(0), 0, 0, []
     for _ in range(300):
         dialogue = GuessTheNumberFamily().dialogue(rng, role, known=False)
         steps = [*dialogue.history, *dialogue.future]
         guesses = [parse_guess(action) for action, _ in steps]
-        assert None not in guesses and len(set(guesses)) == len(guesses) <= NUM_GUESSES
+        assert None not in guesses and len(answered(steps)) <= NUM_GUESSES
         target = parse_guess(dialogue.refined_action)
         assert target in fitting(dialogue.history)
-        lefts = range(NUM_GUESSES - 1, -1, -1)
-        expected = [observe(guess, target, left) for guess, left in zip(guesses, lefts, strict=False)]
-        assert [answer for _, answer in steps] == expected
+        observations = [observe(steps[:i], guess, target) for i, guess in enumerate(guesses)]
+        assert [observation for _, observation in steps] == observations
+        assert list(map(goes_on, observations)) == [True] * (len(steps) - 1) + [False]
+        assert dialogue.score == score_of(steps, target)
         is_found = dialogue.future[-1][1] == FOUND
-        assert is_found == (guesses[-1] == target) and (is_found or len(guesses) == NUM_GUESSES)
-        assert dialogue.score == closeness(guesses[-1], target)
+        said.append(dialogue.future[0][1])
         assert dialogue.won == (parse_guess(dialogue.action) == target)
         assert dialogue.advice == ("" if dialogue.won else f"The number is [{target}].")
         messages, completion = dialogue.messages(role, GUESS_THE_NUMBER_PROMPTS)
@@ -89,6 +96,7 @@ def test_dialogues(role):
         found += is_found
         fits += parse_guess(dialogue.action) in fitting(dialogue.history)
     assert 0.05 < found / 300 < (0.8 if role == "refine" else 0.4)
+    assert 3 < said.count(REFUSED) < 60 and (role == "successor" or 0 < said.count(REFUSED_AGAIN) < 20)
     assert role == "refine" or fits < 240  # guesses pay no heed to the hints
 
 

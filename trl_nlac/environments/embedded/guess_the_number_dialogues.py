@@ -27,6 +27,8 @@ from .dialogues import RoleDialogue, Steps
 GAME = {"min_number": 1, "max_number": 20, "max_turns": 4}
 NUM_GUESSES = GAME["max_turns"] + 1
 NUMBERS = tuple(range(GAME["min_number"], GAME["max_number"] + 1))
+# A guess that is refused costs none, but the second refusal in a row ends the game.
+MAX_ACTIONS = 2 * NUM_GUESSES - 1
 FIRST_OBSERVATION = (
     "You are Player 0. You are playing Guess The Number.\n"
     f"You have to guess the number between {NUMBERS[0]} and {NUMBERS[-1]} within {GAME['max_turns']} turns.\n"
@@ -37,8 +39,18 @@ FIRST_OBSERVATION = (
     "you run out of guesses.\n"
     "Enter your guess."
 )
+LOWER, HIGHER = "The target number is lower.", "The target number is higher."
 FOUND = "Congratulations! You guessed the correct number."
+_REPEATED = "Invalid move. Player 0 has already guessed the number."
+REFUSED = (
+    f"You attempted an invalid move. Reason: {_REPEATED} Please resubmit a valid move and remember to follow the game "
+    "rules to avoid penalties."
+)
+REFUSED_AGAIN = f"Invalid Move: {_REPEATED}"
+TURN_LIMIT = "The turn limit has been reached. Guess: {}, Target: {}"
 ADVICE = "The number is {}."
+# Share of the guesses of a random game that were made before.
+REPEATED_RATIO = 0.15
 
 
 def parse_guess(action: str) -> int | None:
@@ -52,24 +64,47 @@ def format_guess(guess: int) -> str:
     return f"[{guess}]"
 
 
-def observe(guess: int, number: int, guesses_left: int) -> str:
-    """Write what the game says about `guess`, after which `guesses_left` are left. A lost game shows its number."""
+def answered(steps: Steps) -> list[int]:
+    """Return the guesses in `steps` to which the game gave a hint, not those that it refused."""
+    return [parse_guess(action) for action, observation in steps if observation.startswith((LOWER, HIGHER))]
+
+
+def observe(steps: Steps, guess: int, number: int) -> str:
+    """Write what the game says about `guess` after `steps`. The last guess, if it is wrong, shows the `number`."""
     if guess == number:
         return FOUND
-    hint = f"The target number is {'lower' if guess > number else 'higher'}."
-    if guesses_left:
-        return hint
-    return f"{hint}\n\nThe turn limit has been reached. Guess: {guess}, Target: {number}"
+    said = LOWER if guess > number else HIGHER
+    if guess in answered(steps):
+        said = REFUSED if steps[-1][1] in (LOWER, HIGHER) else REFUSED_AGAIN
+    if len(answered(steps)) < NUM_GUESSES - 1:
+        return said
+    return f"{said}\n\n{TURN_LIMIT.format(guess, number)}"
+
+
+def goes_on(observation: str) -> bool:
+    """Whether the game goes on after `observation`."""
+    return observation in (LOWER, HIGHER, REFUSED)
+
+
+def fitting(steps: Steps) -> list[int]:
+    """Return the numbers that fit all hints."""
+    hints = [(parse_guess(action), hint) for action, hint in steps if hint in (LOWER, HIGHER)]
+    return [number for number in NUMBERS if all(observe([], guess, number) == hint for guess, hint in hints)]
+
+
+def score_of(steps: Steps, number: int) -> float:
+    """Return the score of a game: 1 if `number` was found, and less the farther the last guess with a hint is."""
+    return 1.0 if steps[-1][1] == FOUND else closeness(answered(steps)[-1], number)
 
 
 def closeness(guess: int, number: int) -> float:
-    """Return the score of a game whose last guess is `guess`: 1 for the number, and less the farther it is."""
+    """Return 1 less the distance of `guess` from `number`, as a share of the largest distance."""
     return 1 - abs(guess - number) / (NUMBERS[-1] - NUMBERS[0])
 
 
 class GuessTheNumberFamily:
     """
-    Role data of games in which every guess is drawn from the numbers that were not guessed before. Whoever learns from
+    Role data of games of random guesses: some were made before, and all others are equally likely. Whoever learns from
     these samples knows what the game says, can name the number that it shows in the end, and follows advice; but its
     own guesses pay no heed to the hints.
     """
@@ -86,12 +121,11 @@ class GuessTheNumberFamily:
             known (`bool`):
                 Has no effect: every game has a number of its own.
         """
-        number, goes_on = rng.choice(NUMBERS), role == "successor"
-        history: Steps = []
-        for _ in range(rng.randrange(NUM_GUESSES - goes_on)):
-            guess = _other_guess(rng, history, number)
-            history.append((format_guess(guess), observe(guess, number, 1)))
-        guess = _other_guess(rng, history, *[number] * goes_on)
+        number = rng.choice(NUMBERS)
+        history = _begin(rng, number, rng.randrange(NUM_GUESSES - (role == "successor")))
+        guess = _guess(rng, history)
+        while role == "successor" and not goes_on(observe(history, guess, number)):
+            guess = _guess(rng, history)
         attempts: list[RoleDialogue] = []
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
             future, is_right = _play(rng, history, guess, number), guess == number
@@ -106,7 +140,7 @@ class GuessTheNumberFamily:
                     refined_action=format_guess(number),
                     tool={},
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
-                    score=closeness(parse_guess(future[-1][0]), number),
+                    score=score_of([*history, *future], number),
                 )
             )
             if is_right:
@@ -115,24 +149,32 @@ class GuessTheNumberFamily:
         return attempts[-1]
 
 
-def fitting(history: Steps) -> list[int]:
-    """Return the numbers that fit all hints."""
-    guesses = [(parse_guess(action), hint) for action, hint in history]
-    return [number for number in NUMBERS if all(observe(guess, number, 1) == hint for guess, hint in guesses)]
+def _begin(rng: random.Random, number: int, num_hints: int) -> Steps:
+    """Play until there are `num_hints` hints, and perhaps a refusal after them."""
+    steps: Steps = []
+    while True:
+        guess = _guess(rng, steps)
+        observation = observe(steps, guess, number)
+        if len(answered(steps)) == num_hints and observation != REFUSED:
+            return steps
+        if goes_on(observation):
+            steps.append((format_guess(guess), observation))
 
 
 def _play(rng: random.Random, history: Steps, guess: int, number: int) -> Steps:
     """Play from `guess` to the end of the game."""
     future: Steps = []
     while True:
-        guesses_left = NUM_GUESSES - len(history) - len(future) - 1
-        future.append((format_guess(guess), observe(guess, number, guesses_left)))
-        if guess == number or not guesses_left:
+        observation = observe([*history, *future], guess, number)
+        future.append((format_guess(guess), observation))
+        if not goes_on(observation):
             return future
-        guess = _other_guess(rng, [*history, *future])
+        guess = _guess(rng, [*history, *future])
 
 
-def _other_guess(rng: random.Random, steps: Steps, *others: int) -> int:
-    """Draw a guess that is not in `steps`, since the game refuses it the second time, and none of `others`."""
-    made = {parse_guess(action) for action, _ in steps} | set(others)
+def _guess(rng: random.Random, steps: Steps) -> int:
+    """Draw a guess after `steps`: one that was made before, or any other."""
+    made = answered(steps)
+    if made and rng.random() < REPEATED_RATIO:
+        return rng.choice(made)
     return rng.choice([number for number in NUMBERS if number not in made])
