@@ -193,8 +193,7 @@ class HandbookEnvironment(TextEnvironment):
     def reset(self, desk: int, request: str, customer: str = "", **task) -> str:
         world = ServiceDesk.from_seed(desk)
         self._environment, self.right_call = ServiceDeskEnvironment(world), format_call(world.rules[request])
-        rules = " ".join(f"{name} {' '.join(rule)}." for name, rule in world.rules.items())
-        return f"{rules} {self._environment.reset(request, customer)}"
+        return f"{world.handbook} {self._environment.reset(request, customer)}"
 
     def step(self, action: str) -> StepResult:
         return self._environment.step(action)

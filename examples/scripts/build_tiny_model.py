@@ -89,6 +89,7 @@ FAMILIES = {
     "rooms": RoomsFamily(),
     "service_desk": ServiceDeskFamily(),
     **{variant: ServiceDeskFamily(variant, customers=True) for variant in ("told", "hinted", "delayed")},
+    "handbook": ServiceDeskFamily(customers=True, handbook=True),
     "support_desk": SupportDeskFamily(),
     "guess_the_number": GuessTheNumberFamily(),
 }

@@ -109,6 +109,8 @@ class GuessTheNumberFamily:
     own guesses pay no heed to the hints.
     """
 
+    known = None  # every game has a number of its own
+
     def dialogue(self, rng: random.Random, role: str, known: bool) -> RoleDialogue:
         """
         Draw the events around one guess.
@@ -119,7 +121,7 @@ class GuessTheNumberFamily:
             role (`str`):
                 The role, which decides how much must follow.
             known (`bool`):
-                Has no effect: every game has a number of its own.
+                Has no effect.
         """
         number = rng.choice(NUMBERS)
         history = _begin(rng, number, rng.randrange(NUM_GUESSES - (role == "successor")))

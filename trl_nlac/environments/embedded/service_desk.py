@@ -47,6 +47,7 @@ ARGUMENTS = {
 VALUES = tuple(ARGUMENTS.values())
 TIME = list(ARGUMENTS).index("time")
 POSITIONS = {value: i for i, values in enumerate(VALUES) for value in values}
+NUM_REQUESTS = 4  # kinds of requests
 NOISE = 0.4  # in noisy desks
 VARIANTS = ("told", "hinted", "noisy", "delayed")
 
@@ -163,7 +164,7 @@ class ServiceDesk:
         """
         rng = random.Random(f"service desk {seed}")
         if num_requests is None:
-            num_requests = 2 if variant in ("hinted", "delayed") else 4
+            num_requests = 2 if variant in ("hinted", "delayed") else NUM_REQUESTS
         num_rules = 2 * num_requests if variant == "delayed" else num_requests
         return cls.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_rules), variant)
 
@@ -171,6 +172,11 @@ class ServiceDesk:
     def requests(self) -> list[str]:
         """Kinds of requests that an episode can begin with."""
         return list(self.follow_ups or self.rules)
+
+    @property
+    def handbook(self) -> str:
+        """All rules as text, each as the request and its right call."""
+        return " ".join(f"{request} {' '.join(rule)}." for request, rule in self.rules.items())
 
     @property
     def is_random(self) -> bool:

@@ -32,6 +32,7 @@ from .names import (
 from .service_desk import (
     ARGUMENTS,
     NOISE,
+    NUM_REQUESTS,
     POSITIONS,
     TOOL,
     VALUES,
@@ -110,28 +111,36 @@ class ServiceDeskFamily:
     Role data of other desks of a variant: a desk with fixed rules and known names, and random rules with the names of
     [`ServiceDesk.from_seed`]. The latter teach a model the format of the roles, but nothing about any particular desk.
 
+    With a handbook, all desks have random rules, which the first observation names. Critics can look them up, and
+    policies pay no heed to them.
+
     Args:
         variant (`str`, *optional*, defaults to `"told"`):
             `"told"`, `"hinted"` or `"delayed"`; noisy desks use `"told"`, as the noise cannot be known beforehand.
         customers (`bool`, *optional*, defaults to `False`):
             Whether requests name a customer.
+        handbook (`bool`, *optional*, defaults to `False`):
+            Whether the rules stand in the first observation.
     """
 
-    def __init__(self, variant: str = "told", customers: bool = False):
-        self.variant = variant
+    def __init__(self, variant: str = "told", customers: bool = False, handbook: bool = False):
+        self.variant, self.handbook = variant, handbook
         self.customers = CUSTOMERS + HELD_OUT_CUSTOMERS if customers else []
-        self.known = ServiceDesk.draw(random.Random("known desk"), KNOWN_REQUESTS[variant], variant=variant)
+        self.known = None
+        if not handbook:
+            self.known = ServiceDesk.draw(random.Random("known desk"), KNOWN_REQUESTS[variant], variant=variant)
 
     def dialogue(self, rng: random.Random, role: str, known: bool) -> RoleDialogue:
         """Draw the events around one action; `role` decides how skilled the agents are."""
-        desk = self.known
+        known, desk = known and not self.handbook, self.known
         if not known:
-            desk = ServiceDesk.draw(
-                rng, rng.sample(REQUESTS_OF_NEW_DESKS, 1 + (self.variant == "delayed")), self.variant
-            )
+            num_requests = NUM_REQUESTS if self.handbook else 1 + (self.variant == "delayed")
+            desk = ServiceDesk.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_requests), self.variant)
         request = rng.choice(desk.requests)
         customer = rng.choice(self.customers) if self.customers else ""
         first_observation = desk.first_observation(request, customer)
+        if self.handbook:
+            first_observation = f"{desk.handbook} {first_observation}"
         state, history = desk.start(request), []
         for _ in range(desk.attempts - 1):
             if role != "successor" and rng.random() < 0.5:
@@ -145,7 +154,8 @@ class ServiceDeskFamily:
         if role == "policy":
             call = _policy(rng, desk, state, known, history)
         else:
-            skills = [0, 0.5, 0.8] if known or role in ROLES_OF_ANY_INSTANCE else [0, 0, 0, 0.5]
+            is_skilled = known or self.handbook or role in ROLES_OF_ANY_INSTANCE
+            skills = [0, 0.5, 0.8] if is_skilled else [0, 0, 0, 0.5]
             call = _guess(rng, desk, state, rng.choice(skills), history)
             if role == "successor" and has_ended(_answer(rng, desk, state, call)):
                 call = _guess(rng, desk, state, 0, [])

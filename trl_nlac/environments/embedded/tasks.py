@@ -153,8 +153,8 @@ def make_rehearsal_dataset(
     Make supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
 
     Backup and refinement samples can use the names of the instance to be learned, with random rules: they teach the
-    model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true;
-    Guess The Number has none, and samples of these two roles alone.
+    model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true.
+    Where there is none, in Guess The Number and with handbooks, there are samples of these two roles alone.
 
     Args:
         world (`str`):
@@ -182,7 +182,7 @@ def make_rehearsal_dataset(
         of_any_instance, of_known = [*of_any_instance, "backup_future", "evaluation"], [*of_known, "future", "future"]
     rows = []
     while len(rows) < size:
-        is_of_any = rng.random() < 0.75 or world == "guess_the_number"
+        is_of_any = rng.random() < 0.75 or family.known is None
         role = rng.choice(of_any_instance if is_of_any else of_known)
         known = role in of_known or rng.random() < 0.5
         dialogue = family.dialogue(rng, role, known)
