@@ -21,8 +21,8 @@ python -m benchmarks.learning.figures.generalisation --json benchmarks/results/l
 
 The cells:
 
-python -m benchmarks.learning.run --tasks service_desk_handbook --methods nlac grpo rft self_distillation taught \\
-    --seeds 0 1 2 --cells benchmarks/results/learning_generalisation
+python -m benchmarks.learning.run --tasks service_desk_handbook --seeds 0 1 2 \\
+    --methods nlac self_distillation grpo rft base_refined taught --cells benchmarks/results/learning_generalisation
 """
 
 from benchmarks import reporting
@@ -31,7 +31,7 @@ from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 
 CELLS = RESULTS / "learning_generalisation"
-METHODS = ("nlac", "self_distillation", "grpo", "rft", "taught")
+METHODS = ("nlac", "self_distillation", "grpo", "rft", "base_refined", "taught")
 
 
 def generalisation(cells: list[dict]) -> dict:
