@@ -102,7 +102,7 @@ def test_build_of_the_game(tmp_path):
     run("examples/scripts/build_tiny_model.py", *size, *game)
     scores = json.loads((tmp_path / "build.json").read_text())["scores"]
     assert scores.keys() == {"guess_the_number text"}
-    assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "new_guess", "hint_can_be"}
+    assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "guesses", "hint_can_be"}
     tokenizer, rng = AutoTokenizer.from_pretrained(tmp_path), random.Random(0)
     assert tokenizer.tokenize("Future: The target number is lower.") == ["Future:", "ĠTheĠtargetĠnumberĠisĠlower."]
     for role in ("critique", "successor", "backup", "refine"):

@@ -64,11 +64,21 @@ def success_of_fitting(size: int = len(NUMBERS), guesses_left: int = NUM_GUESSES
     return found / size**2
 
 
-# Success of players that need no training. The last one never repeats a guess.
+@cache
+def success_of_any(num_hints: int = 0, was_refused: bool = False) -> float:
+    """Return the success of a player who guesses any number, also one that was guessed before, after `num_hints`."""
+    is_last = num_hints == NUM_GUESSES - 1
+    after_another = 0.0 if is_last else success_of_any(num_hints + 1)
+    after_refusal = 0.0 if is_last or was_refused else success_of_any(num_hints, True)
+    num_others = len(NUMBERS) - 1 - num_hints
+    return (1 + num_others * after_another + num_hints * after_refusal) / len(NUMBERS)
+
+
+# Success of players that need no training. The last one plays as the base model.
 REFERENCES = {
     "exact solver": num_won(len(NUMBERS), NUM_GUESSES) / len(NUMBERS),
     "a number that fits all hints": success_of_fitting(),
-    "any other guess": NUM_GUESSES / len(NUMBERS),
+    "any number": success_of_any(),
 }
 
 

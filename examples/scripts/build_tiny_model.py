@@ -40,6 +40,12 @@ So are those of Guess The Number in the model of the benchmark's game, which has
 python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_guess_the_number \\
     --max_steps 4000 --families guess_the_number --action_formats text
 
+The model of desks with handbooks has read some of other desks. It goes on from a copy of the base model:
+
+cp -r benchmarks/learning/base_model benchmarks/learning/base_model_handbook
+python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_handbook --first_step 6200 \\
+    --max_steps 12200 --families handbook --action_formats text
+
 A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
 
 With `--several_futures` the model also learns the roles that weigh several futures (`num_futures` above 1).
@@ -320,8 +326,8 @@ def score(
         ]
     result["refine_obeys"] = sum(obeyed) / number
     if isinstance(family, GuessTheNumberFamily):
-        dialogues, texts, _ = answers("policy", False)
-        result["new_guess"] = sum(map(_is_another, texts, dialogues)) / number
+        _, texts, _ = answers("policy", False)
+        result["guesses"] = sum(guess_the_number_dialogues.parse_guess(text) is not None for text in texts) / number
         dialogues, texts, _ = answers("critique", False)
         result["hint_can_be"] = sum(map(_can_be, texts, dialogues)) / number
         return {name: round(value, 3) for name, value in result.items()}
@@ -343,12 +349,6 @@ def score(
                 mended.append(text == chat.decode(encode(chat, prompts, mending, "policy", action_format)[1]))
         result["mends_refused_call"] = sum(mended) / max(1, len(mended))
     return {name: round(value, 3) for name, value in result.items()}
-
-
-def _is_another(text: str, dialogue: RoleDialogue) -> bool:
-    """Whether an answer is a guess that was not made before."""
-    made = {action for action, _ in dialogue.history}
-    return guess_the_number_dialogues.parse_guess(text) is not None and text not in made
 
 
 def _can_be(text: str, dialogue: RoleDialogue) -> bool:

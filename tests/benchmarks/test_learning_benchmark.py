@@ -709,7 +709,7 @@ def test_game_compares_with_the_exact_solver():
     report = game.game(cells)
     assert report["methods"]["grpo"]["nlac_minus_it"]["mean"] == pytest.approx(0.2)
     text = game.text(report)
-    assert "| Exact solver | 1.00 |" in text and "| Any other guess | 0.25 |" in text
+    assert "| Exact solver | 1.00 |" in text and "| Any number | 0.24 |" in text
     assert "| NLAC | 2 | 0.10 (0.10 to 0.10) | 0.70 (0.00 to 1.00) | 3.50 | – | 0.40 (0.40 to 0.40) | 0.60" in text
     assert "| GRPO | 2 | 0.10 (0.10 to 0.10) | 0.50 (0.50 to 0.50) | 3.50 | +0.20 (-1.07 to +1.47) | – | – |" in text
 

@@ -49,8 +49,6 @@ REFUSED = (
 REFUSED_AGAIN = f"Invalid Move: {_REPEATED}"
 TURN_LIMIT = "The turn limit has been reached. Guess: {}, Target: {}"
 ADVICE = "The number is {}."
-# Share of the guesses of a random game that were made before.
-REPEATED_RATIO = 0.15
 
 
 def parse_guess(action: str) -> int | None:
@@ -104,9 +102,9 @@ def closeness(guess: int, number: int) -> float:
 
 class GuessTheNumberFamily:
     """
-    Role data of games of random guesses: some were made before, and all others are equally likely. Whoever learns from
-    these samples knows what the game says, can name the number that it shows in the end, and follows advice; but its
-    own guesses pay no heed to the hints.
+    Role data of games of random guesses: every number is equally likely each time, also one that was guessed before.
+    Whoever learns from these samples knows what the game says, can name the number that it shows in the end, and
+    follows advice; but its own guesses pay no heed to the hints.
     """
 
     known = None  # every game has a number of its own
@@ -125,9 +123,9 @@ class GuessTheNumberFamily:
         """
         number = rng.choice(NUMBERS)
         history = _begin(rng, number, rng.randrange(NUM_GUESSES - (role == "successor")))
-        guess = _guess(rng, history)
+        guess = rng.choice(NUMBERS)
         while role == "successor" and not goes_on(observe(history, guess, number)):
-            guess = _guess(rng, history)
+            guess = rng.choice(NUMBERS)
         attempts: list[RoleDialogue] = []
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
             future, is_right = _play(rng, history, guess, number), guess == number
@@ -155,7 +153,7 @@ def _begin(rng: random.Random, number: int, num_hints: int) -> Steps:
     """Play until there are `num_hints` hints, and perhaps a refusal after them."""
     steps: Steps = []
     while True:
-        guess = _guess(rng, steps)
+        guess = rng.choice(NUMBERS)
         observation = observe(steps, guess, number)
         if len(answered(steps)) == num_hints and observation != REFUSED:
             return steps
@@ -171,12 +169,4 @@ def _play(rng: random.Random, history: Steps, guess: int, number: int) -> Steps:
         future.append((format_guess(guess), observation))
         if not goes_on(observation):
             return future
-        guess = _guess(rng, [*history, *future])
-
-
-def _guess(rng: random.Random, steps: Steps) -> int:
-    """Draw a guess after `steps`: one that was made before, or any other."""
-    made = answered(steps)
-    if made and rng.random() < REPEATED_RATIO:
-        return rng.choice(made)
-    return rng.choice([number for number in NUMBERS if number not in made])
+        guess = rng.choice(NUMBERS)
