@@ -21,8 +21,8 @@ python -m benchmarks.learning.figures.game --json benchmarks/results/learning_ga
 The cells:
 
 python -m benchmarks.learning.run --tasks guess_the_number --seeds 0 1 2 \\
-    --methods nlac nlac_unsharpened hindsight self_distillation scalar grpo rft base_refined taught \\
-    --cells benchmarks/results/learning_game
+    --methods nlac nlac_unsharpened nlac_unsharpened_distill hindsight self_distillation scalar grpo rft \\
+    base_refined taught --cells benchmarks/results/learning_game
 """
 
 from collections.abc import Callable
@@ -31,11 +31,12 @@ from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
 from benchmarks.learning.guess_the_number import REFERENCES
-from benchmarks.learning.methods.settings import UNSHARPENED
+from benchmarks.learning.methods.settings import AS_LIKELY
 
 
 CELLS = RESULTS / "learning_game"
-METHODS = ("nlac", UNSHARPENED, "hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
+BASELINES = ("hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
+METHODS = ("nlac", *AS_LIKELY, *BASELINES)
 SEEN = {
     "success": "episode/success_rate",
     "length": "episode/length",
