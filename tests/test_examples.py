@@ -99,6 +99,7 @@ def test_build_tiny_model(tmp_path):
 def test_build_of_the_game(tmp_path):
     size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2", "--max_steps", "2"]
     game = ["--families", "guess_the_number", "--action_formats", "text", "--output_dir", str(tmp_path)]
+    game += ["--roles", "critique", "critique", "refine"]
     run("examples/scripts/build_tiny_model.py", *size, *game)
     scores = json.loads((tmp_path / "build.json").read_text())["scores"]
     assert scores.keys() == {"guess_the_number text"}

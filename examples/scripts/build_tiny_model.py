@@ -40,11 +40,12 @@ So are those of Guess The Number in the model of the benchmark's game, which has
 python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_guess_the_number \\
     --max_steps 4000 --families guess_the_number --action_formats text
 
-The model of desks with handbooks has read some of other desks. It goes on from a copy of the base model:
+The model of desks with handbooks goes on from a copy of the base model, mostly as a critic, who must look things up:
 
 cp -r benchmarks/learning/base_model benchmarks/learning/base_model_handbook
 python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_handbook --first_step 6200 \\
-    --max_steps 12200 --families handbook --action_formats text
+    --max_steps 20000 --families handbook --action_formats text \\
+    --roles critique critique critique critique critique critique policy successor backup refine
 
 A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
 
@@ -425,6 +426,13 @@ def main():
         default=FORMAT_MIX,
         help="one is drawn per sample; repeat one to draw it more often",
     )
+    parser.add_argument(
+        "--roles",
+        nargs="+",
+        choices=sorted(set(ROLE_MIX)),
+        default=ROLE_MIX,
+        help="one is drawn per sample; repeat one to draw it more often",
+    )
     parser.add_argument("--several_futures", action="store_true", help="add the roles for `num_futures` above 1")
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--num_layers", type=int, default=3)
@@ -456,7 +464,7 @@ def main():
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokenizer)} tokens, {num_parameters:,} parameters")
     families = {name: FAMILIES[name] for name in args.families}
-    role_mix = ROLE_MIX + (MIX_OF_SEVERAL_FUTURES if args.several_futures else [])
+    role_mix = args.roles + (MIX_OF_SEVERAL_FUTURES if args.several_futures else [])
     rng = random.Random(args.seed + args.first_step)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     state_file = Path(args.state_file or f"{args.output_dir.rstrip('/')}.build.safetensors")

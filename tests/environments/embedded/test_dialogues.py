@@ -136,7 +136,7 @@ class TestFamilies:
                 dialogue = family.dialogue(rng, role, known=True)
                 *handbook, start = dialogue.first_observation.split(". ")
                 rules = dict(line.split(" ", 1) for line in handbook)
-                assert len(rules) == 4 and set(rules) <= set(REQUESTS_OF_NEW_DESKS)
+                assert 1 <= len(rules) <= 4 and set(rules) <= set(REQUESTS_OF_NEW_DESKS)
                 right = f"route {rules[start.split()[0]]}"
                 if role == "critique":
                     assert (dialogue.future[0][1] == "closed win") == (dialogue.action == right)

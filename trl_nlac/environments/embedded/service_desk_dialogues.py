@@ -111,8 +111,8 @@ class ServiceDeskFamily:
     Role data of other desks of a variant: a desk with fixed rules and known names, and random rules with the names of
     [`ServiceDesk.from_seed`]. The latter teach a model the format of the roles, but nothing about any particular desk.
 
-    With a handbook, all desks have random rules, which the first observation names. Critics can look them up, and
-    policies pay no heed to them.
+    With a handbook, all desks have random rules, which the first observation names: up to [`NUM_REQUESTS`] of them,
+    since a model learns to look up in short handbooks first. Critics look them up, and policies pay no heed to them.
 
     Args:
         variant (`str`, *optional*, defaults to `"told"`):
@@ -134,7 +134,7 @@ class ServiceDeskFamily:
         """Draw the events around one action; `role` decides how skilled the agents are."""
         known, desk = known and not self.handbook, self.known
         if not known:
-            num_requests = NUM_REQUESTS if self.handbook else 1 + (self.variant == "delayed")
+            num_requests = rng.randint(1, NUM_REQUESTS) if self.handbook else 1 + (self.variant == "delayed")
             desk = ServiceDesk.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_requests), self.variant)
         request = rng.choice(desk.requests)
         customer = rng.choice(self.customers) if self.customers else ""
