@@ -121,10 +121,10 @@ def test_self_distillation_learns_from_refusals(tmp_path):
 def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
     task = make_task("guess_the_number", 0)
     acting = acting_config(task, str(tmp_path), 0, num_oracle_probes=0)
-    curve = taught.train(task, acting, 400, 400, max_steps=60)
-    assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (400, 60)]
+    curve = taught.train(task, acting, 400, 400, max_steps=100)
+    assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (400, 100)]
     before, after = (point["episode/success_rate"] for point in curve.points)
-    assert before <= 0.3 and after >= before + 0.1
+    assert before <= 0.3 and after >= 0.4
     with pytest.raises(ValueError, match="'rooms' has none"):
         taught.train(make_task("rooms", 0), acting, 400, 400)
 
