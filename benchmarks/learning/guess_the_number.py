@@ -109,9 +109,10 @@ class GuessTheNumberOracle:
     def quality(self, transition: Transition, action: str) -> float:
         """Return the chance to win after `action`, relative to that of a best guess; 0 if the game refuses it."""
         guess, steps = parse_guess(action), _steps_before(transition)
-        if guess is None or guess in answered(steps):
+        made = answered(steps)
+        if guess is None or guess in made:
             return 0.0
-        numbers, left = fitting(steps), NUM_GUESSES - len(answered(steps))
+        numbers, left = fitting(steps), NUM_GUESSES - len(made)
         return num_won_after(guess, numbers, left) / num_won(len(numbers), left)
 
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:

@@ -40,12 +40,8 @@ So are those of Guess The Number in the model of the benchmark's game, which has
 python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_guess_the_number \\
     --max_steps 4000 --families guess_the_number --action_formats text
 
-The model of desks with handbooks goes on from a copy of the base model, mostly as a critic, who must look things up:
-
-cp -r benchmarks/learning/base_model benchmarks/learning/base_model_handbook
-python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_handbook --first_step 6200 \\
-    --max_steps 20000 --families handbook --action_formats text \\
-    --roles critique critique critique critique critique critique policy successor backup refine
+There is no model yet that can look things up in the handbooks of `--families handbook`: how far a build came, with
+most samples for the critic (`--roles`), is in docs/source/results_generalisation.md.
 
 A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
 

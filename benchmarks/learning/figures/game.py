@@ -35,8 +35,7 @@ from benchmarks.learning.methods.settings import AS_LIKELY
 
 
 CELLS = RESULTS / "learning_game"
-BASELINES = ("hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
-METHODS = ("nlac", *AS_LIKELY, *BASELINES)
+METHODS = ("nlac", *AS_LIKELY, "hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
 SEEN = {
     "success": "episode/success_rate",
     "length": "episode/length",

@@ -195,9 +195,8 @@ SHARPENING = {
     SHARPENED_HINDSIGHT: {"role_sampling": {"policy": {"temperature": 0.5}, "evaluation": {"temperature": 1.0}}},
 }
 # What the critic foresees is drawn as the model holds it for likely, and so are the successors of its targets.
-UNSHARPENED, UNSHARPENED_DISTILLED = "nlac_unsharpened", "nlac_unsharpened_distill"
 AT_1 = {"role_sampling": {"critique": {"temperature": 1.0}, "successor": {"temperature": 1.0}}}
-AS_LIKELY = {UNSHARPENED: AT_1, UNSHARPENED_DISTILLED: {**AT_1, **DISTILLED}}
+AS_LIKELY = {"nlac_unsharpened": AT_1, "nlac_unsharpened_distill": {**AT_1, **DISTILLED}}
 VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
 TAUGHT = "taught"  # a control, with as many gradient steps and as much rehearsal as NLAC
 BASELINES = {

@@ -71,10 +71,10 @@ def observe(steps: Steps, guess: int, number: int) -> str:
     """Write what the game says about `guess` after `steps`. The last guess, if it is wrong, shows the `number`."""
     if guess == number:
         return FOUND
-    said = LOWER if guess > number else HIGHER
-    if guess in answered(steps):
+    said, made = LOWER if guess > number else HIGHER, answered(steps)
+    if guess in made:
         said = REFUSED if steps[-1][1] in (LOWER, HIGHER) else REFUSED_AGAIN
-    if len(answered(steps)) < NUM_GUESSES - 1:
+    if len(made) < NUM_GUESSES - 1:
         return said
     return f"{said}\n\n{TURN_LIMIT.format(guess, number)}"
 
