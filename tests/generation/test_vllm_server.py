@@ -94,7 +94,7 @@ def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path,
             assert sum(len(call.result()) for call in lost) == 8 * len(prompts)
         answers = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
     killer.join()
-    assert [answer.token_ids for answer in answers] == expected
+    assert [(answer.token_ids, answer.finished) for answer in answers] == expected
     assert "was lost" in caplog.text
     assert compare(trainer) == expected
 
