@@ -55,7 +55,7 @@ from benchmarks.learning import real_models
 from benchmarks.learning.figures.summary import CELLS, METHODS, SEEDS, summarize
 from benchmarks.learning.figures.table import comparison
 from benchmarks.learning.methods import nlac
-from benchmarks.learning.methods.base import play_base
+from benchmarks.learning.methods.base import at_the_start, play_base
 from benchmarks.learning.methods.settings import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
@@ -181,9 +181,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
     acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_settings)
     if not trains:
         player = play_base(task, acting, refines=method == "base_refined")
-        names = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "gradient_steps")
-        points = [{**dict.fromkeys(names, 0), "seconds": 0.0, **player.evaluate()}]
-        before, tokens = None, {}
+        points, before, tokens = [at_the_start(player.evaluate())], None, {}
     else:
         curve = TRAINERS.get(method, nlac.train)(task, acting, budget, interval, **settings)
         player, points, before, tokens = curve.player, curve.points, curve.before, curve.tokens

@@ -96,16 +96,18 @@ def make_known_desk() -> SpokenDesk:
     return SpokenDesk(known_desk())
 
 
-def write_rehearsal(folder: Path, num_transitions: int) -> Path:
-    """Let the teacher write samples of every role on the known desk."""
-    path, tasks = folder / "rehearsal.jsonl", folder / "known_tasks.jsonl"
+def write_rehearsal(
+    folder: Path, teacher: Teacher, tasks: Dataset, environment_factory: str, num_transitions: int
+) -> Path:
+    """Let the teacher write samples of every role. The environment's factory is given as on the command line."""
+    path, of_tasks = folder / "rehearsal.jsonl", folder / "known_tasks.jsonl"
     if not path.exists():
-        rows(known_desk()).to_json(tasks)
+        tasks.to_json(of_tasks)
         options = [f"{name}={json.dumps(value)}" for name, value in ROLES.items()]
-        with serving(Teacher(NLACPrompts()).answer) as url:
+        with serving(teacher.answer) as url:
             words = ["rehearse", "teacher", str(path), "--backend", url, "--num_transitions", str(num_transitions)]
-            words += ["--environment_factory", "benchmarks.real_learning.run:make_known_desk"]
-            if trl_nlac([*words, "--dataset_name", str(tasks), "--option", *options]):
+            words += ["--environment_factory", environment_factory]
+            if trl_nlac([*words, "--dataset_name", str(of_tasks), "--option", *options]):
                 raise SystemExit("the rehearsal dataset could not be written")
     return path
 
@@ -350,7 +352,8 @@ def main() -> None:
     if args.json is not None and args.json.exists():
         earlier = json.loads(args.json.read_text())
         report |= {name: earlier[name] for name in ("format_rates", "desks")}
-    rehearsal = write_rehearsal(args.folder, args.num_transitions)
+    factory = "benchmarks.real_learning.run:make_known_desk"
+    rehearsal = write_rehearsal(args.folder, Teacher(NLACPrompts()), rows(known_desk()), factory, args.num_transitions)
     adapter = warm_up(args.folder, args.model, rehearsal)
     report["warm_up"] = {
         name: value for name, value in json.loads((adapter / "warm_up.json").read_text()).items() if name != "log"

@@ -23,7 +23,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.formats.run import ask_roles, table, versions
+from benchmarks.real_learning import handbook
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
+from benchmarks.real_learning.handbook import HandbookDesk, Reader
 from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal import chat_roles, play_transitions
@@ -44,8 +46,8 @@ from trl_nlac.types import Transition
 class TeacherModel:
     """The teacher without a server."""
 
-    def __init__(self):
-        self.teacher = Teacher(NLACPrompts())
+    def __init__(self, teacher: type[Teacher] = Teacher):
+        self.teacher = teacher(NLACPrompts())
 
     def answer(self, conversations, sampling, seeds):
         return [(self.teacher.answer(messages), True) for messages in conversations]
@@ -117,6 +119,26 @@ def test_the_teacher_foresees_as_the_backup_joins(taught):
         if not transition.terminated:
             right.append(oracle.future_is_right(transition, transition.turn.action, target.parsed.future))
     assert len(right) > 20 and statistics.mean(right) > 0.8  # one in ten calls of the teacher is none
+
+
+def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle():
+    pool = EnvironmentPool(partial(HandbookDesk, handbook.known_desk))
+    tasks = handbook.rows(handbook.known_desk, range(8), ["maro"])
+    roles = chat_roles(TeacherModel(Reader), NLACPrompts(), RoleOptions(**ROLES))
+    try:
+        transitions = play_transitions(roles, pool, list(tasks), 60)
+    finally:
+        pool.close()
+    oracle, worlds = pool.oracle, set()
+    critiques = sound_answers(roles, transitions, "implicit")["critique"]
+    for transition, critique in zip(transitions, critiques, strict=True):
+        worlds.add(transition.episode.task["desk"])
+        action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
+        assert oracle.future_is_right(transition, action, critique.parsed.future)
+        assert critique.parsed.optimal == (oracle.quality(transition, action) == 1)
+    assert len(worlds) > 4
+    qualities = [oracle.quality(transition, transition.turn.action) for transition in transitions]
+    assert 0 < statistics.mean(quality == 1 for quality in qualities) < 0.5  # most calls are wrong, and some are right
 
 
 def test_samples_that_begin_another_are_encoded_within_it():

@@ -29,3 +29,9 @@ def play_base(task: LearningTask, acting: NLACConfig, refines: bool = False) -> 
     accelerator = Accelerator(cpu=acting.use_cpu)
     model = load_model(task.model, acting).to(accelerator.device)
     return Player.of_model(task, acting, model, accelerator, refine_once if refines else None)
+
+
+def at_the_start(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the point of a learning curve that has cost nothing."""
+    names = ("environment_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "gradient_steps")
+    return {**dict.fromkeys(names, 0), "seconds": 0.0, **metrics}

@@ -1,0 +1,173 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+
+"""
+NLAC and other methods with a real model on desks whose rules stand in a handbook: what is learned on 200 desks, on 50
+that were never seen.
+
+    python -m benchmarks.real_learning.generalisation --folder runs/handbook \\
+        --cells benchmarks/results/real_generalisation
+
+First the roles are warmed up on other desks, as in `benchmarks/real_learning/run.py`, and the adapter is merged into
+the model, with which every method begins. Cells that exist are not run again.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoTokenizer
+
+from benchmarks.learning.methods import grpo, nlac, rft
+from benchmarks.learning.methods.base import at_the_start, play_base
+from benchmarks.learning.methods.settings import DISTILLED, HINDSIGHT, SELF_DISTILLATION, merge_settings
+from benchmarks.learning.tasks import Instances, LearningTask
+from benchmarks.real_learning.handbook import HandbookDesk, Reader, known_desk, rows
+from benchmarks.real_learning.run import BF16, DTYPE, LORA, NLAC, ROLES, load, readable, warm_up, write_rehearsal
+from benchmarks.real_model import real_model_path
+from benchmarks.reporting import setting, write
+from trl_nlac import NLACConfig, NLACPrompts
+from trl_nlac.environments import ServiceDesk
+from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
+
+
+NUM_KNOWN_DESKS, NUM_TRAINING_DESKS, NUM_UNSEEN_DESKS = 64, 200, 50
+NUM_REQUESTS = 2  # of each desk in evaluations
+BUDGET = 480  # environment steps
+NUM_EVALUATIONS = 4
+ACTING = {
+    **ROLES,
+    "use_cpu": not torch.accelerator.is_available(),
+    "bf16": BF16,
+    "gradient_checkpointing": False,
+    "model_init_kwargs": {"dtype": DTYPE},
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "overwrite_output_dir": True,
+    **{name: NLAC[name] for name in ("num_eval_episodes", "num_eval_critiques", "num_oracle_probes")},
+}
+TRAINING = {name: value for name, value in NLAC.items() if name not in ACTING}
+# The same learning rate, and about as many gradient steps, of as many samples.
+ON_POLICY = dict(
+    learning_rate=TRAINING["learning_rate"], episodes_per_iteration=16, updates_per_iteration=4, micro_batch_size=8
+)
+METHODS = {
+    "nlac": (nlac.train, TRAINING),
+    SELF_DISTILLATION: (
+        nlac.train,
+        merge_settings(TRAINING, HINDSIGHT, DISTILLED, {"replay_buffer_size": 32, "rehearse_refinements": False}),
+    ),
+    "grpo": (grpo.train, {**ON_POLICY, "num_generations": 4}),
+    "rft": (rft.train, {**ON_POLICY, "batch_size": 16}),
+}
+BASES = ("base", "base_refined")
+
+
+def make_known_desks() -> HandbookDesk:
+    """Make the environment of the warm-up, for the command line."""
+    return HandbookDesk(known_desk)
+
+
+def make_base_model(folder: Path, model: str, num_transitions: int) -> tuple[Path, Path]:
+    """Warm the roles up. Return the folder of the model, and the file of the samples that it was trained on."""
+    tasks = rows(known_desk, range(NUM_KNOWN_DESKS), CUSTOMERS)
+    factory = "benchmarks.real_learning.generalisation:make_known_desks"
+    rehearsal = write_rehearsal(folder, Reader(NLACPrompts()), tasks, factory, num_transitions)
+    path = folder / "model"
+    if not (path / "config.json").exists():
+        merged = load(model, warm_up(folder, model, rehearsal)).merge_and_unload()
+        AutoTokenizer.from_pretrained(model).save_pretrained(path)
+        merged.save_pretrained(path)
+    return path, rehearsal
+
+
+def make_task(seed: int, model: Path, rehearsal: Path) -> LearningTask:
+    """Make desks to train on, and others to evaluate on."""
+    first = 10_000 * (seed + 1)
+    training = range(first, first + NUM_TRAINING_DESKS)
+    unseen = range(training.stop, training.stop + NUM_UNSEEN_DESKS)
+    world_of = ServiceDesk.from_seed
+    return LearningTask(
+        name="spoken_handbook",
+        environment_factory=HandbookDesk,
+        rows=rows(world_of, training, CUSTOMERS),
+        instances={
+            "held_out": Instances(HandbookDesk, rows(world_of, unseen, HELD_OUT_CUSTOMERS, NUM_REQUESTS)),
+            "train": Instances(HandbookDesk, rows(world_of, training[:NUM_UNSEEN_DESKS], CUSTOMERS, NUM_REQUESTS)),
+        },
+        model=str(model),
+        prompts=NLACPrompts(),
+        rehearsal=readable(load_dataset("json", data_files=str(rehearsal), split="train")),
+        max_turns=ROLES["max_turns"],
+        peft_config=LoraConfig(**LORA),
+        final_episodes=1,
+    )
+
+
+def run_cell(task: LearningTask, method: str, seed: int, budget: int, runs: Path) -> dict:
+    """Train and evaluate one cell."""
+    measured_with = setting("torch", "transformers", "trl", "peft", threads=torch.get_num_threads())
+    acting = NLACConfig(output_dir=str(runs / method / str(seed)), seed=seed, **ACTING)
+    interval = max(1, budget // NUM_EVALUATIONS)
+    if method in BASES:
+        player, settings = play_base(task, acting, refines=method == "base_refined"), {}
+        points = [at_the_start(player.evaluate())]
+    else:
+        train, settings = METHODS[method]
+        curve = train(task, acting, budget, interval, **settings)
+        player, points = curve.player, curve.points
+    return {
+        "task": task.name,
+        "method": method,
+        "seed": seed,
+        "model": Path(task.model).name,
+        "settings": settings,
+        "acting": ACTING,
+        "budget": budget,
+        "interval": interval,
+        **measured_with,
+        "points": points,
+        "final": {name: player.evaluate(name, num_episodes=task.final_episodes) for name in task.instances},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(real_model_path()))
+    parser.add_argument("--folder", type=Path, default=Path("runs", "handbook"))
+    parser.add_argument("--cells", type=Path, default=Path("benchmarks", "results", "real_generalisation"))
+    parser.add_argument("--methods", nargs="*", choices=[*METHODS, *BASES], default=[*METHODS, *BASES])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--budget", type=int, default=BUDGET, help="environment steps")
+    parser.add_argument("--num_transitions", type=int, default=256, help="steps of which the teacher writes")
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    model, rehearsal = make_base_model(args.folder, args.model, args.num_transitions)
+    for seed in args.seeds:
+        task = make_task(seed, model, rehearsal)
+        for method in args.methods:
+            path = args.cells / task.name / method / f"{seed}.json"
+            if not path.exists():
+                write(run_cell(task, method, seed, args.budget, args.folder / "cells"), path)
+
+
+if __name__ == "__main__":
+    main()
