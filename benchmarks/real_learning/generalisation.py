@@ -18,7 +18,8 @@ NLAC and other methods with a real model on desks whose rules stand in a handboo
 that were never seen.
 
     python -m benchmarks.real_learning.generalisation --folder runs/handbook \\
-        --cells benchmarks/results/real_generalisation
+        --cells benchmarks/results/real_generalisation --json benchmarks/results/real_generalisation.json \\
+        --page docs/source/results_generalisation.md
 
 First the roles are warmed up on other desks, as in `benchmarks/real_learning/run.py`, and the adapter is merged into
 the model, with which every method begins. Cells that exist are not run again.
@@ -32,6 +33,7 @@ from datasets import load_dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
+from benchmarks.learning.figures.generalisation import generalisation, text
 from benchmarks.learning.methods import grpo, nlac, rft
 from benchmarks.learning.methods.base import at_the_start, play_base
 from benchmarks.learning.methods.settings import DISTILLED, HINDSIGHT, SELF_DISTILLATION, merge_settings
@@ -39,7 +41,7 @@ from benchmarks.learning.tasks import Instances, LearningTask
 from benchmarks.real_learning.handbook import HandbookDesk, Reader, known_desk, rows
 from benchmarks.real_learning.run import BF16, DTYPE, LORA, NLAC, ROLES, load, readable, warm_up, write_rehearsal
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import setting, write
+from benchmarks.reporting import publish, read_cells, setting, write
 from trl_nlac import NLACConfig, NLACPrompts
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
@@ -151,6 +153,8 @@ def main() -> None:
     parser.add_argument("--model", default=str(real_model_path()))
     parser.add_argument("--folder", type=Path, default=Path("runs", "handbook"))
     parser.add_argument("--cells", type=Path, default=Path("benchmarks", "results", "real_generalisation"))
+    parser.add_argument("--json", type=Path, help="where to write the figures of the cells")
+    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results")
     parser.add_argument("--methods", nargs="*", choices=[*METHODS, *BASES], default=[*METHODS, *BASES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=int, default=BUDGET, help="environment steps")
@@ -167,6 +171,8 @@ def main() -> None:
             path = args.cells / task.name / method / f"{seed}.json"
             if not path.exists():
                 write(run_cell(task, method, seed, args.budget, args.folder / "cells"), path)
+    report = generalisation(read_cells(args.cells))
+    publish(report, text(report), "real_learning/generalisation.py", args.json, args.page)
 
 
 if __name__ == "__main__":

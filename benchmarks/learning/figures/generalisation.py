@@ -31,11 +31,14 @@ from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 
 CELLS = RESULTS / "learning_generalisation"
-METHODS = ("nlac", "self_distillation", "grpo", "rft", "base_refined", "taught")
+METHODS = ("nlac", "self_distillation", "grpo", "rft", "base", "base_refined", "taught")
 
 
 def generalisation(cells: list[dict]) -> dict:
-    """Return the success of every method before training, and after it on desks of training and on others."""
+    """
+    Return the success of every method before training, and after it on desks of training and on others, and where
+    desks have an oracle the accuracy of the critic's verdicts before and after.
+    """
     methods = {}
     for method in METHODS:
         found = sorted((cell for cell in cells if cell["method"] == method), key=lambda cell: cell["seed"])
@@ -45,24 +48,33 @@ def generalisation(cells: list[dict]) -> dict:
                 "unseen": of_cells(found, lambda cell: measured(cell["final"]["held_out"], "success")),
                 "trained": of_cells(found, lambda cell: measured(cell["final"]["train"], "success")),
             }
-            costs = mean_costs(found)
-            methods[method] = {**success, "gap": difference(success["trained"], success["unseen"]), "costs": costs}
+            verdicts = {
+                "verdicts_before": of_cells(found, lambda cell: measured(cell["points"][0], "verdict_accuracy")),
+                "verdicts_after": of_cells(
+                    found, lambda cell: measured(cell["final"]["held_out"], "verdict_accuracy")
+                ),
+            }
+            more = difference(success["trained"], success["unseen"])
+            methods[method] = {**success, **verdicts, "gap": more, "costs": mean_costs(found)}
     return {"methods": methods, "machines": reporting.machines(cells)}
 
 
 def text(report: dict) -> str:
-    """Write the tables."""
+    """Write the tables. Only where there is an oracle, there are verdicts."""
+    names = {"before": "unseen desks, before", "unseen": "after", "trained": "desks of training, after"}
+    verdicts = {"verdicts_before": "right verdicts on unseen desks, before", "verdicts_after": "after"}
+    if not any(of[when] for of in report["methods"].values() for when in verdicts):
+        verdicts = {}
     rows = [
         [
-            *(label(method), str(len(of["unseen"]["seeds"]))),
-            *(rate(of[when]) for when in ("before", "unseen", "trained")),
-            gap(of["gap"]),
+            *(label(method), str(len(of["unseen"]["seeds"])), *(rate(of[when]) for when in names), gap(of["gap"])),
+            *(rate(of[when]) for when in verdicts),
         ]
         for method, of in report["methods"].items()
     ]
-    names = ["method", "seeds", "unseen desks, before", "after", "desks of training, after", "difference"]
+    columns = ["method", "seeds", *names.values(), "difference", *verdicts.values()]
     costs = cost_table({label(method): of["costs"] for method, of in report["methods"].items()})
-    return "\n".join([reporting.table(names, rows), "", "Mean costs of training:", "", costs])
+    return "\n".join([reporting.table(columns, rows), "", "Mean costs of training:", "", costs])
 
 
 def main():
