@@ -21,7 +21,7 @@ TEST_JOBS ?= 2
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-TARGETS := demo test test-distributed test-vllm test-gpu real-model test-real user-hours lint format bench \
+TARGETS := demo test test-benchmarks test-distributed test-vllm test-gpu real-model test-real user-hours lint format bench \
 	bench-learning bench-agent bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
@@ -32,29 +32,32 @@ help:
 demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
 
+OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false
+IN_JOBS := -n $(TEST_JOBS) --dist loadfile
+
 test: $(VENV)/.dev
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest tests --ignore tests/distributed -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests \
+		--ignore tests/benchmarks --ignore tests/distributed $(IN_JOBS) $(PYTEST_ARGS)
+
+# What measures and compares: every method for a few steps, and how figures become pages.
+test-benchmarks: $(VENV)/.dev
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks $(IN_JOBS) $(PYTEST_ARGS)
 
 # Several processes, every configuration of Accelerate, and runs that are killed.
 test-distributed: $(VENV)/.dev
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
-		$(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
+	$(OFFLINE) $(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
 
 # In a virtual environment of its own: vLLM wants an older transformers.
 test-vllm: $(VLLM_VENV)/.vllm
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
-		$(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m "vllm and not real_model" $(PYTEST_ARGS)
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m "vllm and not real_model" $(PYTEST_ARGS)
 
 # A small pretrained model, in a cache folder: 98 MB to download.
 real-model: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.real_model
 
 test-real: real-model $(VLLM_VENV)/.vllm
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
-		$(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false \
-		$(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
+	$(OFFLINE) $(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
 
 # A user's first hours, from a fresh clone and from a fresh wheel, with the packages of this environment.
 user-hours: $(VENV)/.dev
@@ -63,7 +66,7 @@ user-hours: $(VENV)/.dev
 
 # For a machine with a GPU, once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
 test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false $(BIN)/python tests/gpu/acceptance.py \
+	$(OFFLINE) $(BIN)/python tests/gpu/acceptance.py \
 		--vllm_python $(VLLM_VENV)/bin/python --json runs/gpu.json --table runs/gpu.md $(GPU_ARGS)
 
 lint: $(VENV)/.dev

@@ -119,12 +119,14 @@ def test_self_distillation_learns_from_refusals(tmp_path):
 
 
 def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
-    task = make_task("guess_the_number", 0)
-    acting = acting_config(task, str(tmp_path), 0, num_oracle_probes=0)
-    curve = taught.train(task, acting, 400, 400, max_steps=100)
-    assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (400, 100)]
+    task = make_task("service_desk_handbook", 0)
+    rule = Instances(task.environment_factory, task.rows.select([0]))
+    task = replace(task, rows=rule.rows, instances={"held_out": rule}, final_episodes=1)
+    acting = acting_config(task, str(tmp_path), 0, num_oracle_probes=0, num_eval_episodes=32)
+    curve = taught.train(task, acting, 40, 40, max_steps=20)
+    assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (40, 20)]
     before, after = (point["episode/success_rate"] for point in curve.points)
-    assert before <= 0.3 and after >= 0.4
+    assert before <= 0.1 and after >= 0.6
     with pytest.raises(ValueError, match="'rooms' has none"):
         taught.train(make_task("rooms", 0), acting, 400, 400)
 
@@ -134,7 +136,7 @@ class TestCells:
         "method",
         [
             *(*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL, "nlac_stale_4", "nlac_enduring_self"),
-            *("grpo_long", "self_distillation"),
+            "grpo_long",
         ],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
@@ -161,10 +163,10 @@ class TestCells:
             f"python -m benchmarks.learning.run --tasks service_desk_delayed --methods {method}"
         )
 
-    @pytest.mark.parametrize("method", ["nlac_critiques_at_1", "hindsight_acts_sharply"])
-    def test_policies_are_decoded_at_several_temperatures(self, method, tmp_path, monkeypatch):
+    def test_policies_are_decoded_at_several_temperatures(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        cell = run.run_cell("service_desk_noisy", method, 0, make_args(tmp_path, temperatures=[0.5, 0.0]), {})
+        args = make_args(tmp_path, temperatures=[0.5, 0.0])
+        cell = run.run_cell("service_desk_noisy", "hindsight_acts_sharply", 0, args, {})
         assert [tuple(of.values())[:3] for of in cell["decoded"]] == [
             *(("held_out", 0.5, 0.0), ("held_out", 0.5, 0.05), ("held_out", 0.0, 0.0)),
             *(("train", 0.5, 0.0), ("train", 0.5, 0.05), ("train", 0.0, 0.0)),
