@@ -49,7 +49,7 @@ from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 
 NUM_KNOWN_DESKS, NUM_TRAINING_DESKS, NUM_UNSEEN_DESKS = 64, 200, 50
 NUM_REQUESTS = 2  # of each desk in evaluations
-BUDGET = 480  # environment steps
+BUDGET = 320  # environment steps
 NUM_EVALUATIONS = 4
 ACTING = {
     **ROLES,
@@ -64,9 +64,13 @@ ACTING = {
     **{name: NLAC[name] for name in ("num_eval_episodes", "num_eval_critiques", "num_oracle_probes")},
 }
 TRAINING = {name: value for name, value in NLAC.items() if name not in ACTING}
-# The same learning rate, and about as many gradient steps, of as many samples.
+# The same learning rate, and about as many gradient steps, of as many samples. They have no roles to keep.
 ON_POLICY = dict(
-    learning_rate=TRAINING["learning_rate"], episodes_per_iteration=16, updates_per_iteration=4, micro_batch_size=8
+    learning_rate=TRAINING["learning_rate"],
+    episodes_per_iteration=16,
+    updates_per_iteration=4,
+    micro_batch_size=8,
+    rehearsal_ratio=0.0,
 )
 METHODS = {
     "nlac": (nlac.train, TRAINING),
@@ -75,7 +79,7 @@ METHODS = {
         merge_settings(TRAINING, HINDSIGHT, DISTILLED, {"replay_buffer_size": 32, "rehearse_refinements": False}),
     ),
     "grpo": (grpo.train, {**ON_POLICY, "num_generations": 4}),
-    "rft": (rft.train, {**ON_POLICY, "batch_size": 16}),
+    "rft": (rft.train, {**ON_POLICY, "batch_size": 16, "anchor_ratio": 0.0}),
 }
 BASES = ("base", "base_refined")
 
