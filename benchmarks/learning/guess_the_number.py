@@ -17,13 +17,12 @@ Guess The Number, played by [textarena](https://github.com/LeonGuertler/TextAren
 numbers from 1 to 20, and five guesses, each of which is answered with "higher" or "lower".
 """
 
-import json
 import random
 import re
-from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
+from trl_nlac.environments import TextEnvironment
 from trl_nlac.environments.embedded.dialogues import Steps
 from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     GAME,
@@ -82,25 +81,9 @@ REFERENCES = {
 }
 
 
-def fitting_games(tasks: Iterable[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
-    """
-    Play each task as a player whose every guess is drawn from the numbers that fit all hints.
-
-    Yields:
-        `dict`: a conversation with `task`, `messages` and `reward`, see [`~episodes.logs.episodes_from_logs`].
-    """
-    rng, environment = random.Random(f"fitting {seed}"), GuessTheNumberEnvironment()
-    for task in tasks:
-        messages, history = [{"role": "user", "content": environment.reset(**task)}], []
-        while True:
-            action = format_guess(rng.choice(fitting(history)))
-            result = environment.step(action)
-            messages.append({"role": "assistant", "content": action})
-            messages.append({"role": "user", "content": result.observation})
-            if result.terminated:
-                break
-            history.append((action, result.observation))
-        yield {"task": json.dumps(task), "messages": messages, "reward": result.reward}
+def guess_that_fits(environment: TextEnvironment, steps: Steps, rng: random.Random) -> str:
+    """Draw a guess from the numbers that fit all hints: a teacher, see [`~benchmarks.learning.tasks.LearningTask`]."""
+    return format_guess(rng.choice(fitting(steps)))
 
 
 class GuessTheNumberOracle:

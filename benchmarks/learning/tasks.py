@@ -15,9 +15,8 @@
 
 """The tasks of the learning benchmark: instances to train on, and instances to evaluate on."""
 
-import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
-from benchmarks.learning.guess_the_number import (
-    REFERENCES,
-    GuessTheNumberEnvironment,
-    fitting_games,
-)
+from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment, guess_that_fits
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
@@ -40,6 +35,7 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
+from trl_nlac.environments.embedded.dialogues import Steps
 from trl_nlac.environments.embedded.guess_the_number_dialogues import MAX_ACTIONS
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.relay import RelayHouse
@@ -55,7 +51,7 @@ BASE_MODEL = str(Path(__file__).parent / "base_model")
 BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number")}
 
 
-Teacher = Callable[[Iterable[dict[str, Any]], int], Iterator[dict[str, Any]]]
+Teacher = Callable[[TextEnvironment, Steps, random.Random], str]
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,9 @@ class LearningTask:
             Number of episodes of each row in the evaluation after training.
         logs ([`~datasets.Dataset`], *optional*):
             Conversations that are in the replay buffer from the start.
-        teacher (`Callable[[Iterable[dict], int], Iterator[dict]]`, *optional*):
-            Plays rows as somebody who knows the task, with a seed, and yields the conversations: a control of what
-            the model can learn.
+        teacher (`Callable[[TextEnvironment, Steps, random.Random], str]`, *optional*):
+            Chooses an action after the steps of an episode, each an action and its observation, as somebody who knows
+            the task: a control of what the model can learn.
     """
 
     name: str
@@ -199,15 +195,9 @@ class HandbookEnvironment(TextEnvironment):
         return self._environment.step(action)
 
 
-def looked_up(tasks: Iterable[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
-    """Play tasks as somebody who reads the handbook: the first call is right. There is nothing to draw with `seed`."""
-    environment = HandbookEnvironment()
-    for task in tasks:
-        messages = [{"role": "user", "content": environment.reset(**task)}]
-        messages.append({"role": "assistant", "content": environment.right_call})
-        result = environment.step(environment.right_call)
-        messages.append({"role": "user", "content": result.observation})
-        yield {"task": json.dumps(task), "messages": messages, "reward": result.reward}
+def look_up(environment: HandbookEnvironment, steps: Steps, rng: random.Random) -> str:
+    """Act as somebody who reads the handbook: the first call is right."""
+    return environment.right_call
 
 
 def handbook(seed: int) -> LearningTask:
@@ -237,7 +227,7 @@ def handbook(seed: int) -> LearningTask:
         prompts=COMPACT_PROMPTS,
         rehearsal=make_rehearsal_dataset("service_desk", variant="told", customers=True),
         max_turns=2,
-        teacher=looked_up,
+        teacher=look_up,
     )
 
 
@@ -297,7 +287,7 @@ def guess_the_number(seed: int) -> LearningTask:
         rehearsal=make_rehearsal_dataset("guess_the_number"),
         max_turns=MAX_ACTIONS,
         oracle_success=REFERENCES["exact solver"],
-        teacher=fitting_games,
+        teacher=guess_that_fits,
     )
 
 

@@ -14,6 +14,8 @@
 
 import json
 import random
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 from helpers.testing_utils import make_roles
@@ -21,10 +23,10 @@ from helpers.testing_utils import make_roles
 from benchmarks.learning.guess_the_number import (
     REFERENCES,
     GuessTheNumberEnvironment,
-    fitting_games,
     num_won,
     num_won_after,
 )
+from benchmarks.learning.methods.taught import taught_episodes
 from benchmarks.learning.tasks import make_task
 from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     FOUND,
@@ -75,11 +77,12 @@ def test_references():
     assert REFERENCES["any number"] == pytest.approx(won / games, abs=0.02)
 
 
-def test_guesses_of_fitting_games_fit_all_hints():
+def test_guesses_of_the_teacher_fit_all_hints():
     tasks = [{"seed": seed} for seed in range(60)]
-    games = list(fitting_games(tasks, seed=0))
+    task = replace(make_task("guess_the_number", 0), rows=tasks)
+    games, again, others = (list(islice(taught_episodes(task, seed), 60)) for seed in (0, 0, 1))
     assert [json.loads(game["task"]) for game in games] == tasks
-    assert games == list(fitting_games(tasks, seed=0)) != list(fitting_games(tasks, seed=1))
+    assert games == again != others
     environment, roles = GuessTheNumberEnvironment(), make_roles([])
     for game in games:
         actions = [message["content"] for message in game["messages"] if message["role"] == "assistant"]

@@ -21,6 +21,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import fields, replace
+from itertools import islice
 
 import pytest
 from datasets import Dataset
@@ -39,6 +40,7 @@ from benchmarks.learning.methods.settings import (
     default_settings,
     merge_settings,
 )
+from benchmarks.learning.methods.taught import taught_episodes
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig, NLACTrainer
@@ -106,8 +108,8 @@ def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
         assert first.endswith(f". {row['request']} {row['customer']} 2")
         right = first.split(f"{row['request']} ")[1].split(".")[0]
         assert environment.step(f"route {right}").reward == 1.0
-        [taught] = task.teacher([row], 0)
-        assert taught["messages"][1]["content"] == f"route {right}" and taught["reward"] == 1.0
+        [of_row] = islice(taught_episodes(replace(task, rows=[row]), 0), 1)
+        assert of_row["messages"][1]["content"] == f"route {right}" and of_row["reward"] == 1.0
 
 
 def test_self_distillation_learns_from_refusals(tmp_path):

@@ -18,7 +18,11 @@ A control: supervised fine-tuning on episodes of somebody who knows the task. Wh
 them, no method that learns from the model's own episodes can be expected to teach.
 """
 
+import json
+import random
+from collections.abc import Iterator
 from itertools import cycle
+from typing import Any
 
 from accelerate import Accelerator
 from datasets import Dataset
@@ -59,7 +63,7 @@ def train(
     """
     if task.teacher is None:
         raise ValueError(f"`--methods taught` needs a task with a teacher, and {task.name!r} has none.")
-    episodes, logs, num_actions = task.teacher(cycle(task.rows), acting.seed), [], 0
+    episodes, logs, num_actions = taught_episodes(task, acting.seed), [], 0
     while num_actions < budget:
         logs.append(next(episodes))
         num_actions += sum(message["role"] == "assistant" for message in logs[-1]["messages"])
@@ -69,3 +73,24 @@ def train(
         *(trainer, player, budget, interval),
         num_environment_steps=lambda: trainer.state.global_step * budget // max_steps,
     )
+
+
+def taught_episodes(task: LearningTask, seed: int) -> Iterator[dict[str, Any]]:
+    """
+    Let the teacher play the task's rows, again and again.
+
+    Yields:
+        `dict`: a conversation with `task`, `messages` and `reward`, see [`~episodes.logs.episodes_from_logs`].
+    """
+    rng, environment = random.Random(f"teacher {seed}"), task.environment_factory()
+    for row in cycle(task.rows):
+        messages, steps = [{"role": "user", "content": environment.reset(**row)}], []
+        while True:
+            action = task.teacher(environment, steps, rng)
+            result = environment.step(action)
+            messages.append({"role": "assistant", "content": action})
+            messages.append({"role": "user", "content": result.observation})
+            if result.terminated:
+                break
+            steps.append((action, result.observation))
+        yield {"task": json.dumps(row), "messages": messages, "reward": result.reward}
