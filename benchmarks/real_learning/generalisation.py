@@ -76,7 +76,10 @@ METHODS = {
     "nlac": (nlac.train, TRAINING),
     SELF_DISTILLATION: (
         nlac.train,
-        merge_settings(TRAINING, HINDSIGHT, DISTILLED, {"replay_buffer_size": 32, "rehearse_refinements": False}),
+        merge_settings(
+            *(TRAINING, HINDSIGHT, DISTILLED),
+            {"replay_buffer_size": 32, "rehearse_refinements": False, "refine_best_actions": True},
+        ),
     ),
     "grpo": (grpo.train, {**ON_POLICY, "num_generations": 4}),
     "rft": (rft.train, {**ON_POLICY, "batch_size": 16, "anchor_ratio": 0.0}),

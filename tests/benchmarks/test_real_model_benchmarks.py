@@ -23,10 +23,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.formats.run import ask_roles, table, versions
-from benchmarks.real_learning import handbook
+from benchmarks.learning.figures.table import label
+from benchmarks.real_learning import generalisation, handbook
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
 from benchmarks.real_learning.handbook import HandbookDesk, Reader
-from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train
+from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train, write_rehearsal
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal import chat_roles, play_transitions
 from trl_nlac.agent.transcripts import read_transcript
@@ -176,6 +177,28 @@ def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
     assert [point["optimizer_steps"] for point in saved[-1]["curve"]] == [0, 1, 2]
     assert {"success", "low", "high", "eval_oracle/readable_rate"} <= saved[-1]["curve"][0].keys()
     assert saved[-1]["curve"][-1]["environment_steps"] > saved[0]["curve"][0]["environment_steps"] == 0
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """Samples of the teacher that reads handbooks."""
+    tasks = handbook.rows(handbook.known_desk, range(2), ["maro"])
+    factory = "benchmarks.real_learning.generalisation:make_known_desks"
+    return write_rehearsal(tmp_path_factory.mktemp("handbook"), Reader(NLACPrompts()), tasks, factory, 4)
+
+
+@pytest.mark.parametrize("method", [*generalisation.METHODS, "base_refined"])
+def test_every_method_is_trained_on_desks_with_handbooks(tmp_path, monkeypatch, rehearsal, method):
+    """With the embedded model, which cannot read these prompts."""
+    monkeypatch.setattr(generalisation, "NUM_UNSEEN_DESKS", 2)
+    task = generalisation.make_task(0, TINY_MODEL, rehearsal)
+    assert len(task.rows) == 800 and len(task.instances["held_out"].rows) == len(task.instances["train"].rows) == 4
+    cell = generalisation.run_cell(task, method, 0, 4, tmp_path)
+    assert cell["final"].keys() == {"held_out", "train"}
+    trained = cell["points"][-1]["trained_tokens"]
+    assert (trained > 0) == (method != "base_refined") and cell["points"][0]["environment_steps"] == 0
+    report = generalisation.generalisation([cell])
+    assert f"| {label(method)} | 1 | 0.00 | 0.00 | 0.00 |" in generalisation.text(report)
 
 
 def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
