@@ -48,7 +48,7 @@ from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 
 
 NUM_KNOWN_DESKS, NUM_TRAINING_DESKS, NUM_UNSEEN_DESKS = 64, 200, 50
-NUM_REQUESTS = 2  # of each desk in evaluations
+NUM_EVALUATED_REQUESTS = 2  # of each desk
 BUDGET = 320  # environment steps
 NUM_EVALUATIONS = 4
 ACTING = {
@@ -97,7 +97,7 @@ def make_base_model(folder: Path, model: str, num_transitions: int) -> tuple[Pat
     tasks = rows(known_desk, range(NUM_KNOWN_DESKS), CUSTOMERS)
     factory = "benchmarks.real_learning.generalisation:make_known_desks"
     rehearsal = write_rehearsal(folder, Reader(NLACPrompts()), tasks, factory, num_transitions)
-    path = folder / "model"
+    path = folder / f"{Path(model).name}-warmed-up"
     if not (path / "config.json").exists():
         merged = load(model, warm_up(folder, model, rehearsal)).merge_and_unload()
         AutoTokenizer.from_pretrained(model).save_pretrained(path)
@@ -110,14 +110,17 @@ def make_task(seed: int, model: Path, rehearsal: Path) -> LearningTask:
     first = 10_000 * (seed + 1)
     training = range(first, first + NUM_TRAINING_DESKS)
     unseen = range(training.stop, training.stop + NUM_UNSEEN_DESKS)
-    world_of = ServiceDesk.from_seed
+
+    def evaluated(desks: range, customers: list[str]) -> Instances:
+        return Instances(HandbookDesk, rows(ServiceDesk.from_seed, desks, customers, NUM_EVALUATED_REQUESTS))
+
     return LearningTask(
         name="spoken_handbook",
         environment_factory=HandbookDesk,
-        rows=rows(world_of, training, CUSTOMERS),
+        rows=rows(ServiceDesk.from_seed, training, CUSTOMERS),
         instances={
-            "held_out": Instances(HandbookDesk, rows(world_of, unseen, HELD_OUT_CUSTOMERS, NUM_REQUESTS)),
-            "train": Instances(HandbookDesk, rows(world_of, training[:NUM_UNSEEN_DESKS], CUSTOMERS, NUM_REQUESTS)),
+            "held_out": evaluated(unseen, HELD_OUT_CUSTOMERS),
+            "train": evaluated(training[:NUM_UNSEEN_DESKS], CUSTOMERS),
         },
         model=str(model),
         prompts=NLACPrompts(),
@@ -128,7 +131,7 @@ def make_task(seed: int, model: Path, rehearsal: Path) -> LearningTask:
     )
 
 
-def run_cell(task: LearningTask, method: str, seed: int, budget: int, runs: Path) -> dict:
+def run_cell(task: LearningTask, method: str, seed: int, budget: int, runs: Path, num_transitions: int) -> dict:
     """Train and evaluate one cell."""
     measured_with = setting("torch", "transformers", "trl", "peft", threads=torch.get_num_threads())
     acting = NLACConfig(output_dir=str(runs / method / str(seed)), seed=seed, **ACTING)
@@ -147,6 +150,8 @@ def run_cell(task: LearningTask, method: str, seed: int, budget: int, runs: Path
         "model": Path(task.model).name,
         "settings": settings,
         "acting": ACTING,
+        "command": f"python -m benchmarks.real_learning.generalisation --methods {method} --seeds {seed} "
+        f"--budget {budget} --num_transitions {num_transitions} --threads {torch.get_num_threads()}",
         "budget": budget,
         "interval": interval,
         **measured_with,
@@ -165,7 +170,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=[*METHODS, *BASES], default=[*METHODS, *BASES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=int, default=BUDGET, help="environment steps")
-    parser.add_argument("--num_transitions", type=int, default=256, help="steps of which the teacher writes")
+    parser.add_argument("--num_transitions", type=int, default=128, help="steps of which the teacher writes")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if args.threads is not None:
@@ -177,7 +182,8 @@ def main() -> None:
         for method in args.methods:
             path = args.cells / task.name / method / f"{seed}.json"
             if not path.exists():
-                write(run_cell(task, method, seed, args.budget, args.folder / "cells"), path)
+                runs = args.folder / "cells"
+                write(run_cell(task, method, seed, args.budget, runs, args.num_transitions), path)
     report = generalisation(read_cells(args.cells))
     publish(report, text(report), "real_learning/generalisation.py", args.json, args.page)
 

@@ -193,7 +193,8 @@ def test_every_method_is_trained_on_desks_with_handbooks(tmp_path, monkeypatch, 
     monkeypatch.setattr(generalisation, "NUM_UNSEEN_DESKS", 2)
     task = generalisation.make_task(0, TINY_MODEL, rehearsal)
     assert len(task.rows) == 800 and len(task.instances["held_out"].rows) == len(task.instances["train"].rows) == 4
-    cell = generalisation.run_cell(task, method, 0, 4, tmp_path)
+    cell = generalisation.run_cell(task, method, 0, 4, tmp_path, num_transitions=4)
+    assert f"--methods {method} --seeds 0 --budget 4 --num_transitions 4" in cell["command"]
     assert cell["final"].keys() == {"held_out", "train"}
     trained = cell["points"][-1]["trained_tokens"]
     assert (trained > 0) == (method != "base_refined") and cell["points"][0]["environment_steps"] == 0
