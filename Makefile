@@ -21,8 +21,8 @@ TEST_JOBS ?= 2
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-TARGETS := demo test test-benchmarks test-distributed test-vllm test-gpu real-model test-real user-hours lint format bench \
-	bench-learning bench-agent bench-vllm docs clean
+TARGETS := demo test test-benchmarks test-distributed test-vllm test-gpu real-model test-real user-hours lint format \
+	bench bench-learning bench-agent bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
 

@@ -16,7 +16,7 @@
 """The tasks of the learning benchmark: instances to train on, and instances to evaluate on."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -200,21 +200,28 @@ def look_up(environment: HandbookEnvironment, steps: Steps, rng: random.Random) 
     return environment.right_call
 
 
+def handbook_rows(
+    rng: random.Random,
+    desks: Iterable[int],
+    customers: list[str],
+    num_requests: int | None = None,
+    world_of: Callable[[int], ServiceDesk] = ServiceDesk.from_seed,
+) -> Dataset:
+    """Return a row for each kind of request, or the first of them, of each desk."""
+    return Dataset.from_list(
+        [
+            {"desk": desk, "request": request, "customer": rng.choice(customers)}
+            for desk in desks
+            for request in world_of(desk).requests[:num_requests]
+        ]
+    )
+
+
 def handbook(seed: int) -> LearningTask:
     """Make 200 desks with handbooks to train on, and 50 others to evaluate on."""
-    rng = random.Random(f"handbooks {seed}")
-
-    def rows(desks: range, customers: list[str]) -> Dataset:
-        return Dataset.from_list(
-            [
-                {"desk": desk, "request": request, "customer": rng.choice(customers)}
-                for desk in desks
-                for request in ServiceDesk.from_seed(desk).requests
-            ]
-        )
-
-    first = 10_000 * (seed + 1)
-    train, held_out = rows(range(first, first + 200), CUSTOMERS), rows(range(first + 200, first + 250), CUSTOMERS)
+    rng, first = random.Random(f"handbooks {seed}"), 10_000 * (seed + 1)
+    train = handbook_rows(rng, range(first, first + 200), CUSTOMERS)
+    held_out = handbook_rows(rng, range(first + 200, first + 250), CUSTOMERS)
     return LearningTask(
         name=HANDBOOK,
         environment_factory=HandbookEnvironment,

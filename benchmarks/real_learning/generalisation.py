@@ -26,10 +26,10 @@ the model, with which every method begins. Cells that exist are not run again.
 """
 
 import argparse
+import random
 from pathlib import Path
 
 import torch
-from datasets import load_dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
@@ -37,13 +37,12 @@ from benchmarks.learning.figures.generalisation import generalisation, text
 from benchmarks.learning.methods import grpo, nlac, rft
 from benchmarks.learning.methods.base import at_the_start, play_base
 from benchmarks.learning.methods.settings import DISTILLED, HINDSIGHT, SELF_DISTILLATION, merge_settings
-from benchmarks.learning.tasks import Instances, LearningTask
-from benchmarks.real_learning.handbook import HandbookDesk, Reader, known_desk, rows
-from benchmarks.real_learning.run import BF16, DTYPE, LORA, NLAC, ROLES, load, readable, warm_up, write_rehearsal
+from benchmarks.learning.tasks import Instances, LearningTask, handbook_rows
+from benchmarks.real_learning.handbook import HandbookDesk, Reader, known_desk
+from benchmarks.real_learning.run import BF16, DTYPE, LORA, NLAC, ROLES, load, read_rehearsal, warm_up, write_rehearsal
 from benchmarks.real_model import real_model_path
 from benchmarks.reporting import publish, read_cells, setting, write
 from trl_nlac import NLACConfig, NLACPrompts
-from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 
 
@@ -94,7 +93,7 @@ def make_known_desks() -> HandbookDesk:
 
 def make_base_model(folder: Path, model: str, num_transitions: int) -> tuple[Path, Path]:
     """Warm the roles up. Return the folder of the model, and the file of the samples that it was trained on."""
-    tasks = rows(known_desk, range(NUM_KNOWN_DESKS), CUSTOMERS)
+    tasks = handbook_rows(random.Random(0), range(NUM_KNOWN_DESKS), CUSTOMERS, world_of=known_desk)
     factory = "benchmarks.real_learning.generalisation:make_known_desks"
     rehearsal = write_rehearsal(folder, Reader(NLACPrompts()), tasks, factory, num_transitions)
     path = folder / f"{Path(model).name}-warmed-up"
@@ -112,22 +111,21 @@ def make_task(seed: int, model: Path, rehearsal: Path) -> LearningTask:
     unseen = range(training.stop, training.stop + NUM_UNSEEN_DESKS)
 
     def evaluated(desks: range, customers: list[str]) -> Instances:
-        return Instances(HandbookDesk, rows(ServiceDesk.from_seed, desks, customers, NUM_EVALUATED_REQUESTS))
+        return Instances(HandbookDesk, handbook_rows(random.Random(0), desks, customers, NUM_EVALUATED_REQUESTS))
 
     return LearningTask(
         name="spoken_handbook",
         environment_factory=HandbookDesk,
-        rows=rows(ServiceDesk.from_seed, training, CUSTOMERS),
+        rows=handbook_rows(random.Random(0), training, CUSTOMERS),
         instances={
             "held_out": evaluated(unseen, HELD_OUT_CUSTOMERS),
             "train": evaluated(training[:NUM_UNSEEN_DESKS], CUSTOMERS),
         },
         model=str(model),
         prompts=NLACPrompts(),
-        rehearsal=readable(load_dataset("json", data_files=str(rehearsal), split="train")),
+        rehearsal=read_rehearsal(rehearsal),
         max_turns=ROLES["max_turns"],
         peft_config=LoraConfig(**LORA),
-        final_episodes=1,
     )
 
 
@@ -156,7 +154,7 @@ def run_cell(task: LearningTask, method: str, seed: int, budget: int, runs: Path
         "interval": interval,
         **measured_with,
         "points": points,
-        "final": {name: player.evaluate(name, num_episodes=task.final_episodes) for name in task.instances},
+        "final": {"held_out": points[-1], "train": player.evaluate("train")},
     }
 
 

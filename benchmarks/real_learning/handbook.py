@@ -20,10 +20,8 @@ that reads it, too.
 
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-
-from datasets import Dataset
 
 from benchmarks.real_learning.desk import SpokenDesk, SpokenDeskOracle, Teacher, asked_values
 from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
@@ -52,23 +50,6 @@ def known_desk(number: int) -> ServiceDesk:
     """Return a desk of the warm-up. Desks that are drawn from a seed have none of its kinds of requests."""
     rng = random.Random(f"known desk {number}")
     return ServiceDesk.draw(rng, rng.sample(KNOWN_REQUESTS["told"], NUM_REQUESTS))
-
-
-def rows(
-    world_of: Callable[[int], ServiceDesk],
-    desks: Iterable[int],
-    customers: list[str],
-    num_requests: int = NUM_REQUESTS,
-) -> Dataset:
-    """Return a row for each of the first kinds of requests of each desk."""
-    rng = random.Random(0)
-    return Dataset.from_list(
-        [
-            {"desk": desk, "request": request, "customer": rng.choice(customers)}
-            for desk in desks
-            for request in world_of(desk).requests[:num_requests]
-        ]
-    )
 
 
 class HandbookOracle:

@@ -112,9 +112,9 @@ def write_rehearsal(
     return path
 
 
-def readable(samples: Dataset) -> Dataset:
-    """Leave out the teacher's slips as the policy: they are there to be judged, not to be learned."""
-    return samples.filter(
+def read_rehearsal(path: Path) -> Dataset:
+    """Read samples without the teacher's slips as the policy: they are there to be judged, not to be learned."""
+    return load_dataset("json", data_files=str(path), split="train").filter(
         lambda sample: sample["role"] != "policy" or parse_call(sample["completion"][0]["content"]) is not None
     )
 
@@ -143,7 +143,7 @@ def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
     """Train LoRA on the teacher's samples, from the last checkpoint if there is one."""
     adapter, output = folder / "warm_up", folder / "sft"
     if not (adapter / "adapter_config.json").exists():
-        samples = readable(load_dataset("json", data_files=str(rehearsal), split="train"))
+        samples = read_rehearsal(rehearsal)
         tokenizer = AutoTokenizer.from_pretrained(model)
         dataset = conversations(samples, ChatEncoder(tokenizer))
         trainer = SFTTrainer(
@@ -281,7 +281,7 @@ def train(
         train_dataset=rows(desk),
         eval_dataset=rows(desk, HELD_OUT_CUSTOMERS[:8]),
         environment_factory=partial(SpokenDesk, desk),
-        rehearsal_dataset=readable(load_dataset("json", data_files=str(rehearsal), split="train")),
+        rehearsal_dataset=read_rehearsal(rehearsal),
         callbacks=[report],
     )
     report.trained = trainer

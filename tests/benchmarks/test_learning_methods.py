@@ -138,7 +138,7 @@ class TestCells:
         "method",
         [
             *(*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL, "nlac_stale_4", "nlac_enduring_self"),
-            "grpo_long",
+            *("grpo_long", "self_distillation"),
         ],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
@@ -165,10 +165,10 @@ class TestCells:
             f"python -m benchmarks.learning.run --tasks service_desk_delayed --methods {method}"
         )
 
-    def test_policies_are_decoded_at_several_temperatures(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("method", ["nlac_critiques_at_1", "hindsight_acts_sharply"])
+    def test_policies_are_decoded_at_several_temperatures(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        args = make_args(tmp_path, temperatures=[0.5, 0.0])
-        cell = run.run_cell("service_desk_noisy", "hindsight_acts_sharply", 0, args, {})
+        cell = run.run_cell("service_desk_noisy", method, 0, make_args(tmp_path, temperatures=[0.5, 0.0]), {})
         assert [tuple(of.values())[:3] for of in cell["decoded"]] == [
             *(("held_out", 0.5, 0.0), ("held_out", 0.5, 0.05), ("held_out", 0.0, 0.0)),
             *(("train", 0.5, 0.0), ("train", 0.5, 0.05), ("train", 0.0, 0.0)),

@@ -13,6 +13,7 @@
 # limitations under the License.
 
 
+import random
 import statistics
 from functools import partial
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.formats.run import ask_roles, table, versions
 from benchmarks.learning.figures.table import label
+from benchmarks.learning.tasks import handbook_rows
 from benchmarks.real_learning import generalisation, handbook
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
 from benchmarks.real_learning.handbook import HandbookDesk, Reader
@@ -124,7 +126,7 @@ def test_the_teacher_foresees_as_the_backup_joins(taught):
 
 def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle():
     pool = EnvironmentPool(partial(HandbookDesk, handbook.known_desk))
-    tasks = handbook.rows(handbook.known_desk, range(8), ["maro"])
+    tasks = handbook_rows(random.Random(0), range(8), ["maro"], world_of=handbook.known_desk)
     roles = chat_roles(TeacherModel(Reader), NLACPrompts(), RoleOptions(**ROLES))
     try:
         transitions = play_transitions(roles, pool, list(tasks), 60)
@@ -182,7 +184,7 @@ def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """Samples of the teacher that reads handbooks."""
-    tasks = handbook.rows(handbook.known_desk, range(2), ["maro"])
+    tasks = handbook_rows(random.Random(0), range(2), ["maro"], world_of=handbook.known_desk)
     factory = "benchmarks.real_learning.generalisation:make_known_desks"
     return write_rehearsal(tmp_path_factory.mktemp("handbook"), Reader(NLACPrompts()), tasks, factory, 4)
 
