@@ -28,6 +28,12 @@ from trl_nlac.environments.tau_bench import TauBenchEnvironment
 from trl_nlac.environments.twenty_questions import ChatOracle, RuleOracle, TwentyQuestionsEnvironment
 
 
+# Options of NLACConfig that belong to a task. 20 questions may take up to five unreadable answers besides.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "math": {"single_step": True, "max_turns": 1, "action_format": "text"},
+    "20q": {"max_turns": 25, "action_format": "react"},
+    "tau": {"max_turns": 30, "action_format": "react"},
+}
 MATH_PROMPTS = NLACPrompts(
     policy="You solve mathematical problems. Answer in exactly this form:\n{action_format}",
     format_text="<the solution, step by step, with the final answer in \\boxed{} at its end>",
@@ -116,7 +122,7 @@ def _math(options: TaskOptions) -> Task:
         _few(train, options),
         {"math": held_out},
         MathEnvironment,
-        {"single_step": True, "max_turns": 1, "action_format": "text"},
+        OPTIONS["math"],
         MATH_PROMPTS,
     )
 
@@ -129,7 +135,7 @@ def _twenty_questions(options: TaskOptions) -> Task:
         _few(_objects(options.train_objects, "train"), options),
         {"20q": _few(_objects(options.eval_objects, "eval"), options)},
         partial(TwentyQuestionsEnvironment, oracle),
-        {"max_turns": 25, "action_format": "react"},  # 20 questions, and up to five unreadable answers
+        OPTIONS["20q"],
     )
 
 
@@ -143,7 +149,7 @@ def _tau_bench(options: TaskOptions) -> Task:
             f"{name}_{split}": partial(company, name, split)
             for name, split in (("retail", "train"), ("retail", "test"), ("airline", "test"))
         },
-        {"max_turns": 30, "action_format": "react"},
+        OPTIONS["tau"],
     )
 
 
