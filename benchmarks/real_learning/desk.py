@@ -84,6 +84,11 @@ def asked_values(text: str) -> list[str]:
     return [value for value in re.findall(r"must be (\w+)", text) if value in POSITIONS]
 
 
+def request_of(messages: list[Message]) -> str:
+    """Return the kind of request that a conversation is about."""
+    return re.search(r"asks about the (\w+)\.", "\n".join(message["content"] for message in messages)).group(1)
+
+
 def written(action: str) -> str:
     """Return an action without the marks that models put around it."""
     return action.strip(" .`\"'")
@@ -156,6 +161,7 @@ class Teacher:
 
     def __init__(self, prompts: NLACPrompts, seed: int = 0):
         self.desk = known_desk()
+        self.prompts = prompts
         self.rng = random.Random(seed)
         self.openings = {role: vars(prompts)[role][:40] for role in ("critique", "successor", "backup", "refine")}
         self.openings["backup_terminated"] = "Your action led to this observation, and"
@@ -164,7 +170,7 @@ class Teacher:
     def answer(self, messages: list[Message]) -> str:
         """Answer a conversation."""
         opening, *turns = [message for message in messages if message["role"] != "system"]
-        request = re.search(r"asks about the (\w+)\.", opening["content"]).group(1)
+        request = request_of([opening])
         seen, call, left = opening["content"], None, self.desk.attempts
         role, state = "policy", DeskState(request, left)
         for turn in turns:

@@ -22,11 +22,13 @@ that were never seen.
         --page docs/source/results_generalisation.md
 
 First the roles are warmed up on other desks, as in `benchmarks/real_learning/run.py`, and the adapter is merged into
-the model, with which every method begins. Cells that exist are not run again.
+the model, with which every method begins. Cells that exist are not run again. With `--quotes` and another folder the
+critic is taught to quote the rule that it judges by.
 """
 
 import argparse
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,7 +40,7 @@ from benchmarks.learning.methods import grpo, nlac, rft
 from benchmarks.learning.methods.base import at_the_start, play_base
 from benchmarks.learning.methods.settings import DISTILLED, HINDSIGHT, SELF_DISTILLATION, merge_settings
 from benchmarks.learning.tasks import Instances, LearningTask, handbook_rows
-from benchmarks.real_learning.handbook import HandbookDesk, Reader, known_desk
+from benchmarks.real_learning.handbook import QUOTING_PROMPTS, HandbookDesk, QuotingReader, Reader, known_desk
 from benchmarks.real_learning.run import BF16, DTYPE, LORA, NLAC, ROLES, load, read_rehearsal, warm_up, write_rehearsal
 from benchmarks.real_model import real_model_path
 from benchmarks.reporting import publish, read_cells, setting, write
@@ -86,16 +88,42 @@ METHODS = {
 BASES = ("base", "base_refined")
 
 
+@dataclass(frozen=True)
+class Setup:
+    """
+    How the roles are asked, and who warms them up.
+
+    Args:
+        task (`str`):
+            Name of the task.
+        teacher ([`~real_learning.handbook.Reader`]):
+            Writes the samples of the warm-up.
+        max_completion_length (`int`):
+            Most tokens of an answer.
+    """
+
+    task: str
+    teacher: Reader
+    max_completion_length: int
+
+
+PLAIN = Setup("spoken_handbook", Reader(NLACPrompts()), ROLES["max_completion_length"])
+QUOTING = Setup("spoken_handbook_quoted", QuotingReader(QUOTING_PROMPTS), 96)
+TITLES = {PLAIN.task: "A critic that judges at once", QUOTING.task: "A critic that quotes the rule first"}
+
+
 def make_known_desks() -> HandbookDesk:
     """Make the environment of the warm-up, for the command line."""
     return HandbookDesk(known_desk)
 
 
-def make_base_model(folder: Path, model: str, num_transitions: int) -> tuple[Path, Path]:
+def make_base_model(folder: Path, model: str, setup: Setup, num_transitions: int) -> tuple[Path, Path]:
     """Warm the roles up. Return the folder of the model, and the file of the samples that it was trained on."""
     tasks = handbook_rows(random.Random(0), range(NUM_KNOWN_DESKS), CUSTOMERS, world_of=known_desk)
     factory = "benchmarks.real_learning.generalisation:make_known_desks"
-    rehearsal = write_rehearsal(folder, Reader(NLACPrompts()), tasks, factory, num_transitions)
+    rehearsal = write_rehearsal(
+        folder, setup.teacher, tasks, factory, num_transitions, max_completion_length=setup.max_completion_length
+    )
     path = folder / f"{Path(model).name}-warmed-up"
     if not (path / "config.json").exists():
         merged = load(model, warm_up(folder, model, rehearsal)).merge_and_unload()
@@ -104,7 +132,7 @@ def make_base_model(folder: Path, model: str, num_transitions: int) -> tuple[Pat
     return path, rehearsal
 
 
-def make_task(seed: int, model: Path, rehearsal: Path) -> LearningTask:
+def make_task(seed: int, model: Path, setup: Setup, rehearsal: Path) -> LearningTask:
     """Make desks to train on, and others to evaluate on."""
     first = 10_000 * (seed + 1)
     training = range(first, first + NUM_TRAINING_DESKS)
@@ -114,7 +142,7 @@ def make_task(seed: int, model: Path, rehearsal: Path) -> LearningTask:
         return Instances(HandbookDesk, handbook_rows(random.Random(0), desks, customers, NUM_EVALUATED_REQUESTS))
 
     return LearningTask(
-        name="spoken_handbook",
+        name=setup.task,
         environment_factory=HandbookDesk,
         rows=handbook_rows(random.Random(0), training, CUSTOMERS),
         instances={
@@ -122,17 +150,20 @@ def make_task(seed: int, model: Path, rehearsal: Path) -> LearningTask:
             "train": evaluated(training[:NUM_UNSEEN_DESKS], CUSTOMERS),
         },
         model=str(model),
-        prompts=NLACPrompts(),
+        prompts=setup.teacher.prompts,
         rehearsal=read_rehearsal(rehearsal),
         max_turns=ROLES["max_turns"],
         peft_config=LoraConfig(**LORA),
     )
 
 
-def run_cell(task: LearningTask, method: str, seed: int, budget: int, runs: Path, num_transitions: int) -> dict:
+def run_cell(
+    task: LearningTask, setup: Setup, method: str, seed: int, budget: int, runs: Path, num_transitions: int
+) -> dict:
     """Train and evaluate one cell."""
     measured_with = setting("torch", "transformers", "trl", "peft", threads=torch.get_num_threads())
-    acting = NLACConfig(output_dir=str(runs / method / str(seed)), seed=seed, **ACTING)
+    options = {**ACTING, "max_completion_length": setup.max_completion_length}
+    acting = NLACConfig(output_dir=str(runs / method / str(seed)), seed=seed, **options)
     interval = max(1, budget // NUM_EVALUATIONS)
     if method in BASES:
         player, settings = play_base(task, acting, refines=method == "base_refined"), {}
@@ -147,15 +178,26 @@ def run_cell(task: LearningTask, method: str, seed: int, budget: int, runs: Path
         "seed": seed,
         "model": Path(task.model).name,
         "settings": settings,
-        "acting": ACTING,
+        "acting": options,
         "command": f"python -m benchmarks.real_learning.generalisation --methods {method} --seeds {seed} "
-        f"--budget {budget} --num_transitions {num_transitions} --threads {torch.get_num_threads()}",
+        f"--budget {budget} --num_transitions {num_transitions} --threads {torch.get_num_threads()}"
+        + (" --quotes" if setup is QUOTING else ""),
         "budget": budget,
         "interval": interval,
         **measured_with,
         "points": points,
         "final": {"held_out": points[-1], "train": player.evaluate("train")},
     }
+
+
+def by_task(cells: list[dict]) -> dict[str, list[dict]]:
+    """Group cells by their task."""
+    return {task: [cell for cell in cells if cell["task"] == task] for task in TITLES}
+
+
+def tables(report: dict) -> str:
+    """Write the tables of every task."""
+    return "\n\n".join(f"{TITLES[task]}:\n\n{text(of)}" for task, of in report.items() if of["methods"])
 
 
 def main() -> None:
@@ -169,21 +211,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=int, default=BUDGET, help="environment steps")
     parser.add_argument("--num_transitions", type=int, default=128, help="steps of which the teacher writes")
+    parser.add_argument("--quotes", action="store_true", help="teach the critic to quote the rule that it judges by")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    setup = QUOTING if args.quotes else PLAIN
     args.folder.mkdir(parents=True, exist_ok=True)
-    model, rehearsal = make_base_model(args.folder, args.model, args.num_transitions)
+    model, rehearsal = make_base_model(args.folder, args.model, setup, args.num_transitions)
     for seed in args.seeds:
-        task = make_task(seed, model, rehearsal)
+        task = make_task(seed, model, setup, rehearsal)
         for method in args.methods:
             path = args.cells / task.name / method / f"{seed}.json"
             if not path.exists():
                 runs = args.folder / "cells"
-                write(run_cell(task, method, seed, args.budget, runs, args.num_transitions), path)
-    report = generalisation(read_cells(args.cells))
-    publish(report, text(report), "real_learning/generalisation.py", args.json, args.page)
+                write(run_cell(task, setup, method, seed, args.budget, runs, args.num_transitions), path)
+    report = {task: generalisation(cells) for task, cells in by_task(read_cells(args.cells)).items()}
+    publish(report, tables(report), "real_learning/generalisation.py", args.json, args.page)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.real_learning.desk import SpokenDesk, SpokenDeskOracle, Teacher, asked_values
+from benchmarks.real_learning.desk import SpokenDesk, SpokenDeskOracle, Teacher, asked_values, request_of
+from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
 from trl_nlac.environments.embedded.service_desk import NUM_REQUESTS, VALUES, Call, DeskState, format_call, parse_call
 from trl_nlac.environments.embedded.service_desk_dialogues import KNOWN_REQUESTS, follow
@@ -32,6 +33,14 @@ from trl_nlac.types import Message, Transition
 
 MISREADING_RATE = 0.6  # of the teacher's values as the policy
 RULE = "About the {request}: {call}"
+# The judgements of a critic that first writes down the rule that it judges by.
+QUOTING_PROMPTS = NLACPrompts(
+    **{
+        name: prompt.replace("\nFuture: ", "\nHandbook: <the line about this kind of request>\nFuture: ")
+        for name, prompt in vars(NLACPrompts()).items()
+        if name in ("critique", "backup", "backup_terminated")
+    }
+)
 
 
 def handbook(world: ServiceDesk) -> str:
@@ -123,3 +132,17 @@ class Reader(Teacher):
             self.rng.choice(values) if self.rng.random() < MISREADING_RATE else right
             for values, right in zip(VALUES, self.desk.rules[state.request], strict=True)
         )
+
+
+class QuotingReader(Reader):
+    """A teacher that quotes the rule before it judges, and advises the call that the rule names."""
+
+    def answer(self, messages: list[Message]) -> str:
+        text = super().answer(messages)
+        future, tag, verdict = text.partition("\nOptimality: ")
+        if not tag:
+            return text
+        request = request_of(messages)
+        call = format_call(self.desk.rules[request])
+        judgement = verdict if verdict == "Yes" else f"No. Call {call}."
+        return f"Handbook: {RULE.format(request=request, call=call)}\n{future}{tag}{judgement}"

@@ -97,17 +97,23 @@ def make_known_desk() -> SpokenDesk:
 
 
 def write_rehearsal(
-    folder: Path, teacher: Teacher, tasks: Dataset, environment_factory: str, num_transitions: int
+    folder: Path, teacher: Teacher, tasks: Dataset, environment_factory: str, num_transitions: int, **options
 ) -> Path:
-    """Let the teacher write samples of every role. The environment's factory is given as on the command line."""
-    path, of_tasks = folder / "rehearsal.jsonl", folder / "known_tasks.jsonl"
+    """
+    Let the teacher write samples of every role. The environment's factory is given as on the command line, and
+    `options` replace those of `ROLES`.
+    """
+    path, of_tasks, of_prompts = (
+        folder / name for name in ("rehearsal.jsonl", "known_tasks.jsonl", "known_prompts.json")
+    )
     if not path.exists():
         tasks.to_json(of_tasks)
-        options = [f"{name}={json.dumps(value)}" for name, value in ROLES.items()]
+        teacher.prompts.save(of_prompts)
+        of_roles = [f"{name}={json.dumps(value)}" for name, value in {**ROLES, **options}.items()]
         with serving(teacher.answer) as url:
             words = ["rehearse", "teacher", str(path), "--backend", url, "--num_transitions", str(num_transitions)]
-            words += ["--environment_factory", environment_factory]
-            if trl_nlac([*words, "--dataset_name", str(of_tasks), "--option", *options]):
+            words += ["--environment_factory", environment_factory, "--prompts", str(of_prompts)]
+            if trl_nlac([*words, "--dataset_name", str(of_tasks), "--option", *of_roles]):
                 raise SystemExit("the rehearsal dataset could not be written")
     return path
 

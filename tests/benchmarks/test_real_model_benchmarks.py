@@ -28,7 +28,8 @@ from benchmarks.learning.figures.table import label
 from benchmarks.learning.tasks import handbook_rows
 from benchmarks.real_learning import generalisation, handbook
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
-from benchmarks.real_learning.handbook import HandbookDesk, Reader
+from benchmarks.real_learning.generalisation import PLAIN, QUOTING
+from benchmarks.real_learning.handbook import HandbookDesk
 from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train, write_rehearsal
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal import chat_roles, play_transitions
@@ -36,7 +37,7 @@ from trl_nlac.agent.transcripts import read_transcript
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.environments.embedded.service_desk import parse_call
+from trl_nlac.environments.embedded.service_desk import format_call, parse_call
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.backup import bellman_targets
@@ -49,8 +50,8 @@ from trl_nlac.types import Transition
 class TeacherModel:
     """The teacher without a server."""
 
-    def __init__(self, teacher: type[Teacher] = Teacher):
-        self.teacher = teacher(NLACPrompts())
+    def __init__(self, teacher: Teacher | None = None):
+        self.teacher = teacher or Teacher(NLACPrompts())
 
     def answer(self, conversations, sampling, seeds):
         return [(self.teacher.answer(messages), True) for messages in conversations]
@@ -124,21 +125,27 @@ def test_the_teacher_foresees_as_the_backup_joins(taught):
     assert len(right) > 20 and statistics.mean(right) > 0.8  # one in ten calls of the teacher is none
 
 
-def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle():
+@pytest.mark.parametrize("setup", [PLAIN, QUOTING], ids=["plain", "quoting"])
+def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle(setup):
     pool = EnvironmentPool(partial(HandbookDesk, handbook.known_desk))
     tasks = handbook_rows(random.Random(0), range(8), ["maro"], world_of=handbook.known_desk)
-    roles = chat_roles(TeacherModel(Reader), NLACPrompts(), RoleOptions(**ROLES))
+    roles = chat_roles(TeacherModel(setup.teacher), setup.teacher.prompts, RoleOptions(**ROLES))
     try:
         transitions = play_transitions(roles, pool, list(tasks), 60)
     finally:
         pool.close()
     oracle, worlds = pool.oracle, set()
-    critiques = sound_answers(roles, transitions, "implicit")["critique"]
-    for transition, critique in zip(transitions, critiques, strict=True):
+    answers = sound_answers(roles, transitions, "implicit")
+    for transition, critique, refined in zip(transitions, answers["critique"], answers["refine"], strict=True):
         worlds.add(transition.episode.task["desk"])
         action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
         assert oracle.future_is_right(transition, action, critique.parsed.future)
         assert critique.parsed.optimal == (oracle.quality(transition, action) == 1)
+        if setup is QUOTING:
+            request = transition.episode.task["request"]
+            right = format_call(handbook.known_desk(transition.episode.task["desk"]).rules[request])
+            assert critique.text.startswith(f"Handbook: About the {request}: {right}\nFuture: ")
+            assert refined.parsed == right
     assert len(worlds) > 4
     qualities = [oracle.quality(transition, transition.turn.action) for transition in transitions]
     assert 0 < statistics.mean(quality == 1 for quality in qualities) < 0.5  # most calls are wrong, and some are right
@@ -186,22 +193,23 @@ def rehearsal(tmp_path_factory):
     """Samples of the teacher that reads handbooks."""
     tasks = handbook_rows(random.Random(0), range(2), ["maro"], world_of=handbook.known_desk)
     factory = "benchmarks.real_learning.generalisation:make_known_desks"
-    return write_rehearsal(tmp_path_factory.mktemp("handbook"), Reader(NLACPrompts()), tasks, factory, 4)
+    return write_rehearsal(tmp_path_factory.mktemp("handbook"), PLAIN.teacher, tasks, factory, 4)
 
 
 @pytest.mark.parametrize("method", [*generalisation.METHODS, "base_refined"])
 def test_every_method_is_trained_on_desks_with_handbooks(tmp_path, monkeypatch, rehearsal, method):
     """With the embedded model, which cannot read these prompts."""
     monkeypatch.setattr(generalisation, "NUM_UNSEEN_DESKS", 2)
-    task = generalisation.make_task(0, TINY_MODEL, rehearsal)
+    task = generalisation.make_task(0, TINY_MODEL, PLAIN, rehearsal)
     assert len(task.rows) == 800 and len(task.instances["held_out"].rows) == len(task.instances["train"].rows) == 4
-    cell = generalisation.run_cell(task, method, 0, 4, tmp_path, num_transitions=4)
+    cell = generalisation.run_cell(task, PLAIN, method, 0, 4, tmp_path, num_transitions=4)
     assert f"--methods {method} --seeds 0 --budget 4 --num_transitions 4" in cell["command"]
     assert cell["final"].keys() == {"held_out", "train"}
     trained = cell["points"][-1]["trained_tokens"]
     assert (trained > 0) == (method != "base_refined") and cell["points"][0]["environment_steps"] == 0
-    report = generalisation.generalisation([cell])
-    assert f"| {label(method)} | 1 | 0.00 | 0.00 | 0.00 |" in generalisation.text(report)
+    report = {task: generalisation.generalisation(cells) for task, cells in generalisation.by_task([cell]).items()}
+    assert report[QUOTING.task]["methods"] == {}
+    assert f"| {label(method)} | 1 | 0.00 | 0.00 | 0.00 |" in generalisation.tables(report)
 
 
 def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
