@@ -21,6 +21,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -28,7 +29,7 @@ from datasets import Dataset
 from helpers.testing_utils import make_roles
 
 from benchmarks.learning import real_models, run
-from benchmarks.learning.methods import memory, nlac, taught
+from benchmarks.learning.methods import extraction, memory, nlac, taught
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -46,9 +47,11 @@ from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments import ServiceDesk, twenty_questions
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
+from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.episodes.rounds import Rollouts
 from trl_nlac.method.critic import critic_prompt
-from trl_nlac.types import Prompt
+from trl_nlac.types import Judgement, Prompt, TrainingExample
 
 
 def small_task(name: str, seed: int):
@@ -138,7 +141,7 @@ class TestCells:
         "method",
         [
             *(*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL, "nlac_stale_4", "nlac_enduring_self"),
-            *("grpo_long", "self_distillation"),
+            *("grpo_long", "self_distillation", "nlac_verdict_weighted", "nlac_useful_critiques"),
         ],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
@@ -433,6 +436,74 @@ class TestRefineOnce:
         [answer] = refine_once(roles, [prompt], [0])
         assert (answer.parsed, answer.prompt) == (action, prompt)
         assert len(roles.generator.prompts) == len(answers)
+
+
+class TestExtraction:
+    def test_weight_of_a_preference(self):
+        assert extraction.preference(-1.0, -1.0) == 1.0
+        assert extraction.preference(0.0, 1.0) + extraction.preference(1.0, 0.0) == pytest.approx(2.0)
+        assert extraction.preference(0.0, 1e6) == 2.0 and extraction.preference(1e6, 0.0) < 1e-20
+
+    @pytest.mark.parametrize(("score", "factor"), [(100.0, 2.0), (0.0, 1.0), (-100.0, 0.0)])
+    def test_the_policy_learns_by_what_the_critic_prefers(self, tmp_path, monkeypatch, score, factor):
+        """With given verdict scores in place of the critic's own."""
+        judgement = Judgement("Future: win\nOptimality: Yes", True, 0.0)
+        monkeypatch.setattr(extraction, "judge_critiques", lambda roles, found: [judgement] * len(found))
+        after = judgement._replace(verdict_score=score)
+        monkeypatch.setattr(extraction, "judge_actions", lambda roles, prompts: [after] * len(prompts))
+        task = small_task("service_desk_told", 0)
+        settings = default_settings(task, "nlac")
+        args = acting_config(task, str(tmp_path), 0, max_steps=4, logging_steps=4, **settings)
+        trainer = extraction.VerdictWeightedTrainer(model=task.model, args=args, **task.trainer_arguments)
+        made = []
+        make = trainer._make_batches
+        monkeypatch.setattr(trainer, "_make_batches", lambda *of: made.append((of[0], make(*of))) or made[-1][1])
+        trainer.train()
+        [(samples, batches)] = made
+        weights = {sample.transition_id: sample.weight for sample in samples}
+        examples = [example for batch in batches for example in batch]
+        of_policy = [example for example in examples if example.loss == "policy"]
+        assert len(of_policy) > 64 and sum(example.loss == "critic" for example in examples) > 64
+        for example in examples:
+            expected = {"policy": factor, "critic": 1.0, "rehearsal": 1.0}[example.loss]
+            assert example.weight == pytest.approx(expected * weights.get(example.transition_id, 1.0), abs=1e-20)
+        assert trainer.state.log_history[0]["policy/preference"] == pytest.approx(factor, abs=1e-20)
+
+    def test_critiques_of_refined_episodes_that_win_are_useful(self):
+        """Rounds: the policy alone loses, a refined action wins, the policy alone wins, a refined action loses."""
+        right, wrong = "route billing amber photo noon", "route legal amber photo noon"
+        useful, other = ("Future: closed win\nOptimality: No, billing", "Future: closed win\nOptimality: No, legal")
+        answers = [wrong, wrong, wrong, useful, right, right, right, other, wrong, wrong, other, wrong]
+        roles, pool = make_roles(answers, max_turns=2), EnvironmentPool(partial(make_environment, DESK))
+        rollouts = extraction.AdvisedRollouts(Rollouts(pool, roles, None), seed=0)
+        try:
+            scores, kept = [], []
+            for step in range(4):
+                [episode] = rollouts.play([{"request": "baku"}], step, waits=False, is_last=False)
+                scores.append(episode.score)
+                kept.append(len(rollouts.useful))
+        finally:
+            pool.close()
+        assert scores == [0.0, 1.0, 1.0, 0.0] and kept == [0, 1, 1, 1]
+        [example, again] = rollouts.draw(2)
+        assert example is again and (example.loss, example.weight) == ("critic", 1.0)
+        decode = roles.chat.tokenizer.decode
+        assert decode(list(example.completion_ids), skip_special_tokens=True).strip() == useful
+        assert wrong in decode(example.prompt.ids) and right not in decode(example.prompt.ids)
+
+    def test_useful_critiques_are_trained_on_beside_the_targets(self, tmp_path, monkeypatch):
+        task = small_task("service_desk_told", 0)
+        settings = default_settings(task, "nlac")
+        args = acting_config(task, str(tmp_path), 0, max_steps=4, logging_steps=4, **settings)
+        trainer = extraction.UsefulCriticTrainer(model=task.model, args=args, **task.trainer_arguments)
+        example = TrainingExample("critic", Prompt.of([0, 1]), (2, 3), 0.5)
+        trainer.rollouts.useful.append(example)
+        trained = []
+        prepare = trainer._prepare_inputs
+        monkeypatch.setattr(trainer, "_prepare_inputs", lambda batch: trained.extend(batch) or prepare(batch))
+        trainer.train()
+        assert sum(one is example for one in trained) == settings["samples_per_iteration"] // 4
+        assert trainer.state.log_history[0]["critic/num_useful"] == 1.0
 
 
 class TestPlayer:

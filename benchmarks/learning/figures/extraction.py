@@ -22,7 +22,7 @@ The cells, and those of NLAC with the same code, in place of which the table's a
 
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted service_desk_delayed --seeds 0 1 2 \\
     --methods nlac_policy_distill nlac_lean nlac_candidates_4 nlac_rehearsed_refinements \\
-    --cells benchmarks/results/learning_extraction
+    nlac_verdict_weighted nlac_useful_critiques --cells benchmarks/results/learning_extraction
 python -m benchmarks.learning.run --tasks service_desk_noisy --seeds 0 1 2 --methods nlac_lean \\
     --cells benchmarks/results/learning_extraction
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted --seeds 0 1 2 --methods nlac \\

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 
+from benchmarks.learning.methods.extraction import UsefulCriticTrainer, VerdictWeightedTrainer
 from benchmarks.learning.methods.roles import blind_critiques
 from benchmarks.learning.playing import LearningCurve, Player, train_until_spent
 from benchmarks.learning.tasks import LearningTask
@@ -84,6 +85,13 @@ class StaleRollouts(AsyncRollouts):
         return False
 
 
+TRAINERS = {
+    "nlac": NLACTrainer,
+    "verdict_weighted": VerdictWeightedTrainer,
+    "useful_critiques": UsefulCriticTrainer,
+}
+
+
 def train(
     task: LearningTask,
     acting: NLACConfig,
@@ -91,22 +99,23 @@ def train(
     interval: int,
     blind: bool = False,
     staleness: int = 0,
+    trainer: str = "nlac",
     **settings,
 ) -> LearningCurve:
     """
-    Train with [`NLACTrainer`], or [`BlindTrainer`], until the budget of environment steps is spent; with a
-    `staleness`, on episodes of weights that are this number of optimizer steps old.
+    Train with [`NLACTrainer`], or another of `TRAINERS`, or [`BlindTrainer`], until the budget of environment steps is
+    spent; with a `staleness`, on episodes of weights that are this number of optimizer steps old.
     """
     args = replace(acting, max_steps=10**6, logging_steps=100, **settings)
     if args.rehearsal_source == "self":  # in place of the samples of other instances
         task = replace(task, rehearsal=None)
-    trainer = (BlindTrainer if blind else NLACTrainer)(
+    trained = (BlindTrainer if blind else TRAINERS[trainer])(
         model=task.model,
         args=args,
         **task.trainer_arguments,
         peft_config=task.peft_config,
     )
     if staleness:
-        trainer.rollouts = StaleRollouts(trainer, staleness)
-    player = Player.of_trainer(task, trainer)
-    return train_until_spent(trainer, player, budget, interval, lambda: trainer.num_environment_steps)
+        trained.rollouts = StaleRollouts(trained, staleness)
+    player = Player.of_trainer(task, trained)
+    return train_until_spent(trained, player, budget, interval, lambda: trained.num_environment_steps)

@@ -187,6 +187,8 @@ EXTRACTION = {
     LEAN: {**DISTILLED, **SELDOM},
     "nlac_candidates_4": {"num_refinement_candidates": 4},
     "nlac_rehearsed_refinements": {"rehearse_refinements": True},
+    "nlac_verdict_weighted": {"trainer": "verdict_weighted"},
+    "nlac_useful_critiques": {"trainer": "useful_critiques"},
 }
 # How sharp the critic and the policy are while they learn. All are evaluated at several temperatures.
 SHARPENED_HINDSIGHT = "hindsight_acts_sharply"
