@@ -65,6 +65,7 @@ ACTING = {
     **{name: NLAC[name] for name in ("num_eval_episodes", "num_eval_critiques", "num_oracle_probes")},
 }
 TRAINING = {name: value for name, value in NLAC.items() if name not in ACTING}
+NO_REFINED_ACTIONS = {"rehearse_refinements": False, "refine_best_actions": True}  # with a distilled policy
 # The same learning rate, and about as many gradient steps, of as many samples. They have no roles to keep.
 ON_POLICY = dict(
     learning_rate=TRAINING["learning_rate"],
@@ -75,11 +76,12 @@ ON_POLICY = dict(
 )
 METHODS = {
     "nlac": (nlac.train, TRAINING),
+    "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED, NO_REFINED_ACTIONS)),
     SELF_DISTILLATION: (
         nlac.train,
         merge_settings(
-            *(TRAINING, HINDSIGHT, DISTILLED),
-            {"replay_buffer_size": 32, "rehearse_refinements": False, "refine_best_actions": True},
+            *(TRAINING, HINDSIGHT, DISTILLED, NO_REFINED_ACTIONS),
+            {"replay_buffer_size": 32},
         ),
     ),
     "grpo": (grpo.train, {**ON_POLICY, "num_generations": 4}),

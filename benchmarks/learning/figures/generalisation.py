@@ -31,7 +31,7 @@ from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 
 CELLS = RESULTS / "learning_generalisation"
-METHODS = ("nlac", "self_distillation", "grpo", "rft", "base", "base_refined", "taught")
+METHODS = ("nlac", "nlac_policy_distill", "self_distillation", "grpo", "rft", "base", "base_refined", "taught")
 
 
 def generalisation(cells: list[dict]) -> dict:
