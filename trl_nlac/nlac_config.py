@@ -146,7 +146,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             is older than this number of updates of the target weights. With `0` every target is written anew (the
             paper), unless the same weights would write the same one again: those that made it have not been updated
             since, and every role that took part is greedy. If `None`, twice the time constant of the target weights,
-            `2 / target_update_rate` updates, and `0` with `target_sync_mode="hard"`.
+            `2 / target_update_rate` updates (with `target_update_unit="sample"` divided by the samples of an update),
+            and `0` with `target_sync_mode="hard"`.
         target_weights_offload (`bool`, *optional*, defaults to `False`):
             Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
             memory.
@@ -368,7 +369,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         default=None,
         metadata={
             "help": "A Bellman target is used again until it is older than this number of updates of the target "
-            "weights. 0 writes targets anew, as the paper. Default: 2 / target_update_rate."
+            "weights. 0 writes targets anew, as the paper. Default: twice the time constant of the target weights."
         },
     )
     target_weights_offload: bool = field(

@@ -17,6 +17,7 @@ import random
 from pathlib import Path
 
 import pytest
+import trl.trainer.utils
 from helpers.testing_utils import DESK
 
 from trl_nlac import NLACAgent
@@ -151,3 +152,10 @@ def test_errors_are_one_line(logs, capsys, words, message):
     assert main(["improve", *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("trl-nlac improve: error: ") and error.count("\n") == 1 and message in error
+
+
+def test_a_missing_peft_is_found_before_anything_is_judged(logs, capsys, monkeypatch):
+    monkeypatch.setattr(trl.trainer.utils, "is_peft_available", lambda: False)
+    assert main(["improve", "logs.jsonl", *MODEL, *SHORT]) == 2
+    assert "--use_peft True: You need to have PEFT library installed" in capsys.readouterr().err
+    assert not Path("improved").exists()

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer
-from trl import ModelConfig
+from trl import ModelConfig, get_peft_config
 
 from ..agent.agent import NLACAgent
 from ..agent.guard import calibrate_by_half
@@ -120,6 +120,9 @@ def run(words: list[str]) -> None:
     parser.set_defaults_with_config(**DEFAULTS, **_machine())
     script_args, model_args, config = parser.read([*others, "--output_dir", str(output / MODEL)])
     _refuse_unread(script_args, config)
+    if not args.only_report:  # an adapter that cannot be made is found before the first report
+        with one_line_errors("--use_peft True: "):
+            get_peft_config(model_args)
     model = model_args.model_name_or_path
     if not model:
         raise CommandError("--model_name_or_path is missing: name the model to improve.")
