@@ -46,6 +46,10 @@ def test_what_is_not_secret_stays():
     }
     assert hide_secrets(options) == options and hide_secrets({"role_sampling": {"backup": options}})
     assert hide_secrets({"password": 1234}) == {"password": HIDDEN}
+    tokens = ["<|endoftext|>", "<｜end▁of▁sentence｜>", "[/INST]", "[gMASK]", "<unused0>", HIDDEN]
+    assert hide_secrets({"token": tokens}) == {"token": tokens}
+    for secret in ('["abcdef123456", "ghijkl"]', "<Winter 2024!>", "[winter]"):
+        assert hide_secrets({"api_keys": secret}) == {"api_keys": HIDDEN}
     values = [object, 1.5, b"x", None]
     assert hide_secrets(values) == values and hide_secrets(values) is not values
 
@@ -60,6 +64,7 @@ def test_what_is_not_secret_stays():
         ('Env(token="x y", limit=3)', 'Env(token="<hidden>", limit=3)'),
         ("Server=a;Password=abc;", "Server=a;Password=<hidden>;"),
         ("Authorization: Bearer abcdefghijk", "Authorization: Bearer <hidden>"),
+        ("Authorization: Basic dXNlcjpwYXNzd29yZA==", "Authorization: Basic <hidden>"),
         ("wrong key sk-abcdefghijklmnop1234.", "wrong key <hidden>."),
         ("hf_abcdefghijklmnop is no token", "<hidden> is no token"),
         ("ghp_abcdefghijklmnop1234 xoxb-1234567890-abc AKIAABCDEFGHIJKLMNOP", "<hidden> <hidden> <hidden>"),
@@ -77,6 +82,7 @@ def test_secrets_in_texts(text, expected):
         "hf_hub_download failed: http://host/path?email=a@b.c",
         "use a key: red, or the task-oriented-abcdefghijklmnop",
         "http://localhost:8000/v1",
+        "a basic understanding of physics, and Basic mathematics",
     ],
 )
 def test_texts_without_secrets_stay(text):

@@ -29,12 +29,14 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of snake_case, kebab
 _ANYWHERE = {"apikey", "authorization", "credential", "passphrase", "passwd", "password", "secret"}
 _AT_THE_END = {"auth", "bearer", "cookie", "jwt", "key", "pwd", "token"}
 # A special token of a vocabulary, what is hidden already, or nothing.
-_PUBLIC = re.compile(r"[<\[].*[>\]]|", re.DOTALL)
+_PUBLIC = re.compile(r"</?[\w|｜▁:-]+>|\[/?g?[A-Z_]+\]|")
 # Secrets within a text, each after what stays before it. All patterns begin at the edge of a word, so that a long text
 # costs no more than its length.
 _LOOKS = (
     re.compile(r"(?P<before>(?<![a-z\d+.-])[a-z][a-z\d+.-]*://)[^\s/?#'\"]+(?=@)", re.IGNORECASE),
-    re.compile(r"(?P<before>\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE),
+    re.compile(r"(?P<before>\bBearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE),
+    # Base64, and no word: "a basic understanding".
+    re.compile(r"(?P<before>\b(?i:Basic)\s+)(?=[\w+/]*(?:\d|=|[a-z][A-Z]))[\w+/=]{8,}"),
     re.compile(
         r"(?P<before>)\b(?:hf_[A-Za-z\d]{10,}|sk-[\w-]{16,}|gh[a-z]_[A-Za-z\d]{16,}|github_pat_\w{16,}"
         r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+"

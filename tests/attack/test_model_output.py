@@ -306,3 +306,34 @@ class TestAnswers:
         token_ids = chat_of(template).completion(f"[{call}, {call}]")
         _, action = self.read(template, token_ids, tools=())
         assert (action is not None) == chat_of(template).template.takes_several_calls()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"x": True}, "required": ["x"]},
+        {"properties": {"x": {"type": "string"}}, "required": True},
+        {"properties": ["x"]},
+        ["x"],
+        True,
+    ],
+)
+def test_odd_schemas_of_tools_end_nothing(parameters):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+    assert read_calls('{"name": "look", "arguments": {"x": "a"}}', tools) == [("look", {"x": "a"})]
+    for text in ("Action: look\nAction Input: a", "<function=look><parameter=x>a</parameter></function>", "hello"):
+        assert read_calls(text, tools) in (None, [], [("look", {"x": "a"})])
+
+
+def test_text_stays_text_where_a_parameter_can_also_be_null():
+    tools = [{"name": "look", "parameters": {"properties": {"x": {"type": ["string", "null"]}}, "required": ["x"]}}]
+    assert read_calls("<function=look><parameter=x>00123</parameter></function>", tools) == [("look", {"x": "00123"})]
+    assert read_calls("<function=look><parameter=x>123</parameter></function>", tools) == [("look", {"x": "123"})]
+
+
+@pytest.mark.parametrize("opening", ['{"action":', '[{"action":', "[", '{"tool_calls":['])
+@pytest.mark.parametrize("depth", [2, 90, 300, 450, 900, 1200])
+def test_calls_within_calls_within_calls(opening, depth):
+    closing = "".join({"{": "}", "[": "]"}.get(mark, "") for mark in reversed(opening))
+    tools = [{"name": "look", "parameters": {"properties": {"x": {"type": "string"}}}}]
+    assert read_calls(opening * depth + "1" + closing * depth, tools) in (None, [])

@@ -293,6 +293,11 @@ class TestConversations:
         chat = ChatEncoder(make_tokenizer("llama3"))
         assert chat.tokenizer.decode(chat.start([USER, USER])).count("baku 2<|eot_id|>") == 2
 
+    def test_neighbouring_turns_of_the_assistant_are_refused(self, tokenizer):
+        said = {"role": "assistant", "content": "take red"}
+        with pytest.raises(ValueError, match="Two messages of the assistant follow each other"):
+            ChatEncoder(tokenizer).start([USER, said, said, USER])
+
     def test_cut_off_turn_is_closed(self, tokenizer):
         chat = ChatEncoder(tokenizer)
         complete = chat.completion("take red")

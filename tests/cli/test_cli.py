@@ -26,8 +26,9 @@ from helpers.cli_utils import write_config
 from helpers.testing_utils import make_trainer
 
 from trl_nlac import PrioritizedReplay
+from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import COMMANDS, main
-from trl_nlac.cli.options import add_agent_arguments, load_player
+from trl_nlac.cli.options import add_agent_arguments, load_player, load_rows, write_json
 from trl_nlac.cli.origin import fill_from_run, note_origin
 from trl_nlac.cli.parser import Parser
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -542,3 +543,17 @@ class TestBuffer:
         assert "has no replay buffer" in capsys.readouterr().err
         assert main(["buffer", "export", str(run[0] / "checkpoint-2"), "logs.txt"]) == 2
         assert "must end with .jsonl or .parquet" in capsys.readouterr().err
+
+
+def test_a_split_of_a_file(folder):
+    Path("ten.jsonl").write_text("".join(f'{{"x": {i}}}\n' for i in range(10)))
+    training, held_out = (list(load_rows("ten.jsonl", split=split)["x"]) for split in ("train[:80%]", "train[80%:]"))
+    assert training == list(range(8)) and held_out == [8, 9]
+    for options, message in (({"split": "test"}, "ten.jsonl: "), ({"config": "main"}, "has no configuration 'main'")):
+        with pytest.raises(CommandError, match=message):
+            load_rows("ten.jsonl", **options)
+
+
+def test_results_have_a_folder(tmp_path):
+    write_json(str(tmp_path / "a" / "b.json"), {"success": 1.0})
+    assert json.loads((tmp_path / "a" / "b.json").read_text()) == {"success": 1.0}

@@ -22,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI
 
 from trl_nlac import NLACTrainer
 from trl_nlac.chat.tool_calls import format_tool_call
-from trl_nlac.environments import AgentEnvironment
+from trl_nlac.environments import AgentEnvironment, EnvironmentFailure
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.environments.pool import EnvironmentPool
@@ -283,6 +284,19 @@ class TestRewards:
             assert episode.failure.startswith("reward: ") and not episode.turns
         else:
             assert episode.failure is None and episode.score == score
+
+    def test_a_score_that_fails_at_the_limit_of_a_conversation_that_has_just_begun(self):
+        def agent(task, base_url, api_key):
+            ask(base_url, api_key, [user("main")])
+            with suppress(APIStatusError):
+                ask(base_url, api_key, [user("sub")])
+
+        def fails(completions, **kwargs):
+            raise EnvironmentFailure("no judge")
+
+        roles = make_roles("take red", max_turns=1, turn_limit="terminate")
+        (episode,) = play([{}], AgentEnvironment(agent, pays=False), roles, rewards=EpisodeRewards([fails]))
+        assert "no judge" in episode.failure and episode.truncated
 
     def test_reward_functions(self):
         def length(completions, prompts, environments, **kwargs):

@@ -109,6 +109,22 @@ def test_the_same_as_in_threads(tmp_path):
     assert os.getpid() in closed and len(closed) > 2  # each closed itself, in its own process
 
 
+def test_columns_can_have_any_name():
+    def make():
+        class Named(TextEnvironment):
+            def reset(self, method, args, self_=0):
+                return f"{method} {args}"
+
+            def step(self, action):
+                return StepResult("win", 1.0, terminated=True)
+
+        return Named()
+
+    for workers in ("thread", "process"):
+        [episode] = play_in(workers, make, [{"method": "add", "args": 2}], max_instances=1)[0]
+        assert episode.failure is None and episode.score == 1.0
+
+
 def test_a_process_that_dies_is_one_failed_episode(tmp_path):
     faults = ["killed", None, "hang", "cannot travel", None]
     tasks = [{"fault": fault, "at": 2} for fault in faults]

@@ -454,3 +454,21 @@ class TestContinuousBatching:
         with pytest.raises(IndexError):
             play_episodes(pool, [{"number": 1}] * 2, roles)
         assert pool.num_left_behind == 0
+
+    @pytest.mark.parametrize("has_rewards", [False, True])
+    def test_the_pool_can_be_used_again_after_an_error(self, has_rewards):
+        roles, pool = make_roles("take 1", max_turns=1), EnvironmentPool(Waiter, max_instances=2)
+        rewards = EpisodeRewards([lambda completions, **kwargs: [1.0] * len(completions)]) if has_rewards else None
+
+        def act(prompts, seeds):
+            raise RuntimeError("out of memory")
+
+        with pytest.raises(RuntimeError, match="out of memory"):
+            play_episodes(pool, [{"number": 1}] * 4, roles, act, rewards)
+        played = []
+        thread = threading.Thread(
+            target=lambda: played.extend(play_episodes(pool, [{"number": 1}] * 4, roles, rewards=rewards)), daemon=True
+        )
+        thread.start()
+        thread.join(60)
+        assert len(played) == 4 and not any(episode.failure for episode in played)

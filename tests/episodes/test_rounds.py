@@ -19,7 +19,9 @@ import shutil
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from datasets import Dataset
 from helpers.engine_utils import TinyEngine, make_async_trainer
@@ -28,8 +30,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.episodes import rounds
+from trl_nlac.episodes.rounds import AsyncRollouts
 from trl_nlac.generation.base import Sampling
 from trl_nlac.generation.engine import SyncedGenerator
+from trl_nlac.types import Episode
 
 
 def logged(trainer, name: str) -> list[float]:
@@ -213,6 +218,33 @@ def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):
+    """A reward function that waits for somebody, for example."""
+    monkeypatch.setattr(rounds, "STOPPING_SECONDS", 0.2)
+    goes_on, played = threading.Event(), []
+
+    def play(pool, tasks, *args, stopping, **kwargs):
+        if not played:
+            played.append(tasks)
+            goes_on.wait(60)
+        return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
+
+    monkeypatch.setattr(rounds, "play_episodes", play)
+    generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
+    roles = SimpleNamespace(generator=generator, absorb=lambda players: None)
+    rollouts = AsyncRollouts(None, roles, None, SimpleNamespace(generator=generator), 4, 1)
+    rollouts.play([{"run": 1}], 0, waits=False, is_last=False)
+    while not played:
+        time.sleep(0.01)
+    rollouts.stop()
+    rollouts.play([{"run": 2}], 0, waits=False, is_last=False)
+    goes_on.set()
+    waiting = threading.Thread(target=rollouts.wait, args=(0, True), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive() and [episode.task for episode in rollouts.take()] == [{"run": 2}]
 
 
 def test_answers_beside_wait_for_their_weights():

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from trl_nlac import NLACAgent
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.worker import EnvironmentWorker
 from trl_nlac.generation.endpoint import EndpointEngine
 from trl_nlac.generation.engine import FixedGenerator
 from trl_nlac.options.roles import RoleOptions
@@ -127,3 +128,16 @@ def test_server_that_goes_away():
 def test_no_server():
     with pytest.raises(ConnectionError, match=r"No server answers at `backend='http://127.0.0.1:9/v1'`"):
         load("http://127.0.0.1:9/v1", backend_kwargs={"max_retries": 0})
+
+
+def test_other_threads_can_ask(server):
+    """As reward functions and environments do, which have an event loop of their own."""
+    with server.running() as url:
+        agent = load(url)
+        here = agent.act_all(STATES)
+        worker = EnvironmentWorker("asks", object)
+        try:
+            there = worker.submit(lambda _: agent.act_all(STATES)).result(60)
+        finally:
+            worker.stop()
+        assert len(here) == len(there) == len(agent.act_all(STATES)) == len(STATES)

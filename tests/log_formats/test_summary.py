@@ -15,6 +15,7 @@
 import pytest
 
 from trl_nlac.log_formats.summary import describe, split_by_task
+from trl_nlac.secrets import hide_secrets
 
 
 def row(task: str, reward: float, num_turns: int = 2, tool: str | None = None, **others) -> dict:
@@ -34,10 +35,10 @@ def test_description():
         "cut": 1,
         "outcomes": {"successes": 1, "failures": 2, "mean": 0.5, "smallest": 0.0, "largest": 1.0},
         "turns": {"mean": 4, "median": 4, "largest": 6},
-        "tools": {
-            "find": {"calls": 6, "conversations": 2, "successes": 1},
-            "buy": {"calls": 6, "conversations": 1, "successes": 0},
-        },
+        "tools": [
+            {"tool": "find", "calls": 6, "conversations": 2, "successes": 1},
+            {"tool": "buy", "calls": 6, "conversations": 1, "successes": 0},
+        ],
     }
     assert describe([], 1.0)["conversations"] == 0
 
@@ -64,3 +65,9 @@ def test_one_task(tmp_path):
 def test_neither_side_is_empty(share):
     training, held_out, _ = split_by_task([row("a", 1.0), row("b", 0.0)], share, seed=0)
     assert len(training) == len(held_out) == 1
+
+
+def test_names_of_tools_hide_no_counts(tmp_path):
+    """`reset_password` is no secret, and its calls are none."""
+    logs = describe([row("a", 1.0, 2, "reset_password")], 1.0)
+    assert hide_secrets(logs)["tools"] == [{"tool": "reset_password", "calls": 2, "conversations": 1, "successes": 1}]

@@ -65,6 +65,21 @@ class TestEpisodes:
         assert list(rows["rewards/length"]) == [1.0] * 4
         assert "Step 2" in capsys.readouterr().out
 
+    def test_what_parquet_cannot_hold_is_text(self, tmp_path):
+        """Objects without entries, and a reward whose function's name looks like that of a secret."""
+
+        def correct_password(completions, log_extra, **kwargs):
+            log_extra("empty", [{} for _ in completions])
+            log_extra("nested", [{"a": [{}]} for _ in completions])
+            log_extra("password", ["hunter2" for _ in completions])
+            return [0.5] * len(completions)
+
+        changes = {"log_completions": True, "max_steps": 2}
+        make_trainer(tmp_path, {**CONFIG, **changes}, reward_funcs=correct_password).train()
+        rows = read(tmp_path / "completions" / "completions_00002.parquet")
+        assert list(rows["empty"]) == ["{}"] * 4 and list(rows["nested"]) == ["{'a': [{}]}"] * 4
+        assert list(rows["password"]) == ["<hidden>"] * 4 and list(rows["rewards/correct_password"]) == [0.5] * 4
+
     def test_a_failed_environment_is_in_the_table(self, tmp_path):
         class Broken:
             resets = 0

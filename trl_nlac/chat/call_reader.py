@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from .tool_calls import is_writable
+from .tool_calls import MAX_NESTING, is_writable
 
 
 Call = tuple[str, dict[str, Any]]
@@ -95,9 +95,13 @@ class _CallReader:
 
     def __init__(self, tools: list[dict[str, Any]]):
         functions = [tool.get("function", tool) for tool in tools]
-        schemas = {function["name"]: function.get("parameters") or {} for function in functions}
-        self.parameters = {name: schema.get("properties") or {} for name, schema in schemas.items()}
-        self.required = {name: schema.get("required") or [] for name, schema in schemas.items()}
+        schemas = {function["name"]: _dict(function.get("parameters")) for function in functions}
+        self.parameters = {
+            name: {parameter: _dict(of) for parameter, of in _dict(schema.get("properties")).items()}
+            for name, schema in schemas.items()
+        }
+        required = {name: schema.get("required") for name, schema in schemas.items()}
+        self.required = {name: names if isinstance(names, list) else [] for name, names in required.items()}
         self.names = f"(?i:{'|'.join(re.escape(name) for name in sorted(schemas, key=len, reverse=True))})"
 
     def read(self, text: str) -> list[Call]:
@@ -207,10 +211,12 @@ class _CallReader:
 
     # Parts
 
-    def _calls_of(self, value: Any) -> list[Call]:
-        """The calls that a JSON value stands for; empty if it is something else."""
+    def _calls_of(self, value: Any, depth: int = 0) -> list[Call]:
+        """The calls that a JSON value stands for; empty if it is something else, or nested too deeply."""
+        if depth > MAX_NESTING:
+            return []
         if isinstance(value, list):
-            found = [self._calls_of(one) for one in value]
+            found = [self._calls_of(one, depth + 1) for one in value]
             return [call for calls in found for call in calls] if all(found) else []
         if not isinstance(value, dict):
             return []
@@ -220,7 +226,7 @@ class _CallReader:
                 return [(key, arguments)]
         for key in _WRAPPERS:
             if isinstance(value.get(key), (dict, list)):
-                return self._calls_of(value[key])
+                return self._calls_of(value[key], depth + 1)
         keys = [key for key in _NAME_KEYS if isinstance(value.get(key), str)]
         keys.sort(key=lambda key: self._tool(value[key]) not in self.parameters)
         if not keys:
@@ -258,7 +264,7 @@ class _CallReader:
     def _typed(self, name: str, parameter: str, value: Any) -> Any:
         """A value in words as the schema of its parameter wants it."""
         schema = self.parameters.get(name, {}).get(parameter, {})
-        if not isinstance(value, str) or schema.get("type", "string") == "string":
+        if not isinstance(value, str) or "string" in schema.get("type", "string"):
             return value
         try:
             return _value(value)
@@ -321,6 +327,11 @@ def _closing(text: str, start: int) -> int | None:
             if not open_:
                 return match.end()
     return None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    """A part of a schema; empty where it says nothing, as `true` does."""
+    return value if isinstance(value, dict) else {}
 
 
 def _value(text: str) -> Any:

@@ -93,13 +93,16 @@ class ChatEncoder:
                 JSON schemas of the tools that the template shows.
 
         Raises:
-            ValueError: If a message has another role, the name of a tool contains a token of the tokenizer's own,
-                results do not belong to calls, or the template cannot show the conversation.
+            ValueError: If a message has another role, two messages of the assistant follow each other, the name of a
+                tool contains a token of the tokenizer's own, results do not belong to calls, or the template cannot
+                show the conversation.
         """
         unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
         if unknown:
             raise ValueError(f"The role {unknown[0]!r} of a message is none of {', '.join(SPEAKERS)}.")
         starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if any(end == start + 1 for start, end in pairwise(starts)):
+            raise ValueError("Two messages of the assistant follow each other: join them, or add what came between.")
         opening = self.template.fit(messages[: starts[0] if starts else len(messages)])
         roles = tuple(message["role"] for message in opening)
         scaffold = self.template.scaffold(roles, json.dumps(tools) if tools else None)

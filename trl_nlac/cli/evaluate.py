@@ -14,16 +14,13 @@
 
 """`trl-nlac evaluate`: measure how often a saved agent succeeds."""
 
-import json
-from pathlib import Path
-
 from rich.console import Console
 from rich.table import Table
 
 from ..environments.pool import NO_TASK
 from ..evaluation.evaluation import joint_metrics
 from .errors import CommandError
-from .options import add_agent_arguments, load_player, load_rows
+from .options import add_agent_arguments, load_player, load_rows, write_json
 from .origin import fill_from_run
 from .parser import Parser
 
@@ -57,8 +54,6 @@ def run(words: list[str]) -> None:
         metrics = joint_metrics(evaluation)
     finally:
         pool.close()
-    if args.json:
-        Path(args.json).write_text(json.dumps(metrics, indent=2) + "\n")
     # Not the table's title, which would be wrapped to the table's width.
     print(f"{args.model}: {len(rows)} tasks, {args.num_episodes} episodes each")
     table = Table("metric", "value")
@@ -66,3 +61,5 @@ def run(words: list[str]) -> None:
         if not name.startswith("environment/") or value:
             table.add_row(name, f"{value:.3f}")
     Console().print(table)
+    if args.json:
+        write_json(args.json, metrics)

@@ -173,7 +173,7 @@ def _try_reset(pool: EnvironmentPool, task: dict[str, Any]) -> None:
 
 def load_rows(name: str | None, config: str | None = None, split: str = "train") -> Dataset | None:
     """
-    Load a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet).
+    Load a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet), all of which is the split `"train"`.
 
     Raises:
         CommandError: If there is none.
@@ -185,7 +185,9 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
         raise CommandError(f"there is no file {name}.")
     with one_line_errors_of_files(name):
         if path.suffix in FILES:
-            return load_dataset(FILES[path.suffix], data_files=str(path), split="train")
+            if config is not None:
+                raise ValueError(f"a file has no configuration {config!r}.")
+            return load_dataset(FILES[path.suffix], data_files=str(path), split=split)
         try:
             return load_dataset(name, config, split=split)
         except DatasetNotFoundError as error:
@@ -194,6 +196,12 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
             ) from error
         except ConnectionError as error:
             raise ValueError(f"there is no such file or folder, and {_unasked('dataset')}") from error
+
+
+def write_json(path: str, value: Any) -> None:
+    """Write a result to a file, whose folder need not exist."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def load_conversations(name: str | None, split: str = "train") -> Dataset | None:

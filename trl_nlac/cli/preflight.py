@@ -13,13 +13,11 @@
 # limitations under the License.
 """`trl-nlac preflight`: try one iteration of a run before it is started."""
 
-import json
 import random
 import shutil
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -34,6 +32,7 @@ from ..method.roles import Roles
 from ..types import Answer, Prompt
 from .errors import CommandError
 from .launch import OPTION, launch
+from .options import write_json
 from .parser import Parser
 from .train import make_trainer
 from .train_options import TrainParser
@@ -191,10 +190,11 @@ def conclude(trial: Trial, expected: float | None, path: str | None, num_iterati
         costs["hours"] = trial.seconds * num_iterations / 3600
     if torch.cuda.is_available():
         costs["peak_memory"] = float(torch.cuda.max_memory_allocated())
-    if path:
-        report = {"checks": [asdict(check) for check in checks], "success": success, **costs, "metrics": metrics}
-        Path(path).write_text(json.dumps(report, indent=2) + "\n")
     show(checks, costs)
+    if path:
+        write_json(
+            path, {"checks": [asdict(check) for check in checks], "success": success, **costs, "metrics": metrics}
+        )
     failed = [check for check in checks if check.verdict == NO_GO]
     if failed:
         raise CommandError(f"{len(failed)} of {len(checks)} checks are a no-go, see above.")

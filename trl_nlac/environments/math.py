@@ -230,5 +230,5 @@ def make_tasks(
 
 def _to_task(row: dict) -> dict:
     """Return the problem and the answer of a row; the answer can be in the box of a solution."""
-    answer = boxed_answer(row["solution"]) if row.get("answer") is None else str(row["answer"])
+    answer = boxed_answer(row.get("solution") or "") if row.get("answer") is None else str(row["answer"])
     return {"problem": row["problem"], "answer": answer}

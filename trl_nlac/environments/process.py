@@ -79,7 +79,7 @@ class RemoteEnvironment(TextEnvironment):
     def _kill_host(self) -> None:
         """End the process of the host."""
 
-    def _call(self, method: str, *args, **kwargs) -> Any:
+    def _call(self, method: str, /, *args, **kwargs) -> Any:
         with self._calling:
             answer = self._ask_host(cloudpickle.dumps((method, args, kwargs)))
         result, error, lines = cloudpickle.loads(answer)

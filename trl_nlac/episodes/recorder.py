@@ -225,7 +225,7 @@ class Recorder:
         Truncate the episode because the environment failed. An action whose consequence or final score is unknown is
         dropped, and nothing is rewarded after it.
         """
-        if self.terminated:
+        if self.terminated and self.turns:  # without turns: a conversation that had just begun when the episode ended
             self.turns.pop()
         self.terminated, self.truncated = False, True
         self.failure = f"{kind}: {type(error).__name__}: {describe_error(error)}"

@@ -191,8 +191,9 @@ class _Rollout:
                 self._wait()
                 self._answer()
         except BaseException:
-            for game in self.busy:
-                self.pool.discard(game.worker, hangs=game.job != "act")
+            for game in games:
+                if game.worker is not None:
+                    self.pool.discard(game.worker, hangs=game in self.busy and game.job != "act")
             raise
 
     def _wait(self) -> None:
@@ -295,6 +296,7 @@ class _Rollout:
             self.bar.update()
             if not self.keeps_instances:
                 self.pool.release(game.worker)
+                game.worker = None
 
     def _record(self, game: _Game, result: StepResult) -> None:
         """Record a turn, then continue or end the game."""

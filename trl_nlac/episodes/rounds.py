@@ -202,6 +202,8 @@ class AsyncRollouts(Rollouts):
             self._stopping.set()
             self.players.generator.stop()
             thread.join(STOPPING_SECONDS)
+            with self._lock:  # a thread that goes on for longer takes nothing any more
+                self._thread, self._unplayed = None, []
         self._under_way.clear()
         self._ended.clear()
 
@@ -226,8 +228,10 @@ class AsyncRollouts(Rollouts):
     def _work(self, stopping: threading.Event) -> None:
         while True:
             with self._lock:
+                if stopping.is_set():
+                    return
                 rounds, self._unplayed = self._unplayed, []
-                if not rounds or stopping.is_set():
+                if not rounds:
                     self._thread = None
                     return
             tasks, seed = [task for one in rounds for task in one.tasks], rounds[0].seed

@@ -282,8 +282,21 @@ def _checked_messages(messages: Any, parameter: str) -> list[Message]:
         )
     if read[0]["role"] != "user":
         raise RequestRefused(f"The first message of `{parameter}`, after the system's, must be the user's.", parameter)
-    read = _with_ordered_results(read, parameter)
+    read = _with_ordered_results(_joined(read), parameter)
     return [{"role": "system", "content": "\n\n".join(system)}, *read] if system else read
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """Join neighbouring messages of the assistant, which are one turn of a chat template."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1]["role"] == message["role"] == "assistant":
+            last = joined.pop()
+            contents = [part["content"] for part in (last, message) if part["content"]]
+            calls = [*last.get("tool_calls", []), *message.get("tool_calls", [])]
+            message = {**last, **message, "content": "\n".join(contents), **({"tool_calls": calls} if calls else {})}
+        joined.append(message)
+    return joined
 
 
 def _message(message: dict[str, Any], parameter: str) -> Message:

@@ -27,7 +27,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, OpenAIError
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..event_loop import finish
+from ..event_loop import Coroutines
 from ..secrets import hide_in_text, remember_secrets
 from ..types import Message
 from .base import Completion, Sampling
@@ -39,6 +39,7 @@ _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
 _DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "detokenize": False}
 _MAX_SHOWN = 300  # characters of what a server says
 _MAX_TOKEN_ID = 2**31
+_REQUESTS = Coroutines()  # whichever thread asks: connections and locks belong to one event loop
 
 
 class EndpointError(ConnectionError):
@@ -79,7 +80,7 @@ class Endpoint:
         self.client = AsyncOpenAI(base_url=base_url, **client_kwargs)
         self._place = f"`backend={hide_in_text(base_url)!r}`"
         self._slots = asyncio.Semaphore(max_concurrency)
-        served = finish(self._list_models())
+        served = _REQUESTS.run(self._list_models())
         names = [found["id"] for found in served]
         wanted = served_model_name or model
         if wanted not in names and (served_model_name is not None or len(names) != 1):
@@ -161,7 +162,7 @@ class ChatEndpoint(Endpoint):
                     raise _OddAnswer("its choice has no message with text")
             return _valid(message.get("content") or ""), choice.get("finish_reason") == "stop"
 
-        return finish(_together(ask, conversations, seeds))
+        return _REQUESTS.run(_together(ask, conversations, seeds))
 
 
 class EndpointEngine(Endpoint):
@@ -192,7 +193,7 @@ class EndpointEngine(Endpoint):
             most = sampling["max_tokens"]
             return Completion(token_ids[:most], ended and len(token_ids) <= most)
 
-        return finish(_together(complete, prompts, params))
+        return _REQUESTS.run(_together(complete, prompts, params))
 
     def _read_tokens(self, choice: dict[str, Any], ending: list[int]) -> list[int]:
         """Read the tokens of a completion, from its text where the server gives no tokens: with `ending` then."""
@@ -207,8 +208,8 @@ class EndpointEngine(Endpoint):
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         if not self.is_vllm:
-            return finish(_together(self._score_echo, prompts, completions))
-        return score_by_token(lambda *pairs: finish(_together(self._score_token, *pairs)), prompts, completions)
+            return _REQUESTS.run(_together(self._score_echo, prompts, completions))
+        return score_by_token(lambda *pairs: _REQUESTS.run(_together(self._score_token, *pairs)), prompts, completions)
 
     async def _score_token(self, prompt: list[int], token_id: int) -> float:
         async with self._slots, self._named_errors():

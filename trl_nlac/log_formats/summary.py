@@ -38,8 +38,8 @@ def describe(rows: list[Row], success_threshold: float) -> dict[str, Any]:
 
     Returns:
         `dict[str, Any]`: `conversations`, `tasks`, `cut`, `outcomes` (successes, failures, and the mean, smallest and
-        largest outcome), `turns` (mean, median and largest number), and `tools`: of each tool the calls, the
-        conversations with such calls, and how many of these succeed, most frequent first.
+        largest outcome), `turns` (mean, median and largest number), and `tools`: of each its name (`tool`), the calls,
+        the conversations with such calls, and how many of these succeed, most frequent first.
     """
     rewards = [row["reward"] for row in rows]
     turns = [num_turns(row) for row in rows]
@@ -60,10 +60,10 @@ def describe(rows: list[Row], success_threshold: float) -> dict[str, Any]:
         "outcomes": {"successes": successes, "failures": len(rows) - successes}
         | ({"mean": mean(rewards), "smallest": min(rewards), "largest": max(rewards)} if rows else {}),
         "turns": {"mean": mean(turns), "median": median(turns), "largest": max(turns)} if rows else {},
-        "tools": {
-            name: dict(zip(columns, counts, strict=True))
+        "tools": [
+            {"tool": name, **dict(zip(columns, counts, strict=True))}
             for name, counts in sorted(tools.items(), key=lambda item: -item[1][0])
-        },
+        ],
     }
 
 

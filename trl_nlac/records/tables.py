@@ -118,7 +118,10 @@ class EpisodeTables:
             }
             for i, (episode, number) in enumerate(zip(episodes, numbers, strict=True))
         ]
-        return hide_secrets(rows)
+        hidden = hide_secrets(rows)
+        for row, episode in zip(hidden, episodes, strict=True):  # a reward is no secret, whatever its function's name
+            row["extra"] |= {name: value for name, value in episode.extra.items() if name.startswith("rewards/")}
+        return hidden
 
     def _turn(self, episode: Episode, index: int, judgement: Judgement | None) -> dict[str, Any]:
         turn = episode.turns[index]
@@ -186,11 +189,19 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def _array(values: list[Any]) -> pa.Array:
-    """Make a column of any type, as text if the types are mixed."""
+    """Make a column of any type, as text if the types are mixed or parquet has no such type."""
     try:
-        return pa.array(values)
+        column = pa.array(values)
+        if not _has_empty_struct(column.type):
+            return column
     except (pa.ArrowException, OverflowError):
-        return pa.array([None if value is None else str(value) for value in values])
+        pass
+    return pa.array([None if value is None else str(value) for value in values])
+
+
+def _has_empty_struct(of: pa.DataType) -> bool:
+    parts = [of.field(i) for i in range(of.num_fields)]
+    return (pa.types.is_struct(of) and not parts) or any(_has_empty_struct(part.type) for part in parts)
 
 
 def _log_to_wandb(rows: list[dict[str, Any]], completions: list[list[dict[str, str]]], step: int) -> None:
