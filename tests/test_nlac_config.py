@@ -79,6 +79,21 @@ class TestNLACConfig:
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **sizes, **options)
         assert (config.samples_per_iteration, config.episodes_per_iteration) == (samples, episodes)
 
+    @pytest.mark.parametrize(
+        ("options", "samples", "episodes"),
+        [
+            ({}, 8, 2),
+            ({"samples_per_iteration": 64}, 64, 16),
+            ({"episodes_per_iteration": 4}, 16, 4),
+            ({"samples_per_iteration": 64, "episodes_per_iteration": 4}, 64, 4),
+        ],
+    )
+    def test_answers_that_are_scored_have_sizes_of_one_turn(self, tmp_path, options, samples, episodes):
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
+        config.set_single_turn()
+        assert (config.samples_per_iteration, config.episodes_per_iteration) == (samples, episodes)
+        assert (config.max_turns, config.single_step) == (1, True)
+
     def test_from_command_line_and_yaml(self, tmp_path):
         (tmp_path / "run.yaml").write_text("max_turns: 7\ngeneration_kwargs: {no_repeat_ngram_size: 3}\n")
         parser = TrlParser((NLACConfig,))

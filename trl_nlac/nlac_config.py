@@ -577,12 +577,22 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                     f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
                     "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
                 )
+        sized = ("samples_per_iteration", "episodes_per_iteration", "max_staleness")
+        self._left_to_size = [name for name in sized if vars(self)[name] is None]
         self._size_iterations()
         self._check_async_rollouts()
         if self.target_max_age is None:
             samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
             twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
             self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
+
+    def set_single_turn(self) -> None:
+        """Let an episode be one answer. Sizes of an iteration that the user left open follow."""
+        self.max_turns, self.single_step = 1, self.num_futures == 1
+        for name in self._left_to_size:
+            setattr(self, name, None)
+        self._size_iterations()
+        self._check_async_rollouts()
 
     def _check_async_rollouts(self) -> None:
         if not self.async_rollouts:

@@ -290,7 +290,7 @@ class NLACTrainer(AtomicSavingTrainer):
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
         if self.environments.is_single_step:
-            args.max_turns, args.single_step = 1, args.num_futures == 1
+            args.set_single_turn()
             logger.info("Tasks are prompts, whose answers are scored: `single_step` is %s.", args.single_step)
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
@@ -389,6 +389,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if warning := short_thoughts(chat.template, args.max_completion_length):
             logger.warning(warning)
         self._batches: deque[list[TrainingExample]] = deque()
+        self._taken: list[list[TrainingExample]] = []  # micro-batches of the optimizer step under way
         self._identity = describe_run(
             *(model, chat, vars(self.roles.prompts), args.action_format),
             {"name": self.environments.name, "tools": self.environments.tool_schemas},
@@ -541,7 +542,8 @@ class NLACTrainer(AtomicSavingTrainer):
             if not self._batches:
                 self._batches.extend(self._iteration(tasks))
             start = time.perf_counter()
-            passes = split_into_passes(self._batches.popleft(), self.args.max_tokens_per_batch, self._collate)
+            self._taken.append(self._batches.popleft())
+            passes = split_into_passes(self._taken[-1], self.args.max_tokens_per_batch, self._collate)
             loss = 0.0
             for number, examples in enumerate(passes, start=1):
                 with accumulating(self.accelerator, model, is_last=number == len(passes)):
@@ -549,7 +551,11 @@ class NLACTrainer(AtomicSavingTrainer):
             self.records.add_batch()
             if not self._batches:
                 self.records.end_iteration()
+            if len(self._taken) == self.args.gradient_accumulation_steps:
+                self._taken.clear()
         except TrainingStopped:
+            self._batches.extendleft(reversed(self._taken))  # a resumed run takes the whole step again
+            self._taken.clear()
             self._save_checkpoint(self.model, trial=None)
             raise
         self.records.metrics["time/train"].append(time.perf_counter() - start)
@@ -801,7 +807,9 @@ class NLACTrainer(AtomicSavingTrainer):
         of_policy = policy_examples(self.roles, samples, refinements, distills=self.args.policy_loss_type == "distill")
         pairs = zip(samples, of_critic, of_policy, strict=True)
         unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
-        too_long = [sample for sample in unused if not is_answerable(self.roles, sample.transition)]
+        # Otherwise the policy can learn in a state about which the backup's question is too long.
+        needs_target = not self.args.policy_loss_coef or self.args.replay_refinement_fraction == 1
+        too_long = [s for s in unused if not is_answerable(self.roles, s.transition, needs_target)]
         self.replay.leave_out([sample.transition_id for sample in too_long])
         if not self.args.critic_loss_coef:
             of_critic = [None] * len(samples)
@@ -931,13 +939,17 @@ class NLACTrainer(AtomicSavingTrainer):
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(args.seed + rank)
-                with self.roles.uncounted(), self.roles.generator.session(self.model_wrapped):
+                with (
+                    self.roles.uncounted(),
+                    self.roles.unrecorded(),
+                    self.roles.generator.session(self.model_wrapped),
+                ):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
                     self.rendezvous.wait()
         finally:
             if not self.is_in_train:
                 self.environments.close()
-        self.roles.take_metrics()
+        self.roles.generator.take_metrics()
         if self._training_log.is_on:
             self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
         metrics = {**joint_metrics(evaluation), "environment/steps": self.num_environment_steps}
@@ -1068,6 +1080,7 @@ class NLACTrainer(AtomicSavingTrainer):
             "world_size": self.args.world_size,
             **self.records.state_dict(),
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
+            "rehearsal_owed": self.rehearsal.owed,
             "nonfinite_losses": self.loss_guard.num_dropped,
             "target_updates": self.target_weights.num_updates,
             "restores": self.forgetting.restores,
@@ -1101,3 +1114,4 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.forgetting.healthy = state.get("healthy_checkpoints", [])
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
+                self.rehearsal.owed = state.get("rehearsal_owed", 0.0)  # earlier versions rounded each batch

@@ -259,10 +259,10 @@ def test_what_does_not_fit_is_counted_and_not_asked(chat):
     roles = make_bounded_roles(chat, action_format="text")
     episode = play_huge(roles, Texts, "")
     transition = Transition(episode, 0)
-    assert is_answerable(roles, transition)
+    assert is_answerable(roles, transition, needs_target=True)
     roles.options.max_prompt_length = transition.state_action.num_tokens
     asked = len(roles.generator.prompts)
-    assert not is_answerable(roles, transition)
+    assert not is_answerable(roles, transition, needs_target=False)
     ((example,), _) = ask_every_role(roles, [transition])
     assert example is None
     for prompt in roles.generator.prompts[asked:]:
@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_counted_and_not_asked(chat):
     metrics = roles.take_metrics()
     assert metrics["prompts/too_long_ratio"] > 0
     roles.options.max_prompt_length = None  # no limit
-    assert is_answerable(roles, transition)
+    assert is_answerable(roles, transition, needs_target=True)
 
 
 def test_logs_are_shortened_with_a_warning_or_refused(chat, caplog):

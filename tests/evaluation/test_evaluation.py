@@ -35,6 +35,13 @@ class TestEvaluation:
             **{k: v for k, v in trainer.state.log_history[-1].items() if "runtime" in k or "per_second" in k},
         }
 
+    def test_metrics_of_training_stay(self, tmp_path):
+        """Those of episodes that were played beside it, for example."""
+        trainer = make_trainer(tmp_path, {"num_eval_episodes": 2}, eval_dataset=TASKS)
+        trainer.roles.metrics["policy/format_rate"] += [1.0, 0.0]
+        trainer.evaluate()
+        assert trainer.roles.take_metrics() == {"policy/format_rate": 0.5}
+
     def test_pass_hat_k_and_failures(self, tmp_path):
         rows = [{"start": 2, "fails_at": None}, {"start": 2, "fails_at": "reset"}, {"start": 9, "fails_at": None}]
         trainer = make_trainer(

@@ -15,6 +15,7 @@
 import json
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 from accelerate import PartialState
@@ -35,6 +36,15 @@ class TestHealth:
         transition = Transition(make_episode(text="the door is"), 0)  # next observation: the door is 0
         assert backup_fidelity(transition, Critique("The door is 0 and then it opens", True)) == 1
         assert backup_fidelity(transition, Critique("the window is 7", True)) == 0.5
+
+    def test_an_environment_that_ends_without_a_word_is_no_fault_of_the_backup(self):
+        episode = make_episode(num_turns=2, text="the door is")
+        silent = replace(episode, turns=(episode.turns[0], replace(episode.turns[1], next_observation=" ")))
+        transitions = [Transition(silent, 0), Transition(silent, 1)]
+        told = [Critique("The door is 0", True), Critique("It ends", True)]
+        targets = [Answer(None, (), "", critique) for critique in told]
+        assert health_metrics(transitions, targets, [])["health/backup_fidelity"] == 1.0
+        assert "health/backup_fidelity" not in health_metrics(transitions[1:], targets[1:], [])
 
     @pytest.mark.parametrize(
         ("optimal", "refined", "compliance"), [(True, "a", 1), (True, "b", 0), (False, "a", 0), (False, "b", 1)]

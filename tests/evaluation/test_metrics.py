@@ -14,13 +14,16 @@
 
 import itertools
 import random
+import tracemalloc
 from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
 from helpers.testing_utils import make_episode
 
+from trl_nlac.evaluation import metrics
 from trl_nlac.evaluation.metrics import (
+    CriticCalibration,
     PassHatK,
     SuccessRate,
     episode_metrics,
@@ -92,3 +95,30 @@ class TestEpisodeMetrics:
             "environment/failure_rate": 0.5,
             "environment/timeout_failure_rate": 0.5,
         }
+
+
+def test_metrics_are_those_of_the_episodes_of_all_processes(monkeypatch):
+    """Three episodes on two processes: two that win in one turn, and one that loses in three."""
+    won, lost = make_episode(num_turns=1, score=1.0), make_episode(num_turns=3, score=0.0)
+    monkeypatch.setattr(metrics, "gather_object", lambda own: [*own, metrics.Outcome.of(lost)])
+    found = metrics.joint_episode_metrics([won, won], 1.0)
+    assert found["episode/return"] == found["episode/success_rate"] == pytest.approx(2 / 3)
+    assert found["episode/length"] == pytest.approx(5 / 3)
+    monkeypatch.setattr(metrics, "gather_object", lambda own: own)
+    assert metrics.joint_episode_metrics([], 1.0) == {}
+
+
+def test_area_under_the_curve():
+    """By its definition, with ties; and of many verdicts, in little memory."""
+    rng = random.Random(0)
+    scores = [rng.randrange(20) / 4 for _ in range(300)]
+    successes = [float(rng.random() < 0.4) for _ in scores]
+    calibration = CriticCalibration(keep_in_memory=True)
+    found = calibration.compute(scores=scores, successes=successes)["auroc"]
+    by_outcome = {outcome: [s for s, o in zip(scores, successes, strict=True) if o == outcome] for outcome in (0, 1)}
+    pairs = [(s > f) + (s == f) / 2 for s in by_outcome[1] for f in by_outcome[0]]
+    assert found == pytest.approx(mean(pairs))
+    tracemalloc.start()
+    calibration._compute([rng.random() for _ in range(20_000)], [0.0, 1.0] * 10_000)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()

@@ -23,7 +23,7 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.backup import bellman_targets, is_answerable
 from trl_nlac.method.critic import critiques
 from trl_nlac.types import Critique, Episode, Transition
 
@@ -73,6 +73,25 @@ class TestBellmanTargets:
         bellman_targets(roles, make_transitions(roles)[:1], bootstrap="explicit")
         asked_with = [(sampling.max_tokens, sampling.temperature) for sampling in roles.generator.samplings]
         assert asked_with == [(11, 0.7), (13, 0.7), (17, 1.7)]
+
+    def test_explicit_bootstrap_takes_one_of_several_futures(self):
+        """k > 1: the successor model's, not what the evaluator makes of k (equation 1)."""
+        action = "route billing amber badge noon"
+        roles = make_roles([action, "it works", "merged"], num_futures=2)
+        (target,) = bellman_targets(roles, make_transitions(roles)[:1], bootstrap="explicit")
+        _, future, backup = asked(roles)
+        assert f" {action}<|end|>" in future and "Future:" in future
+        assert f" {action} it works<|end|>" in backup and target.parsed == Critique("merged", None)
+
+    def test_a_policy_can_learn_where_no_target_can_be_written(self):
+        """An observation, which the backup is shown and nobody else, is longer than a prompt may be."""
+        roles = make_roles([])
+        first = make_transitions(roles)[0]
+        turns = (replace(first.turn, next_observation="refused " * 99), *first.episode.turns[1:])
+        transition = Transition(replace(first.episode, turns=turns), 0)
+        roles.options.max_prompt_length = 60
+        assert is_answerable(roles, transition, needs_target=False)
+        assert not is_answerable(roles, transition, needs_target=True)
 
     def test_monte_carlo_shows_the_score(self):
         prompts = replace(COMPACT_PROMPTS, observed_end=NLACPrompts().observed_end)

@@ -58,8 +58,9 @@ class TestChooseRefined:
         assert [sampling.temperature for prompt, sampling in drawn if "Revise?" in prompt] == [0.0, 0.0, 1.0, 1.0]
 
     def test_the_first_of_equals_stays(self):
-        _, before, after = self.choose([*self.FIRST, "a2", "a3", NO, NO, NO], "none")
+        roles, before, after = self.choose([*self.FIRST, "a2", "a3", NO, NO, NO], "none")
         assert after[0].refined_action is before[0].refined_action
+        assert roles.metrics["refine/other_chosen_rate"] == [0.0]
 
     def test_nothing_is_asked_where_there_is_no_choice(self):
         """Others that are the same, or cannot be read."""

@@ -24,8 +24,9 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniTextConfig
 
 from trl_nlac.planning.memory import Sharing
+from trl_nlac.planning.plan import Machines, Plan
 from trl_nlac.planning.shape import model_shape
-from trl_nlac.planning.time import Lengths, Phase, Rates, phases, trunk_share, written_share
+from trl_nlac.planning.time import Lengths, Phase, Rates, answers, phases, trunk_share, written_share
 
 
 SHAPE = model_shape(AutoConfig.for_model(**json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text())))
@@ -103,3 +104,30 @@ def test_sizes_of_the_models():
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         assert config[name] == known.to_dict()[name], name
     assert config["num_key_value_heads"] == known.num_key_value_heads
+
+
+def make_plan(tmp_path, **options) -> Plan:
+    options = {"per_device_train_batch_size": 16, "samples_per_iteration": 64, **options}
+    args = make_config(tmp_path, max_prompt_length=8192, gradient_checkpointing=True, **options)
+    return Plan(SHAPE, Machines(8, 80e9), Sharing("zero3", 8), args, Rates(), 4, 32768)
+
+
+def test_the_limit_of_a_pass_is_planned(tmp_path):
+    whole, limited = make_plan(tmp_path), make_plan(tmp_path, max_tokens_per_batch=9000)
+    assert whole.batch_tokens > 100_000 and limited.batch_tokens == 9000 and limited.peak < whole.peak / 2
+    assert any("max_tokens_per_batch: " in text for text, _ in whole.remedies)
+    least = make_plan(tmp_path, max_tokens_per_batch=100)
+    assert least.batch_tokens == sum(least.longest)  # an example is not divided
+
+
+def test_limits_of_single_roles_are_planned(tmp_path):
+    plain, long = make_plan(tmp_path), make_plan(tmp_path, role_sampling={"refine": {"max_tokens": 16384}})
+    assert plain.longest == (8192, plain.args.max_completion_length) and long.longest == (8192, 16384)
+    assert long.batch_tokens > plain.batch_tokens
+
+
+def test_explicit_futures_are_one_answer(tmp_path):
+    """However many futures the critic weighs."""
+    for number, expected in ((1, 3), (4, 3)):
+        target, _ = answers(make_config(tmp_path, num_futures=number, bootstrap="explicit"))
+        assert target == expected

@@ -98,6 +98,12 @@ class TestAudit:
         rows = read(tmp_path / "_audit" / "audit_00003_process0.parquet")
         assert len(rows) == 8 and set(rows["step"]) == {2} and 0 < rows["critic_loss"].notna().sum() < 8
 
+    def test_the_end_at_the_step_of_a_log(self, tmp_path):
+        """The last log has written the iterations that were finished: the file keeps them."""
+        config = {**CONFIG, "audit_samples": 3, "samples_per_iteration": 12, "max_steps": 5, "logging_steps": 5}
+        make_trainer(tmp_path, config).train()
+        assert list(read(tmp_path / "_audit" / "audit_00005_process0.parquet")["step"]) == [0] * 3 + [3] * 3
+
 
 def write_one(trail: AuditTrail, steps: range) -> list[str]:
     """Write a row at each of the steps; returns the names of all files."""

@@ -111,6 +111,23 @@ def test_too_many_in_a_row_stop_training_with_a_checkpoint(tmp_path):
         assert parameter.equal(weights[name]), name  # nothing changed
 
 
+def test_a_stop_within_a_step_takes_the_whole_step_again(tmp_path):
+    config = {**CONFIG, "max_steps": 19, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    config |= {"samples_per_iteration": 32, "max_turns": 2}
+    stopped = make_trainer(tmp_path, config)
+    Poison(stopped, lambda ids: ids > 0)
+    with pytest.raises(RuntimeError, match="10 micro-batches in a row"):
+        stopped.train()
+    assert stopped.state.global_step == 2  # of the third step, two of four micro-batches were computed
+    resumed, places = make_trainer(tmp_path, {**config, "max_steps": 9}), []
+    iterate, step = resumed._iteration, resumed.training_step
+    resumed._iteration = lambda tasks: places.append(len(steps) % 4) or iterate(tasks)
+    steps: list[int] = []
+    resumed.training_step = lambda *args: (step(*args), steps.append(resumed.state.global_step))[0]
+    resumed.train(resume_from_checkpoint=True)
+    assert len(steps) == 4 * 7 and places == [0]  # the next iteration begins with a step
+
+
 def test_corrupted_weights_are_not_saved(tmp_path):
     trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 9})
     Poison(trainer, lambda ids: True)

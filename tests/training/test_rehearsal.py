@@ -120,3 +120,13 @@ class TestOptions:
     def test_a_source_without_a_ratio_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match="`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`"):
             make_trainer(tmp_path, {"rehearsal_source": "self"})
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 32])
+@pytest.mark.parametrize("ratio", [0.1, 0.25, 0.5, 1.0])
+def test_small_batches_have_their_share(ratio, size):
+    """Of eight processes with a batch of two each, none would draw a quarter of its two, rounded."""
+    rehearsal = make_rehearsal(ratio=ratio)
+    rehearsal.fill([(role, Prompt.of([1]), (2,)) for role in ASKED_ROLES])
+    drawn = [len(rehearsal.draw(size)) for _ in range(200)]
+    assert sum(drawn) == pytest.approx(200 * ratio * size, abs=1) and max(drawn) - min(drawn) <= 1

@@ -31,8 +31,8 @@ from .metrics import (
     CriticCalibration,
     PassHatK,
     SuccessRate,
-    episode_metrics,
     is_played,
+    joint_episode_metrics,
     mean_over_processes,
     reward_metrics,
     without_zero_kinds,
@@ -58,6 +58,8 @@ class Evaluation:
             Number of the task of each.
         judgements (`dict[tuple[int, int], Judgement]`):
             The critic's judgements of actions, by index of the episode and of the turn.
+        success_threshold (`float`):
+            Smallest score of a successful episode.
     """
 
     means: dict[str, float]
@@ -66,6 +68,7 @@ class Evaluation:
     episodes: list[Episode]
     numbers: list[int]
     judgements: dict[tuple[int, int], Judgement]
+    success_threshold: float
 
 
 def evaluate_policy(
@@ -106,7 +109,7 @@ def evaluate_policy(
     numbers = [number for number in tasks for _ in range(num_episodes)]
     act = act or partial(roles.act, sampling=roles.samplings["evaluation"])
     episodes = play_episodes(environments, [tasks[number] for number in numbers], roles, act, rewards)
-    means = episode_metrics(episodes, threshold) if episodes else {}
+    means: dict[str, float] = {}
     played = {i: episode for i, episode in enumerate(episodes) if is_played(episode)}
     turns = [(i, t) for i, episode in played.items() for t in range(len(episode.turns))]
     random.Random(seed).shuffle(turns)
@@ -114,7 +117,7 @@ def evaluate_policy(
     judged = judge_actions(roles, [Transition(episodes[i], t).state_action for i, t in turns])
     judgements = {turn: judgement for turn, judgement in zip(turns, judged, strict=True) if judgement is not None}
     if environments.oracle is not None and num_probes:
-        means.update(examine_critic(environments, roles, num_probes, seed))
+        means = examine_critic(environments, roles, num_probes, seed)
     return Evaluation(
         means=means,
         outcomes=[(numbers[i], float(episode.score >= threshold)) for i, episode in played.items()],
@@ -125,16 +128,16 @@ def evaluate_policy(
         episodes=episodes,
         numbers=numbers,
         judgements=judgements,
+        success_threshold=threshold,
     )
 
 
 def joint_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Combine the results of all processes."""
-    rates = _success_rates(gather_object(evaluation.outcomes))
     return {
-        **rates,  # first
-        **without_zero_kinds(mean_over_processes(evaluation.means)),
-        **rates,  # of all episodes, in place of the mean of means
+        **_success_rates(gather_object(evaluation.outcomes)),
+        **without_zero_kinds(joint_episode_metrics(evaluation.episodes, evaluation.success_threshold)),
+        **mean_over_processes(evaluation.means),
         **reward_metrics(evaluation.episodes),
         **_critic_calibration(gather_object(evaluation.verdicts)),
     }

@@ -29,10 +29,10 @@ logger = get_logger(__name__)
 
 
 def backup_fidelity(transition: Transition, target: Critique) -> float:
-    """Compute the share of the next observation's words that the target's future repeats."""
+    """Compute the share of the words of the next observation, at least one, that the target's future repeats."""
     observed = Counter(transition.turn.next_observation.lower().split())
     repeated = Counter(target.future.lower().split())
-    return sum((observed & repeated).values()) / max(1, sum(observed.values()))
+    return sum((observed & repeated).values()) / sum(observed.values())
 
 
 def health_metrics(
@@ -44,7 +44,8 @@ def health_metrics(
         "health/backup_fidelity": [
             backup_fidelity(transition, target.parsed)
             for transition, target in zip(transitions, targets, strict=True)
-            if target.parsed is not None and target.parsed.future
+            # An environment that ends without a word gives nothing to repeat.
+            if target.parsed is not None and target.parsed.future and transition.turn.next_observation.split()
         ],
         "backup/optimal_rate": [float(target.optimal) for target in parsed if target.optimal is not None],
         "health/refine_compliance": [float(r.complies) for r in refinements if r is not None and not r.is_kept],

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import comb, sqrt
 from statistics import NormalDist, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import evaluate
@@ -115,8 +115,9 @@ class CriticCalibration(evaluate.Metric):
         metrics = {"brier": float(np.mean((probabilities - successes) ** 2))}
         won, lost = scores[successes == 1], scores[successes == 0]
         if len(won) and len(lost):
-            gaps = won[:, None] - lost[None, :]
-            metrics["auroc"] = float(np.mean((gaps > 0) + 0.5 * (gaps == 0)))
+            lost.sort()
+            lower, not_higher = (np.searchsorted(lost, won, side) for side in ("left", "right"))
+            metrics["auroc"] = float(np.mean(lower + not_higher) / (2 * len(lost)))  # a tie counts half
         return metrics
 
 
@@ -135,17 +136,54 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
         success_threshold (`float`):
             Smallest score of a successful episode.
     """
+    return _metrics_of([Outcome.of(episode) for episode in episodes], success_threshold)
+
+
+def joint_episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
+    """Return the metrics of [`episode_metrics`] over the episodes of all processes. Every process has to call it."""
+    outcomes = gather_object([Outcome.of(episode) for episode in episodes])
+    return _metrics_of(outcomes, success_threshold) if outcomes else {}
+
+
+class Outcome(NamedTuple):
+    """
+    What the metrics of an episode need, without its tokens.
+
+    Args:
+        score (`float`), num_turns (`int`):
+            Those of the episode.
+        num_conversations (`int`):
+            1, and one for each of its segments.
+        is_played (`bool`):
+            Whether it has a turn and its environment did not fail.
+        failure (`str`, *optional*):
+            Kind of the failure.
+    """
+
+    score: float
+    num_turns: int
+    num_conversations: int
+    is_played: bool
+    failure: str | None
+
+    @classmethod
+    def of(cls, episode: Episode) -> "Outcome":
+        failure = None if episode.failure is None else episode.failure.partition(":")[0]
+        return cls(episode.score, episode.num_turns, 1 + len(episode.segments), is_played(episode), failure)
+
+
+def _metrics_of(outcomes: list[Outcome], success_threshold: float) -> dict[str, float]:
     metrics = {}
-    played = [episode for episode in episodes if is_played(episode)]
+    played = [outcome for outcome in outcomes if outcome.is_played]
     if played:
-        metrics["episode/success_rate"] = sum(e.score >= success_threshold for e in played) / len(played)
-        metrics["episode/return"] = sum(episode.score for episode in played) / len(played)
-        metrics["episode/length"] = sum(episode.num_turns for episode in played) / len(played)
-        if any(episode.segments for episode in played):
-            metrics["episode/num_segments"] = sum(1 + len(episode.segments) for episode in played) / len(played)
-    kinds = [episode.failure.partition(":")[0] for episode in episodes if episode.failure is not None]
-    metrics["environment/failure_rate"] = len(kinds) / len(episodes)
-    metrics.update({name: kinds.count(kind) / len(episodes) for name, kind in _KIND_RATES.items()})
+        metrics["episode/success_rate"] = sum(one.score >= success_threshold for one in played) / len(played)
+        metrics["episode/return"] = sum(one.score for one in played) / len(played)
+        metrics["episode/length"] = sum(one.num_turns for one in played) / len(played)
+        if any(one.num_conversations > 1 for one in played):
+            metrics["episode/num_segments"] = sum(one.num_conversations for one in played) / len(played)
+    kinds = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    metrics["environment/failure_rate"] = len(kinds) / len(outcomes)
+    metrics.update({name: kinds.count(kind) / len(outcomes) for name, kind in _KIND_RATES.items()})
     return metrics
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from ..chat.actions import parse_text
 from ..prompts import parse_correctness, parse_critique, parse_future, render
 from ..types import Answer, Prompt, Sample, TrainingExample, Transition
-from .critic import critic_prompt, critiques
+from .critic import critic_prompt
 from .roles import Roles
 
 
@@ -70,13 +70,17 @@ def is_repeatable(roles: Roles, transition: Transition, bootstrap: str) -> bool:
     return all(roles.samplings[role].temperature == 0 for role in taking_part)
 
 
-def is_answerable(roles: Roles, transition: Transition) -> bool:
-    """Whether the first questions about a transition, the critic's and the backup's, keep to `max_prompt_length`."""
-    if transition.terminated:
-        questions = list(_terminated_prompts(roles, [transition]).values())
-    else:
-        questions = [] if roles.options.single_step else _successor_prompts(roles, [transition])
-    return all(roles.fits(prompt) for prompt in [critic_prompt(roles, transition.state_action), *questions])
+def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> bool:
+    """
+    Whether an example can ever be made of a transition: whether the critic's question about it keeps to
+    `max_prompt_length`, and, where every example needs a target, the backup's first question.
+    """
+    questions = [critic_prompt(roles, transition.state_action)]
+    if needs_target and transition.terminated:
+        questions += _terminated_prompts(roles, [transition]).values()
+    elif needs_target and not roles.options.single_step:
+        questions += _successor_prompts(roles, [transition])
+    return all(roles.fits(question) for question in questions)
 
 
 def critic_examples(
@@ -166,8 +170,11 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
     actions = roles.ask("policy", states, sampling=acting)
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
-    judging = replace(successor, max_tokens=critic.max_tokens)
-    judged = critiques(roles, [roles.continued(action.prompt, action) for action in acted.values()], judging)
+    questions = [critic_prompt(roles, roles.continued(action.prompt, action)) for action in acted.values()]
+    if roles.options.num_futures == 1:
+        judged = roles.ask("critique", questions, parse_critique, replace(successor, max_tokens=critic.max_tokens))
+    else:  # one future, and nobody weighs several
+        judged = roles.ask("successor", questions, parse_future)
     conversations: list[Prompt | None] = [None] * len(transitions)
     successor_prompts = _successor_prompts(roles, transitions)
     for (i, action), critique in zip(acted.items(), judged, strict=True):

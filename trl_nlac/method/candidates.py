@@ -65,5 +65,7 @@ def choose_refined(
         if judgement is not None and judgement.verdict_score > scores.get(i, float("-inf")):
             scores[i] = judgement.verdict_score
             chosen[i] = replace(found[i], refined_action=action)
-    roles.metrics["refine/other_chosen_rate"] += [float(chosen[i] is not refinements[i]) for i in scores]
+    roles.metrics["refine/other_chosen_rate"] += [
+        float(chosen[i].refined_action is not found[i].refined_action) for i in scores
+    ]
     return chosen

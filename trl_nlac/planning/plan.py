@@ -120,8 +120,9 @@ class Plan:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Most tokens of a prompt and of an answer."""
-        answer = self.args.max_completion_length
+        """Most tokens of a prompt and of an answer of any role."""
+        of_roles = (sampling.get("max_tokens") or 0 for sampling in (self.args.role_sampling or {}).values())
+        answer = max(self.args.max_completion_length, *of_roles, 0)
         return min(self.args.max_prompt_length or self.context, self.context - answer), answer
 
     @property
@@ -129,7 +130,9 @@ class Plan:
         """Most tokens that the model reads in a pass."""
         prompt, answer = self.longest
         tokens = tokens_of_transition(prompt, answer, self.num_losses, self.shares_prefixes)
-        return int(self.args.per_device_train_batch_size * (tokens + self.args.rehearsal_ratio * (prompt + answer)))
+        whole = int(self.args.per_device_train_batch_size * (tokens + self.args.rehearsal_ratio * (prompt + answer)))
+        limit = self.args.max_tokens_per_batch
+        return whole if limit is None else min(whole, max(limit, prompt + answer))  # an example is not divided
 
     @property
     def lengths(self) -> Lengths:
@@ -150,6 +153,7 @@ class Plan:
         asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}
         answer_tokens = args.per_device_train_batch_size * (self.num_losses + args.rehearsal_ratio) * self.longest[1]
         taught = args.per_device_train_batch_size * args.num_distilled_losses * self.longest[1]
+        answer_tokens, taught = min(answer_tokens, self.batch_tokens), min(taught, self.batch_tokens)
         passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
         peaks = passing.peaks(*loss_bytes(shape, precision, int(answer_tokens), taught))
         training = {**held, "communication": communication(shape, sharing), **asleep}
@@ -318,6 +322,8 @@ class Plan:
         if batch > 1:
             steps = batch * args.gradient_accumulation_steps
             options.append({"per_device_train_batch_size": 1, "gradient_accumulation_steps": steps})
+            if args.max_tokens_per_batch is None:
+                options.append({"max_tokens_per_batch": sum(self.longest)})
         if not args.share_prefixes:
             options.append({"share_prefixes": True})
         if self._engine:

@@ -86,7 +86,7 @@ class Phase(NamedTuple):
 def answers(args: NLACConfig) -> tuple[float, float]:
     """Count the answers that the roles generate for a transition: with the target weights, and with the policy's."""
     critique = 1 if args.num_futures == 1 else args.num_futures + 1
-    bootstrapped = {"explicit": 1 + critique, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
+    bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
     refine = 1 + args.num_refinements * (critique + 1) - args.replay_refinement_fraction * (1 + critique)
     if args.policy_loss_type == "distill":

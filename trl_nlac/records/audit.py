@@ -141,8 +141,10 @@ class AuditTrail:
         if self._sizes is None:
             self._sizes = self._read_sizes(path.parent)
         table = pa.Table.from_pylist(self._rows, schema=SAMPLE)
+        if path.exists():  # the end of training can be at the step of a log
+            table = pa.concat_tables([pq.read_table(path, schema=SAMPLE), table])
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
-        self._sizes[path] = len(self._rows)
+        self._sizes[path] = len(table)
         self._rows = []
         if self.total_limit is not None:
             excess = sum(self._sizes.values()) - self.total_limit

@@ -28,9 +28,8 @@ from accelerate.utils import gather_object
 from ..evaluation.evaluation import Evaluation
 from ..evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor
 from ..evaluation.metrics import (
-    episode_metrics,
     is_played,
-    mean_over_processes,
+    joint_episode_metrics,
     reward_metrics,
     without_zero_kinds,
 )
@@ -121,8 +120,8 @@ class Records:
         """
         if self.tables is not None:
             self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
-        metrics = episode_metrics(episodes, self.args.success_threshold) if episodes else {}
-        for name, value in {**mean_over_processes(metrics), **reward_metrics(episodes)}.items():
+        metrics = joint_episode_metrics(episodes, self.args.success_threshold)
+        for name, value in {**metrics, **reward_metrics(episodes)}.items():
             self.metrics[name].append(value)
         outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]
         of_processes = gather_object([(outcomes, sum(episode.num_turns for episode in episodes))])

@@ -16,6 +16,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -138,18 +139,21 @@ class EpisodeTables:
         rows = _on_first_process(rows, self.args)
         if not rows:
             return
+        path, new = completions_file(self.args.output_dir, step, kind), rows
+        if path.exists():  # the end of training can be at the step of a log
+            rows = _read_rows(path) + rows
         extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
         table = pa.Table.from_pylist(rows, schema=EPISODE)
         for name, values in extra.items():
             table = table.append_column(f"extra/{name}" if name in EPISODE.names else name, _array(values))
-        path = completions_file(self.args.output_dir, step, kind)
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
         if not kind:
-            self._show(rows, extra, step)
+            self._show(new, step)
 
-    def _show(self, rows: list[dict[str, Any]], extra: dict[str, list[Any]], step: int) -> None:
+    def _show(self, rows: list[dict[str, Any]], step: int) -> None:
         """Print rows to the console, and send them to the experiment trackers."""
+        extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
         prompts, returns = [row["prompt"] for row in rows], [row["return"] for row in rows]
         completions = [_messages(row["turns"]) for row in rows]
         number = self.args.num_completions_to_print
@@ -176,6 +180,18 @@ def _on_first_process(rows: list[dict[str, Any]], args: NLACConfig) -> list[dict
     gathered = [None] * args.world_size if args.process_index == 0 else None
     dist.gather_object(rows, gathered)
     return [row for of_process in gathered or [] for row in of_process]
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file that [`EpisodeTables.write`] wrote."""
+    rows = pq.read_table(path).to_pylist()
+    return [
+        {
+            **{name: row.pop(name) for name in EPISODE.names},
+            "extra": {name.removeprefix("extra/"): value for name, value in row.items()},
+        }
+        for row in rows
+    ]
 
 
 def _messages(turns: list[dict[str, Any]]) -> list[dict[str, str]]:

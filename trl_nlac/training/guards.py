@@ -178,11 +178,11 @@ class ForgettingGuard:
 
 
 def nothing_played(episodes: list[Episode]) -> str:
-    """Explain, for an error, why there is nothing to train on."""
+    """Explain, for an error, why there is nothing to train on. The episodes are those of this process."""
+    end = printable(str(episodes[0].failure)) if episodes else "no episode of this process"
     return (
         f"None of {len(episodes)} episodes had a single turn, so there is nothing to train on. The first ended with: "
-        f"{printable(str(episodes[0].failure))}. Check the environment, and whether it can play the rows of "
-        "`train_dataset`."
+        f"{end}. Check the environment, and whether it can play the rows of `train_dataset`."
     )
 
 

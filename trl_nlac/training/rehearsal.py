@@ -82,6 +82,7 @@ class Rehearsal:
         self.source = source
         self.ratio = ratio
         self.rng = np.random.default_rng(seed)
+        self.owed = 0.0  # samples that the batches so far had too little
         self.roles: list[str] = []  # of the samples, where they are known
         self._examples: list[TrainingExample] = []
         if dataset and ratio:
@@ -129,8 +130,15 @@ class Rehearsal:
             )
 
     def draw(self, num_transitions: int) -> list[TrainingExample]:
-        """Draw the samples for a batch of so many transitions; none as long as there are none."""
-        number = round(self.ratio * num_transitions) if self._examples else 0
+        """
+        Draw the samples for a batch of so many transitions; none as long as there are none. What is less than a sample
+        is added to the next batch.
+        """
+        if not self._examples:
+            return []
+        self.owed += self.ratio * num_transitions
+        number = int(self.owed + 1e-6)
+        self.owed -= number
         return [self._examples[i] for i in self.rng.integers(len(self._examples), size=number)] if number else []
 
     def save(self, directory: Path) -> None:
