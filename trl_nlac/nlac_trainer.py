@@ -1040,6 +1040,7 @@ class NLACTrainer(AtomicSavingTrainer):
 
     def _begin(self) -> None:
         """Go on, before the first step, with what the trainer's own checkpoint has not restored."""
+        self._taken.clear()
         self._find_best()
         self._restore_losses()
 

@@ -314,6 +314,7 @@ class TestAnswers:
         {"properties": {"x": True}, "required": ["x"]},
         {"properties": {"x": {"type": "string"}}, "required": True},
         {"properties": ["x"]},
+        {"properties": {"x": {"type": 5}}, "required": [["x"], 1]},
         ["x"],
         True,
     ],

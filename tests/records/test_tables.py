@@ -17,14 +17,17 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import wandb
 from helpers.records_utils import CONFIG, read
-from helpers.testing_utils import TASKS, make_trainer
+from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 
 from trl_nlac.environments.base import StepResult
+from trl_nlac.records.folder import completions_file
+from trl_nlac.records.tables import EpisodeTables
 
 
 class TestEpisodes:
@@ -79,6 +82,18 @@ class TestEpisodes:
         rows = read(tmp_path / "completions" / "completions_00002.parquet")
         assert list(rows["empty"]) == ["{}"] * 4 and list(rows["nested"]) == ["{'a': [{}]}"] * 4
         assert list(rows["password"]) == ["<hidden>"] * 4 and list(rows["rewards/correct_password"]) == [0.5] * 4
+
+    def test_episodes_at_the_step_of_a_log_are_added_and_an_evaluation_is_replaced(self, tmp_path):
+        args = make_config(tmp_path, log_completions=True, num_completions_to_print=0)
+        tables, notes = EpisodeTables(args, str), ({"a": 1.5, "turns": "x"}, {"a": "text"}, {"b": None})
+        for number, extra in enumerate(notes):
+            for kind in ("", "eval"):
+                episode = replace(make_episode(num_turns=1), extra=extra)
+                tables.write(tables.rows([episode], [number], 3, 0), 3, kind)
+        rows = read(completions_file(str(tmp_path), 3))
+        assert list(rows["episode"]) == [0, 1, 2] and list(rows["a"].fillna("")) == ["1.5", "text", ""]
+        assert list(rows["extra/turns"].fillna("")) == ["x", "", ""] and len(rows["turns"][0]) == 1
+        assert list(read(completions_file(str(tmp_path), 3, "eval"))["episode"]) == [2]
 
     def test_a_failed_environment_is_in_the_table(self, tmp_path):
         class Broken:

@@ -101,7 +101,10 @@ class _CallReader:
             for name, schema in schemas.items()
         }
         required = {name: schema.get("required") for name, schema in schemas.items()}
-        self.required = {name: names if isinstance(names, list) else [] for name, names in required.items()}
+        self.required = {
+            name: [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
+            for name, names in required.items()
+        }
         self.names = f"(?i:{'|'.join(re.escape(name) for name in sorted(schemas, key=len, reverse=True))})"
 
     def read(self, text: str) -> list[Call]:
@@ -264,7 +267,8 @@ class _CallReader:
     def _typed(self, name: str, parameter: str, value: Any) -> Any:
         """A value in words as the schema of its parameter wants it."""
         schema = self.parameters.get(name, {}).get(parameter, {})
-        if not isinstance(value, str) or "string" in schema.get("type", "string"):
+        types = schema.get("type", "string")
+        if not isinstance(value, str) or "string" in (types if isinstance(types, list) else [types]):
             return value
         try:
             return _value(value)

@@ -140,7 +140,7 @@ class EpisodeTables:
         if not rows:
             return
         path, new = completions_file(self.args.output_dir, step, kind), rows
-        if path.exists():  # the end of training can be at the step of a log
+        if not kind and path.exists():  # the end of training can be at the step of a log
             rows = _read_rows(path) + rows
         extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
         table = pa.Table.from_pylist(rows, schema=EPISODE)
