@@ -66,36 +66,39 @@ class Cost:
     gpu_hours: float
 
 
+def as_trained(method: str, plan: Plan) -> Plan:
+    """Plan the training of a method. RFT has one loss. GRPO trains on whole episodes, several times on each."""
+    if method == "nlac":
+        return plan
+    with_one_loss = plan.with_options(critic_loss_coef=0.0)
+    if method == "rft":
+        return with_one_loss
+    prompt, _, turns = plan.lengths
+    whole = turns * trunk_share(turns) * prompt  # what an episode has before its last answer
+    return replace(with_one_loss, rates=replace(plan.rates, prompt_tokens=whole)).with_options(
+        samples_per_iteration=plan.args.episodes_per_iteration,
+        num_updates_per_generation=CellArguments.num_grpo_updates,
+        share_prefixes=False,
+    )
+
+
 def phases(method: str, plan: Plan) -> list[Phase]:
     """
     Return the phases of an iteration. RFT and GRPO write no targets and refine nothing, and only the policy's weights
-    move. RFT has one loss. GRPO trains on whole episodes, several times on each.
+    move.
     """
     if method == "nlac":
         return plan.iteration
-    with_one_loss = plan.with_options(critic_loss_coef=0.0)
-    if method == "grpo":
-        prompt, _, turns = plan.lengths
-        whole = turns * trunk_share(turns) * prompt  # what an episode has before its last answer
-        with_one_loss = replace(with_one_loss, rates=replace(plan.rates, prompt_tokens=whole)).with_options(
-            samples_per_iteration=plan.args.episodes_per_iteration,
-            num_updates_per_generation=CellArguments.num_grpo_updates,
-            share_prefixes=False,
-        )
-    rollout, train = plan.iteration[0], with_one_loss.iteration[-1]
+    rollout, train = plan.iteration[0], as_trained(method, plan).iteration[-1]
     moved = 0 if plan.shape.has_adapters else 2 * plan.shape.parameters
     return [rollout, Phase("sync", 0, 0, 0, moved / plan.rates.bandwidth / 1e9), train]
 
 
 def cost(method: str, plan: Plan) -> Cost:
     """Estimate what a run costs."""
-    args, found = plan.args, phases(method, plan)
-    if method == "grpo":
-        samples = CellArguments.num_grpo_updates * args.episodes_per_iteration
-    else:
-        samples = args.num_updates_per_generation * args.samples_per_iteration
-    iterations = args.max_steps * args.global_batch_size / samples
-    episodes = iterations * args.episodes_per_iteration
+    found = phases(method, plan)
+    iterations = plan.args.max_steps / as_trained(method, plan).args.updates_per_iteration
+    episodes = iterations * plan.args.episodes_per_iteration
     return Cost(
         episodes=episodes,
         environment_steps=episodes * plan.lengths.turns,

@@ -101,11 +101,11 @@ def test_metrics_are_those_of_the_episodes_of_all_processes(monkeypatch):
     """Three episodes on two processes: two that win in one turn, and one that loses in three."""
     won, lost = make_episode(num_turns=1, score=1.0), make_episode(num_turns=3, score=0.0)
     monkeypatch.setattr(metrics, "gather_object", lambda own: [*own, metrics.Outcome.of(lost)])
-    found = metrics.joint_episode_metrics([won, won], 1.0)
+    found = metrics.episode_metrics([won, won], 1.0)
     assert found["episode/return"] == found["episode/success_rate"] == pytest.approx(2 / 3)
     assert found["episode/length"] == pytest.approx(5 / 3)
     monkeypatch.setattr(metrics, "gather_object", lambda own: own)
-    assert metrics.joint_episode_metrics([], 1.0) == {}
+    assert metrics.episode_metrics([], 1.0) == {}
 
 
 def test_area_under_the_curve():

@@ -31,8 +31,8 @@ from .metrics import (
     CriticCalibration,
     PassHatK,
     SuccessRate,
+    episode_metrics,
     is_played,
-    joint_episode_metrics,
     mean_over_processes,
     reward_metrics,
     without_zero_kinds,
@@ -136,7 +136,7 @@ def joint_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Combine the results of all processes."""
     return {
         **_success_rates(gather_object(evaluation.outcomes)),
-        **without_zero_kinds(joint_episode_metrics(evaluation.episodes, evaluation.success_threshold)),
+        **without_zero_kinds(episode_metrics(evaluation.episodes, evaluation.success_threshold)),
         **mean_over_processes(evaluation.means),
         **reward_metrics(evaluation.episodes),
         **_critic_calibration(gather_object(evaluation.verdicts)),

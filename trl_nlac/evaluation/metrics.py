@@ -128,21 +128,30 @@ def is_played(episode: Episode) -> bool:
 
 def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
     """
-    Return means over played episodes; those whose environment failed count only in the failure rates.
+    Return means over the played episodes of all processes; those whose environment failed count only in the failure
+    rates. Every process has to call it.
 
     Args:
         episodes (`list[Episode]`):
-            At least one episode.
+            The episodes of this process.
         success_threshold (`float`):
             Smallest score of a successful episode.
     """
-    return _metrics_of([Outcome.of(episode) for episode in episodes], success_threshold)
-
-
-def joint_episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
-    """Return the metrics of [`episode_metrics`] over the episodes of all processes. Every process has to call it."""
     outcomes = gather_object([Outcome.of(episode) for episode in episodes])
-    return _metrics_of(outcomes, success_threshold) if outcomes else {}
+    if not outcomes:
+        return {}
+    metrics = {}
+    played = [outcome for outcome in outcomes if outcome.is_played]
+    if played:
+        metrics["episode/success_rate"] = sum(one.score >= success_threshold for one in played) / len(played)
+        metrics["episode/return"] = sum(one.score for one in played) / len(played)
+        metrics["episode/length"] = sum(one.num_turns for one in played) / len(played)
+        if any(one.num_conversations > 1 for one in played):
+            metrics["episode/num_segments"] = sum(one.num_conversations for one in played) / len(played)
+    kinds = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    metrics["environment/failure_rate"] = len(kinds) / len(outcomes)
+    metrics.update({name: kinds.count(kind) / len(outcomes) for name, kind in _KIND_RATES.items()})
+    return metrics
 
 
 class Outcome(NamedTuple):
@@ -170,21 +179,6 @@ class Outcome(NamedTuple):
     def of(cls, episode: Episode) -> "Outcome":
         failure = None if episode.failure is None else episode.failure.partition(":")[0]
         return cls(episode.score, episode.num_turns, 1 + len(episode.segments), is_played(episode), failure)
-
-
-def _metrics_of(outcomes: list[Outcome], success_threshold: float) -> dict[str, float]:
-    metrics = {}
-    played = [outcome for outcome in outcomes if outcome.is_played]
-    if played:
-        metrics["episode/success_rate"] = sum(one.score >= success_threshold for one in played) / len(played)
-        metrics["episode/return"] = sum(one.score for one in played) / len(played)
-        metrics["episode/length"] = sum(one.num_turns for one in played) / len(played)
-        if any(one.num_conversations > 1 for one in played):
-            metrics["episode/num_segments"] = sum(one.num_conversations for one in played) / len(played)
-    kinds = [outcome.failure for outcome in outcomes if outcome.failure is not None]
-    metrics["environment/failure_rate"] = len(kinds) / len(outcomes)
-    metrics.update({name: kinds.count(kind) / len(outcomes) for name, kind in _KIND_RATES.items()})
-    return metrics
 
 
 def reward_metrics(episodes: list[Episode]) -> dict[str, float]:

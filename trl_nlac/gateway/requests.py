@@ -216,7 +216,7 @@ def read_proposal(body: Any) -> Proposal:
 
 
 def _add_item(messages: list[Message], item: dict[str, Any]) -> None:
-    """Add an item of the Responses interface to messages. Those of one answer become one message."""
+    """Add an item of the Responses interface to messages."""
     kind = item.get("type") or "message"
     if kind == "reasoning":
         return
@@ -225,19 +225,12 @@ def _add_item(messages: list[Message], item: dict[str, Any]) -> None:
         return
     if kind not in ("message", "function_call"):
         raise RequestRefused(f"An item of the type {kind!r} is not offered.", "input")
-    if kind == "message" and item.get("role") != "assistant":
+    if kind == "message":
         messages.append({"role": item.get("role"), "content": item.get("content")})
         return
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": None})
-    last = messages[-1]
-    if kind == "message":
-        content = _text(item.get("content"), "input")
-        last["content"] = f"{last['content']}\n{content}" if last["content"] else content
-    else:
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        last["tool_calls"] = [*last.get("tool_calls", []), call]
+    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
 
 
 def _refuse_others(body: dict[str, Any]) -> None:

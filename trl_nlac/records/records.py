@@ -28,8 +28,8 @@ from accelerate.utils import gather_object
 from ..evaluation.evaluation import Evaluation
 from ..evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor
 from ..evaluation.metrics import (
+    episode_metrics,
     is_played,
-    joint_episode_metrics,
     reward_metrics,
     without_zero_kinds,
 )
@@ -120,7 +120,7 @@ class Records:
         """
         if self.tables is not None:
             self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
-        metrics = joint_episode_metrics(episodes, self.args.success_threshold)
+        metrics = episode_metrics(episodes, self.args.success_threshold)
         for name, value in {**metrics, **reward_metrics(episodes)}.items():
             self.metrics[name].append(value)
         outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]

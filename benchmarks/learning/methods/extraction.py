@@ -118,13 +118,14 @@ class AdvisedRollouts(Rollouts):
         return episodes
 
     def _keep(self, episode: Episode, advice: dict[tuple, Answer]) -> None:
-        if not episode.turns or episode.score <= mean(self.scores):
+        advantage = episode.score - mean(self.scores)
+        if advantage <= 0:
             return
         for index, turn in enumerate(episode.turns):
             critique = advice.get((tuple(Transition(episode, index).state.ids), turn.action))
             if critique is not None:
-                prompt, weight = self.roles.opened(critique.prompt), episode.score - mean(self.scores)
-                self.useful.append(TrainingExample("critic", prompt, critique.token_ids, weight))
+                prompt = self.roles.opened(critique.prompt)
+                self.useful.append(TrainingExample("critic", prompt, critique.token_ids, advantage))
 
     def draw(self, number: int) -> list[TrainingExample]:
         """Draw examples of useful critiques, each as often as any other."""

@@ -87,6 +87,7 @@ class StaleRollouts(AsyncRollouts):
 
 TRAINERS = {
     "nlac": NLACTrainer,
+    "blind": BlindTrainer,
     "verdict_weighted": VerdictWeightedTrainer,
     "useful_critiques": UsefulCriticTrainer,
 }
@@ -97,19 +98,18 @@ def train(
     acting: NLACConfig,
     budget: int,
     interval: int,
-    blind: bool = False,
     staleness: int = 0,
     trainer: str = "nlac",
     **settings,
 ) -> LearningCurve:
     """
-    Train with [`NLACTrainer`], or another of `TRAINERS`, or [`BlindTrainer`], until the budget of environment steps is
-    spent; with a `staleness`, on episodes of weights that are this number of optimizer steps old.
+    Train with one of `TRAINERS` until the budget of environment steps is spent; with a `staleness`, on episodes of
+    weights that are this number of optimizer steps old.
     """
     args = replace(acting, max_steps=10**6, logging_steps=100, **settings)
     if args.rehearsal_source == "self":  # in place of the samples of other instances
         task = replace(task, rehearsal=None)
-    trained = (BlindTrainer if blind else TRAINERS[trainer])(
+    trained = TRAINERS[trainer](
         model=task.model,
         args=args,
         **task.trainer_arguments,

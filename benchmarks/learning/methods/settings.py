@@ -120,7 +120,7 @@ HINDSIGHT_BY_TASK = {
 PLAIN = "nlac_plain"
 ABLATIONS = {
     PLAIN: {},
-    "nlac_blind": {"blind": True},
+    "nlac_blind": {"trainer": "blind"},
     "nlac_monte_carlo": {"bootstrap": "monte_carlo"},
     "nlac_no_target": {"target_update_rate": 1.0},
     "nlac_slow_target": {"target_update_rate": 0.005},
