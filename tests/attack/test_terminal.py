@@ -17,10 +17,11 @@
 
 import json
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from helpers.testing_utils import Countdown, make_episode, make_roles, play
+from helpers.testing_utils import Countdown, make_config, make_episode, play
 from rich.console import Console
 
 from trl_nlac.cli import main
@@ -113,11 +114,10 @@ def test_the_error_that_ends_training(tmp_path):
 
 @pytest.mark.parametrize("note", [ATTACK, 3])
 def test_printed_examples(tmp_path, capsys, note):
-    args = SimpleNamespace(num_completions_to_print=1, log_unique_prompts=False, report_to=[])
-    episode = make_episode(text=ATTACK)
-    turns = [{"text": ATTACK, "next_observation": turn.next_observation} for turn in episode.turns]
-    tables = EpisodeTables(args, make_roles("").chat.decode)
-    tables._show([{"prompt": ATTACK, "return": 1.0, "turns": turns}], {"note": [note]}, 1)
+    tables = EpisodeTables(make_config(tmp_path, num_completions_to_print=1), lambda token_ids: ATTACK)
+    opening = ({"role": "user", "content": ATTACK},)
+    episode = replace(make_episode(num_turns=1, text=ATTACK), opening=opening, extra={"note": note})
+    tables.write(tables.rows([episode], [0], 1, 0), 1)
     printed = capsys.readouterr().out
     assert r"\x1b" in printed and not controls(printed)
 
