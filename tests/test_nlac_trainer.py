@@ -182,6 +182,19 @@ class TestTraining:
             trainer.train()
         torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
 
+    def test_an_evaluation_before_training_places_the_model(self, tmp_path, monkeypatch):
+        """Where transformers leaves that to training, or to an evaluation loop of its own."""
+        moved = []
+        for is_left in (False, True):
+            options = {"bf16_full_eval": is_left, "num_eval_critiques": 0}
+            trainer = make_trainer(tmp_path / str(is_left), options)
+            monkeypatch.setattr(trainer, "_move_model_to_device", lambda model, device: moved.append(device))
+            trainer.evaluate(trainer.train_dataset.select([0]))
+            assert moved == [trainer.args.device] * is_left
+        trainer.is_fsdp_enabled = True
+        with pytest.raises(ValueError, match="Set `eval_on_start=True`"):
+            trainer.evaluate(trainer.train_dataset.select([0]))
+
     def test_an_iteration_with_nothing_to_learn(self, tmp_path):
         """All answers were cut off, and of the action, an unfinished thought, nothing stays in the conversation."""
         trainer = make_trainer(tmp_path)

@@ -74,7 +74,7 @@ from .records.lock import locked
 from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
-from .shards import forget_gathered
+from .shards import forget_gathered, has_gathered_weights
 from .training.arguments import check_arguments, check_tasks, named, plays_prompts, refuse_rollout_func
 from .training.chains import answer_each
 from .training.checkpoint import (
@@ -335,6 +335,7 @@ class NLACTrainer(AtomicSavingTrainer):
             ending_token_ids(tokenizer, chat.stop_ids, model.generation_config),
             trust_remote_code=args.trust_remote_code,
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
+            revision=revision,
         )
         asking = (chat, prompts or NLACPrompts(), args, args.vllm_structured_outputs_regex)
         shows_progress = not args.disable_tqdm and self.is_world_process_zero()
@@ -933,6 +934,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 "Evaluation plays, and there is no `environment_factory`. Give one, or evaluate elsewhere."
             )
         self._finish_rollouts()
+        if not self.is_in_train:
+            self._place_model()
         args, device, rank, dataset = self.args, self.accelerator.device, self.args.process_index, dataloader.dataset
         tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
         numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_oracle_probes, args.seed)
@@ -956,6 +959,22 @@ class NLACTrainer(AtomicSavingTrainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         num_samples = sum(gather_object([len(evaluation.episodes)]))
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=num_samples)
+
+    def _place_model(self) -> None:
+        """
+        Put the model on its device, where that was left to training, or to an evaluation loop of transformers.
+
+        Raises:
+            ValueError: If it is still to be sharded by FSDP2.
+        """
+        if self.place_model_on_device or self.is_model_parallel or has_gathered_weights(self.model):
+            return
+        if self.is_fsdp_enabled:
+            raise ValueError(
+                "Under FSDP2 the model is sharded when training begins, and cannot be evaluated before. Set "
+                "`eval_on_start=True`, or evaluate it in one process."
+            )
+        self._move_model_to_device(self.model, self.args.device)
 
     # Data
 
@@ -1086,13 +1105,17 @@ class NLACTrainer(AtomicSavingTrainer):
             "target_updates": self.target_weights.num_updates,
             "restores": self.forgetting.restores,
             "healthy_checkpoints": self.forgetting.healthy,
+            "max_prompt_length": self.args.max_prompt_length,
+            "idle_iterations": 0 if self.idle.is_exceeded else self.idle.num_iterations,
+            "environment_failures": [] if self.failures.is_exceeded else list(self.failures.failed),
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
             "identity": self._identity,
         }
         rank = self.args.process_index
-        if self.args.should_save:
+        writes = self.args.should_save
+        if writes:
             self.rehearsal.save(Path(output_dir))
-        save_state(Path(output_dir), rank, self.replay, self.target_weights, list(self._batches), state)
+        save_state(Path(output_dir), rank, self.replay, self.target_weights, list(self._batches), state, writes)
         save_rows(Path(output_dir), rank, self.records.rows())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -1113,6 +1136,10 @@ class NLACTrainer(AtomicSavingTrainer):
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none
             if state["world_size"] == world_size:  # others have no state of some process
                 self.forgetting.healthy = state.get("healthy_checkpoints", [])
+            if state.get("max_prompt_length", self.args.max_prompt_length) != self.args.max_prompt_length:
+                self.replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
+            self.idle.num_iterations = state.get("idle_iterations", 0)  # earlier versions began again
+            self.failures.update(state.get("environment_failures", []))
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
                 self.rehearsal.owed = state.get("rehearsal_owed", 0.0)  # earlier versions rounded each batch

@@ -158,7 +158,7 @@ def has_gathered_weights(model: nn.Module) -> bool:
 
 
 @contextmanager
-def kept_gathered(model: nn.Module, reshards: bool) -> Iterator[None]:
+def kept_gathered(model: nn.Module, reshards: bool, dtype: torch.dtype | None) -> Iterator[None]:
     """
     Gather the weights that FSDP2 shards once, for all passes within this context, which each process can then make
     alone. All processes must enter together.
@@ -168,12 +168,14 @@ def kept_gathered(model: nn.Module, reshards: bool) -> Iterator[None]:
             The model.
         reshards (`bool`):
             Whether FSDP2 otherwise drops the weights of a module after its forward pass.
+        dtype (`torch.dtype`, *optional*):
+            In which FSDP2 gathers weights. If `None`, in that of the shards.
 
     Raises:
         RuntimeError: If the device has no room for all weights.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    _check_room(model)
+    _check_room(model, dtype)
     try:
         for module in modules:
             module.set_reshard_after_forward(False, recurse=False)
@@ -185,21 +187,34 @@ def kept_gathered(model: nn.Module, reshards: bool) -> Iterator[None]:
             module.reshard()
 
 
-def _check_room(model: nn.Module) -> None:
+def gathered_bytes(model: nn.Module, dtype: torch.dtype | None) -> int:
+    """
+    Count the bytes of the weights that FSDP2 shards, once they are gathered.
+
+    Args:
+        model (`nn.Module`):
+            The model.
+        dtype (`torch.dtype`, *optional*):
+            In which they are gathered. If `None`, in that of the shards.
+    """
+    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    return sum(parameter.numel() * (dtype or parameter.dtype).itemsize for parameter in sharded)
+
+
+def _check_room(model: nn.Module, dtype: torch.dtype | None) -> None:
     """
     Raises:
         RuntimeError: If the device has no room for all weights of a model.
     """
-    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    if not sharded or sharded[0].device.type != "cuda":
+    device = next((parameter.device for parameter in model.parameters() if isinstance(parameter, DTensor)), None)
+    if device is None or device.type != "cuda":
         return
-    needed = sum(parameter.numel() * parameter.element_size() for parameter in sharded)
-    free = free_bytes(sharded[0].device)
+    needed, free = gathered_bytes(model, dtype), free_bytes(device)
     if needed > free:
         raise RuntimeError(
-            f"To generate with transformers under FSDP2, every process gathers the whole model, up to "
-            f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {sharded[0].device} are free. Generate with vLLM "
-            "(`use_vllm=True`), or, on one node, gather each layer for every token "
+            "Under FSDP2 every process gathers the whole model to generate with transformers, or to compute verdict "
+            f"scores. That takes up to {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {device} are free. Train on "
+            "more GPUs, generate with vLLM (`use_vllm=True`), or, on one node, gather each layer for every token "
             "(`ds3_gather_for_generation=False`), which is slow."
         )
 

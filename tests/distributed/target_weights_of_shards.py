@@ -134,7 +134,7 @@ def check(directory: Path, model: nn.Module, step, whole, offload: bool = False)
     same = TargetWeights(one_process)
     assert target.distance(model) != 0
     (directory / "nlac" / f"rank_{rank:05d}").mkdir(parents=True)
-    _save_target_weights(directory, rank, target)
+    _save_target_weights(directory, rank, target, writes_whole=rank == 0)
     dist.barrier()
     _load_target_weights(directory, same)
     torch.testing.assert_close(same.state_dict(), average, rtol=0, atol=1e-7)
@@ -149,7 +149,7 @@ def check(directory: Path, model: nn.Module, step, whole, offload: bool = False)
     # From one process to shards.
     if rank == 0:
         (directory / "one_process").mkdir()
-        _save_target_weights(directory / "one_process", 0, same)
+        _save_target_weights(directory / "one_process", 0, same, writes_whole=True)
     dist.barrier()
     shards = {name: values.clone() for name, values in target.state_dict().items()}
     target.load_state_dict({name: torch.zeros_like(values) for name, values in shards.items()})

@@ -37,12 +37,14 @@ def test_what_a_cache_has_no_room_for():
     assert cache_shortage([], 0, 0.3, False) is None
 
 
-def test_adapters_are_handed_over_without_the_hub(tmp_path, monkeypatch):
-    """Of a base model that was loaded from the Hub."""
+@pytest.mark.parametrize("name", ["default", "policy"])
+def test_adapters_are_handed_over_without_the_hub(tmp_path, monkeypatch, name):
+    """Of a base model that was loaded from the Hub, under any name."""
     pytest.importorskip("requests")
     weights = pytest.importorskip("trl_nlac.generation.vllm.weights")
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LoraConfig(task_type="CAUSAL_LM"))
-    model.peft_config["default"].base_model_name_or_path = "my-org/my-model"
+    config = LoraConfig(task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config, adapter_name=name)
+    model.peft_config[name].base_model_name_or_path = "my-org/my-model"
     asked = []
     monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *names: asked.append(names))
     engine = SimpleNamespace(model=model, _dist=SimpleNamespace(gather_params=lambda parameters: nullcontext()))

@@ -89,6 +89,38 @@ def test_vllm_with_a_sharded_adapter():
     assert "refused: `use_vllm=True` with an adapter" in printed and "not supported under FSDP2" in printed
 
 
+ADAPTERS = """
+from accelerate import Accelerator
+from peft import IA3Config, LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.loading import load_generator
+from trl_nlac.options.generation import GenerationOptions
+
+for config in (
+    IA3Config(task_type="CAUSAL_LM", target_modules=["k_proj"], feedforward_modules=[]),
+    LoraConfig(init_lora_weights="pissa"),
+    LoraConfig(init_lora_weights="olora"),
+    LoraConfig(rank_pattern={"q_proj": 2}),
+    LoraConfig(alpha_pattern={"q_proj": 2}),
+):
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
+    try:
+        load_generator(model, GenerationOptions(use_vllm=True), Accelerator(cpu=True), None, [])
+    except ValueError as error:
+        print(f"refused: {error}")
+"""
+
+
+def test_adapters_that_vllm_would_serve_as_others():
+    pytest.importorskip("peft")
+    lines = [line for line in run(ADAPTERS).splitlines() if line.startswith("refused: ")]
+    messages = ["IA3Config", "`init_lora_weights='pissa'`", "`init_lora_weights='olora'`", "`rank_pattern`"]
+    for line, message in zip(lines, [*messages, "`alpha_pattern`"], strict=True):
+        assert message in line
+
+
 NODES = """
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin

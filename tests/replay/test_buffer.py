@@ -106,6 +106,9 @@ class TestPrioritizedReplay:
         for buffer in (replay, loaded):
             assert buffer.num_left_out == 2 and len(buffer) == 3
             assert {sample.transition_id for sample in buffer.sample(1000)} == {1}
+            buffer.take_in()
+            assert buffer.num_left_out == 0 and len({sample.transition_id for sample in buffer.sample(1000)}) == 3
+            buffer.leave_out([0, 2])
             buffer.leave_out([1])  # nothing else is left to draw
             counts = np.bincount([sample.transition_id for sample in buffer.sample(3000)])
             assert counts == pytest.approx([1000] * 3, rel=0.15)

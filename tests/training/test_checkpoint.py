@@ -75,6 +75,31 @@ class TestCheckpoint:
         kept = targets_of(whole.replay)
         assert kept == targets_of(resumed.replay) and any(kept)
 
+    def test_what_monitors_counted_and_the_replay_left_out(self, tmp_path):
+        """Counts go on. What was left out stays so, unless `max_prompt_length` has changed."""
+
+        class Before(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == 2:
+                    trainer.replay.leave_out([0, 1])
+                    trainer.idle.num_iterations = 3
+
+        class Then(TrainerCallback):
+            def on_train_begin(self, args, state, control, **kwargs):
+                found.append((resumed.replay.num_left_out, resumed.idle.num_iterations, list(resumed.failures.failed)))
+
+        options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_prompt_length": 300}
+        trainer = make_trainer(tmp_path / "run", options)
+        trainer.add_callback(Before())
+        trainer.train()
+        found, failed = [], list(trainer.failures.failed)
+        for length in (300, 310):
+            changed = {"max_steps": 3, "max_prompt_length": length}
+            resumed = make_trainer(tmp_path / str(length), changed)
+            resumed.add_callback(Then())
+            resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+        assert found == [(2, 3, failed), (0, 3, failed)] and failed
+
     def test_checkpoint_of_an_earlier_version(self, tmp_path):
         """
         Commit 079184a wrote a checkpoint within an iteration and the end of its run, with adapters to keep both small.
@@ -175,7 +200,7 @@ class TestCheckpoint:
         target = TargetWeights(nn.Linear(2, 2))
         taught = TrainingExample("critic", Prompt.of([1]), (3, 4), 0.5, 7, Prompt.of([2]), teacher_start=1)
         batches = [[taught], [TrainingExample("policy", Prompt.of([5, 6]), (7,))]]
-        save_state(tmp_path, 0, PrioritizedReplay(1), target, batches, {"world_size": 1})
+        save_state(tmp_path, 0, PrioritizedReplay(1), target, batches, {"world_size": 1}, True)
         loaded, _ = load_state(tmp_path, 0, 1, PrioritizedReplay(1), target)
 
         def plain(example: TrainingExample) -> dict:
@@ -198,7 +223,7 @@ class TestCheckpoint:
             return nn.Sequential(nn.Linear(8, width), nn.Linear(width, 2))
 
         target = TargetWeights(make_model(8))
-        save_state(tmp_path, 0, PrioritizedReplay(1), target, [], {"world_size": 1})
+        save_state(tmp_path, 0, PrioritizedReplay(1), target, [], {"world_size": 1}, True)
         state = load_file(tmp_path / "target_weights.safetensors")
         torch.testing.assert_close(state, target.state_dict())
         with pytest.raises(ValueError, match="do not fit the model"):
@@ -206,6 +231,19 @@ class TestCheckpoint:
         (tmp_path / "target_weights.safetensors").unlink()
         with pytest.raises(ValueError, match="lacks a part of the target weights"):
             load_state(tmp_path, 0, 1, PrioritizedReplay(1), target)
+
+
+def test_nodes_without_a_shared_disk_write_whole_target_weights(tmp_path, monkeypatch):
+    """Under DDP with `save_on_each_node=True`: the first process of the second node."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    target = TargetWeights(nn.Linear(2, 2))
+    save_state(tmp_path, 1, PrioritizedReplay(1), target, [], {"world_size": 2}, writes_whole=True)
+    saved = {name: average.clone() for name, average in target.state_dict().items()}
+    for average in target.state_dict().values():
+        average.zero_()
+    load_state(tmp_path, 1, 2, PrioritizedReplay(1), target)
+    assert_same(saved, target.state_dict())
 
 
 @pytest.mark.parametrize("shape", [(640,), (64, 10), (1, 640), ()])

@@ -15,7 +15,7 @@
 """Load the generator that the options ask for."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, is_peft_model
@@ -28,6 +28,10 @@ from .joint import JointGenerator, TensorParallelGenerator
 from .transformers import TransformersGenerator
 
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
 def load_generator(
     model: PreTrainedModel,
     options: GenerationOptions,
@@ -36,6 +40,7 @@ def load_generator(
     eos_token_ids: list[int],
     trust_remote_code: bool = False,
     gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+    revision: str | None = None,
 ) -> Generator:
     """
     Load the generator of a model in training.
@@ -55,9 +60,12 @@ def load_generator(
             Whether code from the Hub can run.
         gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
             Arguments with which gradient checkpointing is enabled again after generation.
+        revision (`str`, *optional*):
+            Branch, tag or commit of the model on the Hub, for vLLM in this process, which loads base weights itself.
 
     Raises:
-        ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes.
+        ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
+            vLLM would not serve an adapter as the model has it.
         ImportError: If `use_vllm` is set and vLLM is not installed.
         ConnectionError: If a vLLM server is configured and none answers.
     """
@@ -90,9 +98,40 @@ def load_generator(
             "`use_vllm=True` with an adapter (`peft_config`) is not supported under FSDP2: vLLM loads whole adapters, "
             "and these weights are sharded. Use DeepSpeed or DDP, or train the whole model."
         )
+    if is_peft_model(model):
+        _check_adapters(model)
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
-    return _load_vllm(model, options, accelerator, tokenizer, eos_token_ids, generator, trust_remote_code)
+    return _load_vllm(model, options, accelerator, tokenizer, eos_token_ids, generator, trust_remote_code, revision)
+
+
+# Ways to begin an adapter that change the base weights in memory.
+_CHANGES_BASE = ("pissa", "corda", "olora", "mica", "loftq", "lora_ga")
+
+
+def _check_adapters(model: "PeftModel") -> None:
+    """
+    Raises:
+        ValueError: If vLLM, which loads the base weights from the model's files and the adapters as they are trained,
+            would sample from another model than the one in training.
+    """
+    for config in model.peft_config.values():
+        if config.peft_type != "LORA":
+            raise ValueError(
+                f"`use_vllm=True` needs adapters of the type LoRA, and `peft_config` is {type(config).__name__}."
+            )
+        begun = config.init_lora_weights
+        if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
+            raise ValueError(
+                f"`init_lora_weights={begun!r}` changes the base weights in memory, and vLLM loads those of the "
+                "model's files. Use another initialization, or generate without vLLM (`use_vllm=False`)."
+            )
+        for name in ("rank_pattern", "alpha_pattern"):
+            if vars(config)[name]:
+                raise ValueError(
+                    f"vLLM does not read `{name}` of an adapter, here {vars(config)[name]}. Give all layers the same "
+                    "`r` and `lora_alpha`, or generate without vLLM (`use_vllm=False`)."
+                )
 
 
 def check_sharding(accelerator: Accelerator) -> None:
@@ -119,6 +158,7 @@ def _load_vllm(
     eos_token_ids: list[int],
     scorer: Generator,
     trust_remote_code: bool,
+    revision: str | None,
 ) -> Generator:
     from .engine import SyncedGenerator
 
@@ -150,6 +190,7 @@ def _load_vllm(
         max_model_length=options.vllm_max_model_length,
         enable_sleep_mode=options.vllm_enable_sleep_mode,
         model_impl=options.vllm_model_impl,
+        revision=revision,
         **common,
     )
     generator = SyncedGenerator(engine, scorer, eos_token_ids)

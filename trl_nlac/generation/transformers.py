@@ -146,7 +146,10 @@ class TransformersGenerator:
         """Return a context that gathers what FSDP2 shards. TRL's gathers what ZeRO-3 shards."""
         if self.accelerator is None or not self.accelerator.is_fsdp2 or not self.gathers:
             return nullcontext()
-        return kept_gathered(model, bool(self.accelerator.state.fsdp_plugin.reshard_after_forward))
+        plugin = self.accelerator.state.fsdp_plugin
+        precision = plugin.mixed_precision_policy
+        dtype = None if precision is None else precision.param_dtype
+        return kept_gathered(model, bool(plugin.reshard_after_forward), dtype)
 
     def _new_prefix_cache(self) -> PrefixCache | None:
         if not self.prefix_cache_memory:

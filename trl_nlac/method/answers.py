@@ -52,7 +52,19 @@ def answer_values(model: nn.Module, tokens: TokenBatch, value: Value) -> torch.T
     Returns:
         `torch.Tensor` of shape `(M,)`.
     """
-    return _run(model, tokens, lambda rows, head: _in_chunks(rows, head, value))
+    kept: list[torch.Tensor] = []
+
+    def finish(rows: torch.Tensor, head: nn.Module) -> torch.Tensor:
+        kept.append(_in_chunks(rows, head, value))
+        return kept[-1]
+
+    returned = run_to_head(model, tokens, finish)
+    values = kept[-1]
+    if returned.dtype == values.dtype:
+        return returned
+    # FSDP2 rounds what a model returns to its mixed precision, in which sums of many values are wrong. The gradient
+    # still goes the way of what was returned.
+    return values.detach() + (returned - returned.detach())
 
 
 def _in_chunks(rows: torch.Tensor, head: nn.Module, value: Value) -> torch.Tensor:
@@ -113,7 +125,7 @@ def answer_states(model: nn.Module, tokens: TokenBatch) -> AnswerStates:
         kept.append(AnswerStates(rows, head, weights))
         return rows.new_zeros(len(rows))
 
-    _run(model, tokens, keep)
+    run_to_head(model, tokens, keep)
     return kept[0]
 
 
@@ -134,10 +146,13 @@ def answer_logits(model: nn.Module, tokens: TokenBatch) -> torch.Tensor:
     return tokens.select(model(**tokens.inputs, use_cache=False).logits)
 
 
-def _run(
+def run_to_head(
     model: nn.Module, tokens: TokenBatch, finish: Callable[[torch.Tensor, nn.Module], torch.Tensor]
 ) -> torch.Tensor:
-    """Run a model, with its end replaced: `finish` makes `(M,)` values of hidden states, `(M, H)`, and the head."""
+    """
+    Run a model, with its end replaced: `finish` makes `(M,)` values of hidden states, `(M, H)`, and the head. Returns
+    what the model returns of them, in the precision in which it returns logits.
+    """
     if tokens.keeps_logits:
         return finish(answer_logits(model, tokens), nn.Identity())
     module = output_layer(model)

@@ -15,7 +15,7 @@
 """Token sequences as one tree, in which a prefix that several of them share stands once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,6 @@ class Part(NamedTuple):
     is_causal: bool
 
 
-@dataclass(eq=False)
 class PrefixTree:
     """
     Tokens of a tree in preorder, the largest subtree first. A token sees itself and its ancestors: token q sees token
@@ -56,16 +55,27 @@ class PrefixTree:
             The rectangles that cover the attention without overlap, the causal ones first.
         paths (`list[numpy.ndarray]`):
             Where the tokens of each sequence stand.
+
+    Attributes:
         layouts (`dict[int | None, Any]`):
             What an attention made of the tree for its own use, by the sliding window of the layer.
     """
 
-    input_ids: torch.Tensor
-    depths: torch.Tensor
-    ends: torch.Tensor
-    parts: tuple[Part, ...]
-    paths: list[np.ndarray]
-    layouts: dict[int | None, Any] = field(default_factory=dict)
+    # No dataclass: FSDP2 makes each layer one of its own, and the layouts would be made again.
+    def __init__(
+        self,
+        input_ids: torch.Tensor,
+        depths: torch.Tensor,
+        ends: torch.Tensor,
+        parts: tuple[Part, ...],
+        paths: list[np.ndarray],
+    ):
+        self.input_ids = input_ids
+        self.depths = depths
+        self.ends = ends
+        self.parts = parts
+        self.paths = paths
+        self.layouts: dict[int | None, Any] = {}
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> "PrefixTree":
@@ -84,8 +94,9 @@ class PrefixTree:
 
     def to(self, device: torch.device) -> "PrefixTree":
         """Move the tensors to a device."""
-        input_ids, depths, ends = (tensor.to(device) for tensor in (self.input_ids, self.depths, self.ends))
-        return replace(self, input_ids=input_ids, depths=depths, ends=ends, layouts={})
+        return PrefixTree(
+            *(tensor.to(device) for tensor in (self.input_ids, self.depths, self.ends)), self.parts, self.paths
+        )
 
 
 @dataclass

@@ -248,6 +248,13 @@ class PrioritizedReplay:
             self._priorities[slots] = _LEFT_OUT
             self._weigh(slots)
 
+    def take_in(self) -> None:
+        """Take the transitions that were left out into the draws again, with the largest priority so far."""
+        slots = np.flatnonzero(self._priorities == _LEFT_OUT)
+        if len(slots):
+            self._priorities[slots] = self._max_priority
+            self._weigh(slots)
+
     @property
     def num_left_out(self) -> int:
         """Number of stored transitions that are left out of the draws."""

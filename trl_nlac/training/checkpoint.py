@@ -68,6 +68,7 @@ def save_state(
     target_weights: TargetWeights,
     batches: list[list[TrainingExample]],
     state: dict[str, Any],
+    writes_whole: bool,
 ) -> None:
     """
     Write the state of one process into `directory`, as parquet, JSON and safetensors.
@@ -76,7 +77,7 @@ def save_state(
         directory (`Path`):
             Folder of a checkpoint.
         rank (`int`):
-            The process. Rank 0 writes whole target weights; sharded ones are written by each process.
+            The process.
         replay ([`PrioritizedReplay`]):
             Its buffer.
         target_weights ([`TargetWeights`]):
@@ -85,6 +86,8 @@ def save_state(
             Remaining micro-batches of the current iteration.
         state (`dict[str, Any]`):
             Any other state that JSON can hold, with the number of processes as `world_size`.
+        writes_whole (`bool`):
+            Whether this process writes target weights that are whole. Sharded ones are written by each process.
     """
     folder = _folder(directory, rank)
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +108,7 @@ def save_state(
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=_EXAMPLE), folder / "batches.parquet")
     (folder / "state.json").write_text(json.dumps(state))
-    _save_target_weights(directory, rank, target_weights)
+    _save_target_weights(directory, rank, target_weights, writes_whole)
 
 
 def load_state(
@@ -327,11 +330,12 @@ def _state(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "state.json").read_text())
 
 
-def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeights) -> None:
+def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeights, writes_whole: bool) -> None:
     """Write one file, or one for each process where they are sharded; its metadata has the place of the values."""
-    places = {name: place for name, place in target_weights.places.items() if place.is_counted}
+    is_sharded = any(place.is_shard for place in target_weights.places.values())
+    writes = {name: place.is_counted if is_sharded else writes_whole for name, place in target_weights.places.items()}
+    places = {name: place for name, place in target_weights.places.items() if writes[name]}
     if places:
-        is_sharded = any(place.is_shard for place in target_weights.places.values())
         state = target_weights.state_dict()
         save_file(
             {name: state[name].contiguous() for name in places},

@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..method.answers import answer_values, output_layer
+from ..method.answers import answer_values, output_layer, run_to_head
 from ..method.batches import NLACCollator
 from ..method.losses import token_logps
 from ..shards import has_gathered_weights
@@ -84,16 +84,16 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
     marks = torch.linspace(-99, 99, len(states.labels), device=args.device)
     found: list[torch.Tensor] = []
 
-    def values(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
-        found.append(token_logps(logits, states.labels[chunk]))
-        return marks[chunk]
+    def finish(rows: torch.Tensor, head: nn.Module) -> torch.Tensor:
+        found.append(token_logps(head(rows), states.labels))
+        return marks
 
     is_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             expected = answer_values(model, whole, lambda logits, chunk: token_logps(logits, whole.labels[chunk]))
-            returned = answer_values(model, states, values)
+            returned = run_to_head(model, states, finish)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return f"its output layer cannot be called alone ({type(error).__name__}: {str(error).splitlines()[0]})"
     finally:

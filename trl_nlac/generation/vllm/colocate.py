@@ -47,17 +47,23 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
             Model whose weights are loaded; with LoRA, only the adapters.
+        revision (`str`, *optional*):
+            Revision of the model on the Hub, whose base weights vLLM loads itself.
         args, kwargs:
             As for [`~trl.generation.vllm_generation.VLLMGeneration`].
     """
 
     _has_warned = False
 
+    def __init__(self, *args, revision: str | None = None, **kwargs):
+        self.revision = revision
+        super().__init__(*args, **kwargs)
+
     def _init_vllm(self) -> None:
         # The trainer's precision; for float32 weights vLLM would choose half precision.
         precisions = {"bf16": "bfloat16", "fp16": "float16"}
         dtype = str(self.model.dtype).removeprefix("torch.")
-        options = {"dtype": precisions.get(self.accelerator.mixed_precision, dtype)}
+        options = {"dtype": precisions.get(self.accelerator.mixed_precision, dtype), "revision": self.revision}
         # At sleep level 2 it loses its weights. They are loaded again anyway, except the base weights of adapters.
         self.sleep_level = (1 if is_peft_model(self.model) else 2) if self.enable_sleep_mode else 0
         options["enable_sleep_mode"] = self.enable_sleep_mode

@@ -73,3 +73,5 @@ def save_adapter(engine: VLLMGeneration, directory: Path, writes: bool = True) -
             engine.model.save_pretrained(
                 directory, selected_adapters=engine.model.active_adapters, save_embedding_layers=False
             )
+            for path in directory.glob("*/*"):  # PEFT gives adapters of other names than "default" a folder of theirs
+                path.rename(directory / path.name)
