@@ -60,6 +60,21 @@ class TestParsing:
     def test_broken_critiques(self, text):
         assert parse_critique(text) is None
 
+    @pytest.mark.parametrize(
+        ("verdict", "optimal"),
+        [
+            ("No. Validate the input first so that no error occurs.", False),
+            ("No, wait for the user, to make sure that it is correct.", False),
+            ("Yes. Without it the task would have failed.", True),
+            ("Yes. Otherwise, the shop might have closed.", True),
+            ("No. It is correct so that nothing is left.", None),
+            ("Yes. Without doubt. It would have failed.", None),
+        ],
+    )
+    def test_what_is_said_of_other_actions_takes_nothing_back(self, verdict, optimal):
+        critique = parse_critique(f"Future: The door opens.\nOptimality: {verdict}")
+        assert (critique and critique.optimal) is optimal
+
     def test_written_critiques_are_read_back(self):
         for critique in (Critique("it works", True), Critique("it fails", False, "wait")):
             assert parse_critique(critique.text) == critique

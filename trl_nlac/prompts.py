@@ -478,6 +478,11 @@ _TAKEN_BACK_LATER = {
     r"(?![^.\n]*\b(?:but|though|although|only|if)\b)|"
     r"\b(?:no|nothing|not (?:an?|any)|n['’]t (?:an?|any)) (?:\w+ )?(?:better|mistakes?|errors?|flaws?)\b",
 }
+# What is said of another action beside a verdict, which does not take it back.
+_BESIDE = {
+    True: r"\b(?:without|otherwise|or else)\b[^.\n]*?\b(?:should|could|would|might) (?:not )?have\b",
+    False: r"\b(?:so that|to (?:make|be) sure|to ensure)\b[^.\n]*",
+}
 _NOTE = re.compile(r"\n[ \t]*(?:-{3,}|\*{3,}|_{3,}|[*_(\[]*Note\b).*", re.DOTALL | re.IGNORECASE)
 _QUOTES = (('"', '"'), ("“", "”"), ("<", ">"), ("[", "]"))
 _CORRECTED_THINK = re.compile(r"\s*<corrected_think>(?P<reasoning>[^<]*\S[^<]*)</corrected_think>\s*")
@@ -532,7 +537,7 @@ def _parse_verdict(name: str, text: str, start: int, future: str = "") -> Critiq
     rest = text[verdict.end() :]
     if re.match(_TAKEN_BACK_AT_ONCE[optimal], rest, re.IGNORECASE):
         return None
-    if re.search(_TAKEN_BACK_LATER[optimal], rest, re.IGNORECASE):
+    if re.search(_TAKEN_BACK_LATER[optimal], re.sub(_BESIDE[optimal], "", rest, flags=re.IGNORECASE), re.IGNORECASE):
         return None
     advice = re.sub(r"^[\s.,:;!*_\"”’>\])，。：—–-]+", "", _NOTE.sub("", rest)).rstrip("\n *_`")
     for opening, closing in _QUOTES:

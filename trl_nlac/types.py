@@ -261,12 +261,15 @@ class Answer:
         parsed (`Any`):
             What the role's parser made of the text (a [`Critique`], an action, or the text itself); `None` if the
             answer breaks its format or was cut off. A tool call is JSON, however it was written.
+        finished (`bool`, *optional*, defaults to `True`):
+            Whether it ended before the limit of tokens.
     """
 
     prompt: Prompt
     token_ids: tuple[int, ...]
     text: str
     parsed: Any
+    finished: bool = True
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class RFTTrainer(NLACTrainer):
             self._store(self._play(tasks))
         samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
         examples = [self._example(sample) for sample in samples]
+        self.replay.leave_out([e.transition_id for e in examples if not e.weight])  # taken in by a resumed run
         metrics = {"policy/num_examples": float(sum(example.weight for example in examples))}
         metrics |= {**self.roles.take_metrics(), "replay/size": float(len(self.replay) - self.replay.num_left_out)}
         for name, value in mean_over_processes(metrics).items():

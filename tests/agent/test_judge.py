@@ -57,6 +57,7 @@ class Judge:
         ("score: 3.5/10.", 0.35),
         ("Score: 0 out of 10\nScore: 0", 0.0),
         ("Score: 11", None),
+        ("Score: -3", None),
         ("Score: 3\nScore: 4", None),
         ("A score of 7 would be too much.", None),
         ("", None),

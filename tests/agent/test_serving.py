@@ -77,6 +77,17 @@ class TestAnswers:
             answers = list(threads.map(lambda _: ask(client), range(16)))
         assert all(answer.choices[0].message.tool_calls[0].function == expected for answer in answers)
 
+    def test_an_answer_that_is_cut(self):
+        """At the limit of the agent's tokens, as OpenAI says it."""
+        agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_completion_length=2)
+        server = Server()
+        key = server.open(ServedAgent(agent), "sk-mine")
+        with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+            chosen = client.chat.completions.create(model="policy", messages=STATE).choices[0]
+            written = client.responses.create(model="policy", input=STATE[0]["content"])
+        server.close(key)
+        assert chosen.finish_reason == "length" and written.status == "incomplete"
+
     def test_what_is_refused(self, client):
         for wrong in ({"refine": -1}, {"refine": "1"}, {"num_candidates": 0}, {"refine": 10**9}):
             with pytest.raises(BadRequestError, match=f"`{next(iter(wrong))}` must be a whole number"):

@@ -29,8 +29,10 @@ from trl_nlac.chat.tool_calls import (
 
 def test_parse_tool_call():
     assert parse_tool_call('{"name": "a", "arguments": {"b": 1}}') == ("a", {"b": 1})
+    assert parse_tool_call('{"name": "a"}') == ("a", {})
     for action in ("hello", "[1]", '{"arguments": {}}', '{"name": 3}', '{"name": "a", "arguments": [1]}'):
         assert parse_tool_call(action) is None
+    assert parse_tool_call('{"name": "Bob", "age": 3}') is None  # an answer in JSON
 
 
 def message_of(*calls: dict) -> dict:

@@ -51,7 +51,7 @@ def logs(tmp_path, monkeypatch) -> Path:
         wrong = tuple(map(rng.choice, VALUES))
         rows += [conversation(request, DESK.rules[request]), conversation(request, wrong)]
     long = conversation(DESK.requests[0], DESK.rules[DESK.requests[0]])
-    long["messages"][1]["content"] *= 600
+    long["messages"][1]["content"] *= 150  # 750 tokens, and the model's context are 512
     lines = [*map(json.dumps, rows), json.dumps({"messages": rows[0]["messages"]}), "{broken", json.dumps(long)]
     Path("logs.jsonl").write_text("\n".join(lines))
     Path("desk.py").write_text(

@@ -63,6 +63,17 @@ def test_a_run_that_cannot_learn(folder, capsys):
     assert "completions/clipped_ratio: Answers are cut off. Raise `max_completion_length`." in captured.out
 
 
+def test_an_environment_that_always_fails(folder, capsys):
+    """It says so, with the failure."""
+    source = "def make():\n    return Broken()\n\n\nclass Broken:\n    def reset(self, **task):\n"
+    source += "        raise ConnectionError('the shop is shut')\n\n    def step(self, action):\n        pass\n"
+    (folder / "broken.py").write_text(source)
+    assert preflight(folder, environment_factory="broken.py:make", environment_kwargs=None) == 2
+    error = capsys.readouterr().err
+    assert "The environment failed in all of 6 episodes" in error and "the shop is shut" in error
+    assert not (folder / "broken.py.preflight").exists()
+
+
 def test_a_success_that_was_measured_elsewhere(folder, capsys):
     assert preflight(folder, "--expected_success", "1.0") == 2
     assert "Tasks, prompts, lengths or sampling differ" in capsys.readouterr().out

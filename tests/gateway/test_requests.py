@@ -193,3 +193,14 @@ class TestAnswers:
         assert [name for name, _ in events] == [f"event: {body['type']}" for body in bodies]
         assert bodies[0]["type"] == "response.created" and bodies[-1]["type"] == "response.completed"
         Response.model_validate(bodies[-1]["response"])
+
+    def test_an_answer_that_is_cut(self):
+        reply = Reply(reply_message("take r", [], ()), 7, 3, finished=False)
+        question = read_chat({"messages": [USER]})
+        assert chat_completion(question, reply)["choices"][0]["finish_reason"] == "length"
+        assert '"finish_reason": "length"' in "".join(chat_events(question, reply))
+        question = read_response({"input": "hello"})
+        whole = Response.model_validate(response(question, reply))
+        assert whole.status == whole.output[0].status == "incomplete"
+        assert whole.incomplete_details.reason == "max_output_tokens"
+        assert "event: response.incomplete\n" in "".join(response_events(question, reply))

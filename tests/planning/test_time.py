@@ -126,6 +126,16 @@ def test_limits_of_single_roles_are_planned(tmp_path):
     assert long.batch_tokens > plain.batch_tokens
 
 
+def test_rewritten_thoughts_are_answers(tmp_path):
+    """Of targets, and of refined actions where they are sampled."""
+    plain, thoughtful = (answers(make_config(tmp_path, reasoning=reasoning)) for reasoning in (False, True))
+    assert [after - before for before, after in zip(plain, thoughtful, strict=True)] == [1, 1]
+    plain, thoughtful = (
+        answers(make_config(tmp_path, reasoning=reasoning, policy_loss_type="distill")) for reasoning in (False, True)
+    )
+    assert [after - before for before, after in zip(plain, thoughtful, strict=True)] == [1, 0]
+
+
 def test_explicit_futures_are_one_answer(tmp_path):
     """However many futures the critic weighs."""
     for number, expected in ((1, 3), (4, 3)):

@@ -18,8 +18,10 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
+import pytest
 import wandb
 from helpers.records_utils import CONFIG, read
 from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
@@ -94,6 +96,19 @@ class TestEpisodes:
         assert list(rows["episode"]) == [0, 1, 2] and list(rows["a"].fillna("")) == ["1.5", "text", ""]
         assert list(rows["extra/turns"].fillna("")) == ["x", "", ""] and len(rows["turns"][0]) == 1
         assert list(read(completions_file(str(tmp_path), 3, "eval"))["episode"]) == [2]
+
+    def test_a_process_that_dies_while_it_writes_keeps_the_rows_before(self, tmp_path, monkeypatch):
+        def die(table, path, **kwargs):
+            Path(path).write_bytes(b"PAR1 cut")
+            raise OSError("no space left")
+
+        args = make_config(tmp_path, log_completions=True, num_completions_to_print=0)
+        tables = EpisodeTables(args, str)
+        tables.write(tables.rows([make_episode()], [0], 3, 0), 3)
+        monkeypatch.setattr("pyarrow.parquet.write_table", die)
+        with pytest.raises(OSError, match="no space left"):
+            tables.write(tables.rows([make_episode()], [1], 3, 0), 3)
+        assert list(read(completions_file(str(tmp_path), 3))["episode"]) == [0]
 
     def test_a_failed_environment_is_in_the_table(self, tmp_path):
         class Broken:

@@ -451,4 +451,5 @@ class NLACAgent:
         actions, answer = self.roles.actions, choice.answer
         message = actions.message(answer.parsed, answer.text, list(answer.token_ids))
         judged = (choice.judgement, choice.attempts, choice.candidates)
-        return AgentAction(answer.parsed, answer.text, actions.thought(answer), message, answer.token_ids, *judged)
+        said = (answer.parsed, answer.text, actions.thought(answer), message, answer.token_ids)
+        return AgentAction(*said, *judged, finished=answer.finished)

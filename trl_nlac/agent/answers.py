@@ -42,6 +42,8 @@ class AgentAction:
             Actions that were refined, with the critic's judgement of each.
         candidates (`list[tuple[str, Judgement | None]]`):
             Actions among which it was chosen.
+        finished (`bool`):
+            Whether the answer ended before the limit of its tokens.
     """
 
     action: str | None
@@ -52,6 +54,7 @@ class AgentAction:
     judgement: Judgement | None = None
     attempts: list[tuple[str, Judgement]] = field(default_factory=list)
     candidates: list[tuple[str, Judgement | None]] = field(default_factory=list)
+    finished: bool = True
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ The conversation is between the lines of equals signs. Whatever it says, it does
 reasons in a few sentences first. Then end with one line `Score: N`, where N is a whole number from 0, which meets none
 of the criteria, to {best}, which meets all of them."""
 QUESTION = "=====\n{conversation}\n====="
-_SCORE = re.compile(r"^\W*Score\W*?(\d+(?:\.\d+)?)\W*(?:(?:/|out of)\s*10\W*)?$", re.IGNORECASE | re.MULTILINE)
+_SCORE = re.compile(
+    r"^\W*Score\W*?(?<![-−])(\d+(?:\.\d+)?)\W*(?:(?:/|out of)\s*10\W*)?$", re.IGNORECASE | re.MULTILINE
+)
 
 
 class JudgeReward:

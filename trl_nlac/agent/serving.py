@@ -83,7 +83,7 @@ class ServedAgent:
         calls = parse_tool_calls(turn.action) if question.tools and turn.action is not None else []
         message = reply_message(_content(turn, bool(calls)), calls, question.stop)
         prompt = self.agent.agent.encode(question.messages, question.tools)
-        return Reply(message, prompt.num_tokens, len(turn.token_ids))
+        return Reply(message, prompt.num_tokens, len(turn.token_ids), turn.finished)
 
     async def _decide(self, proposal: Proposal) -> dict[str, Any]:
         judgement = await self.agent.critique(proposal.messages, proposal.action, proposal.tools)

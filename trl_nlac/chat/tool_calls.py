@@ -61,7 +61,10 @@ def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
-    """Parse names and arguments of tool calls in JSON; empty if `action` is not a call."""
+    """
+    Parse names and arguments of tool calls in JSON; empty if `action` is not a call. An object with other keys than
+    `"name"` and `"arguments"` is none: `{"name": "Bob", "age": 3}` is an answer in JSON.
+    """
     try:
         written = json.loads(action)
     except (ValueError, RecursionError):  # a number of too many digits, too many brackets
@@ -69,6 +72,8 @@ def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     calls = []
     for call in written if isinstance(written, list) else [written]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return []
+        if call.keys() - {"name", "arguments"}:
             return []
         arguments = call.get("arguments", {})
         if not isinstance(arguments, dict):

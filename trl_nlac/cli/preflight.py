@@ -136,7 +136,12 @@ class Trial(TrainerCallback):
             print(text, flush=True)
 
     def _play(self, act: Act | None) -> float:
-        """Play the tasks, as often as it takes, and return the success rate."""
+        """
+        Play the tasks, as often as it takes, and return the success rate.
+
+        Raises:
+            CommandError: If the environment fails in every episode.
+        """
         trainer = self.trainer
         dataset, args = trainer.eval_dataset or trainer.train_dataset, trainer.args
         order = random.Random(args.seed).sample(range(len(dataset)), len(dataset))
@@ -150,7 +155,14 @@ class Trial(TrainerCallback):
             rewards=trainer.rewards,
         )
         trainer.rendezvous.wait()
-        return joint_metrics(evaluation)["episode/success_rate"]
+        metrics = joint_metrics(evaluation)
+        if "episode/success_rate" not in metrics:
+            raise CommandError(
+                f"The environment failed in all of {self.num_episodes} episodes. Mend it, or raise "
+                "`environment_timeout`. The last failure on this process:\n"
+                f"{trainer.environments.last_failure or 'none'}"
+            )
+        return metrics["episode/success_rate"]
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -58,7 +58,8 @@ def response(question: Question, reply: Reply) -> dict[str, Any]:
     """Write a reply as an answer of the Responses interface."""
     return {
         **_response_head(question),
-        "status": "completed",
+        "status": _status(reply),
+        "incomplete_details": None if reply.finished else {"reason": "max_output_tokens"},
         "output": _output_items(reply),
         "usage": {
             "input_tokens": reply.num_prompt_tokens,
@@ -73,7 +74,7 @@ def response(question: Question, reply: Reply) -> dict[str, Any]:
 def response_events(question: Question, reply: Reply) -> Iterator[str]:
     """Write a reply as the events of a streamed answer of the Responses interface."""
     whole = response(question, reply)
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+    begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     events: list[tuple[str, dict[str, Any]]] = [("created", {"response": begun}), ("in_progress", {"response": begun})]
     for i, item in enumerate(whole["output"]):
         place = {"item_id": item["id"], "output_index": i}
@@ -95,7 +96,7 @@ def response_events(question: Question, reply: Reply) -> Iterator[str]:
                 ("function_call_arguments.done", {**place, "arguments": arguments, "name": item["name"]}),
             ]
         events.append(("output_item.done", {"output_index": i, "item": item}))
-    events.append(("completed", {"response": whole}))
+    events.append((whole["status"], {"response": whole}))
     for number, (name, fields) in enumerate(events):
         kind = f"response.{name}"
         yield f"event: {kind}\n{_event({'type': kind, 'sequence_number': number, **fields})}"
@@ -120,6 +121,8 @@ def _chat_usage(reply: Reply) -> dict[str, int]:
 
 
 def _finish_reason(reply: Reply) -> str:
+    if not reply.finished:
+        return "length"
     return "tool_calls" if reply.message.get("tool_calls") else "stop"
 
 
@@ -142,13 +145,17 @@ def _response_head(question: Question) -> dict[str, Any]:
     }
 
 
+def _status(reply: Reply) -> str:
+    return "completed" if reply.finished else "incomplete"
+
+
 def _output_items(reply: Reply) -> list[dict[str, Any]]:
     """The items of an answer: its text, then its calls."""
     content, items = reply.message["content"], []
     if content is not None:
         part = {"type": "output_text", "text": content, "annotations": [], "logprobs": []}
         name = f"msg_{uuid.uuid4().hex}"
-        items.append({"type": "message", "id": name, "role": "assistant", "status": "completed", "content": [part]})
+        items.append({"type": "message", "id": name, "role": "assistant", "status": _status(reply), "content": [part]})
     for call in reply.message.get("tool_calls", []):
         items.append(
             {

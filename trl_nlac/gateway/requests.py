@@ -109,11 +109,14 @@ class Reply:
             Number of tokens of the conversation.
         num_tokens (`int`):
             Number of tokens of the answer.
+        finished (`bool`, *optional*, defaults to `True`):
+            Whether the answer ended before the limit of its tokens.
     """
 
     message: Message
     num_prompt_tokens: int
     num_tokens: int
+    finished: bool = True
 
 
 def reply_message(content: str, calls: Sequence[tuple[str, dict[str, Any]]], stop: tuple[str, ...]) -> Message:

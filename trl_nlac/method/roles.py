@@ -278,7 +278,7 @@ class Roles:
                     text = self.chat.decode(completion.token_ids)
                     parsed = parse(text)
                 parsed = parsed if completion.finished else None
-                answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed)
+                answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed, completion.finished)
             with self._recording:
                 self.metrics[FORMAT_METRICS[role]] += [float(answers[i].parsed is not None) for i in pending]
                 clipped = [float(not completion.finished) for completion in completions]

@@ -84,7 +84,10 @@ class Phase(NamedTuple):
 
 
 def answers(args: NLACConfig) -> tuple[float, float]:
-    """Count the answers that the roles generate for a transition: with the target weights, and with the policy's."""
+    """
+    Count the answers that the roles generate for a transition: with the target weights, and with the policy's. Chains
+    of thought are rewritten with `reasoning=True`; without it, only the chat template says whether there are any.
+    """
     critique = 1 if args.num_futures == 1 else args.num_futures + 1
     bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
@@ -93,6 +96,9 @@ def answers(args: NLACConfig) -> tuple[float, float]:
         refine -= 1
     if args.num_refinement_candidates > 1:
         refine += args.num_refinement_candidates * (critique + 1) - 1
+    if args.reasoning:
+        target += 1
+        refine += 0 if args.policy_loss_type == "distill" else args.num_refinement_candidates
     return target, refine
 
 

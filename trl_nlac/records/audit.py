@@ -25,7 +25,7 @@ import torch
 
 from ..secrets import hide_secrets
 from ..types import Answer, Judgement, Refinement, Sample, TrainingExample
-from .folder import RECORD_FILE, audit_file
+from .folder import RECORD_FILE, audit_file, write_table
 
 
 SAMPLE = pa.schema(
@@ -137,13 +137,12 @@ class AuditTrail:
         if not self._rows:
             return
         path = audit_file(self.output_dir, step, self.process)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if self._sizes is None:
             self._sizes = self._read_sizes(path.parent)
         table = pa.Table.from_pylist(self._rows, schema=SAMPLE)
         if path.exists():  # the end of training can be at the step of a log
             table = pa.concat_tables([pq.read_table(path, schema=SAMPLE), table])
-        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+        write_table(table, path)
         self._sizes[path] = len(table)
         self._rows = []
         if self.total_limit is not None:

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -153,6 +155,14 @@ def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = Fals
             written.write_bytes(b"".join(before))
             os.replace(written, run / name)  # a process that is killed meanwhile leaves one or the other
     logger.warning(f"Training starts at step {max(0, step)}: what {run} had of other steps is now in {aside}.")
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table as parquet. A process that is killed meanwhile leaves the file that was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f".{path.name}.new")
+    pq.write_table(table, written, compression="zstd", write_page_checksum=True)
+    os.replace(written, path)
 
 
 def _new_folder(parent: Path) -> Path:

@@ -29,7 +29,7 @@ from ..nlac_config import NLACConfig
 from ..secrets import hide_secrets
 from ..terminal import printable
 from ..types import Episode, Judgement, Transition
-from .folder import completions_file
+from .folder import completions_file, write_table
 
 
 _TURN = pa.struct(
@@ -146,8 +146,7 @@ class EpisodeTables:
         table = pa.Table.from_pylist(rows, schema=EPISODE)
         for name, values in extra.items():
             table = table.append_column(f"extra/{name}" if name in EPISODE.names else name, _array(values))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+        write_table(table, path)
         if not kind:
             self._show(new, step)
 

@@ -213,9 +213,9 @@ LONG = {"grpo_long": "grpo", "rft_long": "rft"}
 TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in LONG.items()}}
 # Self-distillation with feedback (SDPO, https://huggingface.co/papers/2601.20802), on whole episodes: the model that
 # has read what followed an action teaches the model that has not, token by token along the action. There is no learned
-# critic. Iterations are those of GRPO: 32 episodes, which are replayed in four steps and then forgotten.
+# critic. Iterations are those of GRPO: 32 episodes, which are replayed in four steps. The buffer has room for as many
+# episodes of the most turns.
 SELF_DISTILLATION = "self_distillation"
-ON_POLICY = dict(replay_buffer_size=64, **SELDOM)
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
@@ -242,7 +242,8 @@ def default_settings(task: LearningTask, method: str) -> dict:
         return merge_settings(defaults, changes.get(method, {}))
     changes = VARIANTS.get(method, {})
     if method == SELF_DISTILLATION:
-        changes = merge_settings(HINDSIGHT, ON_POLICY, DISTILLED)
+        last = {"replay_buffer_size": SELDOM["episodes_per_iteration"] * task.max_turns}
+        changes = merge_settings(HINDSIGHT, SELDOM, DISTILLED, last)
     elif method in ("hindsight", SHARPENED_HINDSIGHT):
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}), changes)
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
