@@ -33,6 +33,7 @@ LABELS = {
     "hindsight": "Hindsight",
     "sft": "SFT on successes",
     "scalar": "Scalar actor-critic",
+    "scalar_forgetful": "Scalar actor-critic, states without history",
 }
 PHASES = {
     "logs": "From logs alone, {steps:,} gradient steps",

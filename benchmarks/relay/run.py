@@ -70,12 +70,18 @@ ARMS = {
     "monte_carlo": {"bootstrap": "monte_carlo"},
     "hindsight": HINDSIGHT,
 }
-BASELINES = ("sft", "scalar")  # SFT on successes; soft actor-critic with bootstrapped numbers
+# SFT on successes; soft actor-critic with bootstrapped numbers.
+BASELINES = {"sft": {}, "scalar": {}, "scalar_forgetful": {"keep_history": False}}
 PLAYED = ("explicit", "candidates", "monte_carlo", "hindsight")
 NUM_EVALUATIONS = 8
 BEST = {"num_candidates": 4, "alpha": 10.0}  # at test time, with hardly any chance in the choice
 QUICK = ["--methods", "forgetful", "forgetful_monte_carlo", "--seeds", "0", "--floors", "2", "--max_steps", "240"]
 QUICK += ["--cells", "runs/relay_quick"]
+
+
+def settings_of(method: str) -> dict[str, Any]:
+    """Return the settings of a method."""
+    return merge_settings(SETTINGS, {**ARMS, **BASELINES}[method])
 
 
 def success(player: Player, num_episodes: int) -> dict[str, dict[str, float]]:
@@ -188,10 +194,10 @@ def make_trainer(
         trainer = sft_trainer(task, acting, successes, max_steps, SETTINGS["rehearsal_ratio"])
         return trainer, Player.of_model(task, acting, trainer.model, Accelerator(cpu=True))
     decay = {"num_decay_steps": max_steps // 5, "min_lr_ratio": 0.0}
-    settings = merge_settings(SETTINGS, ARMS.get(method, {}))
+    settings = settings_of(method)
     settings |= {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": decay}
     args = replace(acting, max_steps=max_steps, logging_steps=100, **settings)
-    if method == "scalar":
+    if method in BASELINES:
         trainer = ScalarActorCriticTrainer(
             offline, args, num_candidates=4, entropy_temperature=0.1, initial_value=0.02
         )
@@ -272,7 +278,7 @@ def main():
         spent = f"--plays --budget {steps}" if args.plays else f"--max_steps {steps}"
         command = f"python -m benchmarks.relay.run --methods {method} --seeds {seed} --floors {args.floors} {spent}"
         cell = {"method": method, "seed": seed, "plays": args.plays, "steps": steps, "floors": args.floors}
-        cell |= {"command": command, **measured, "settings": {**SETTINGS, **ARMS.get(method, {})}}
+        cell |= {"command": command, **measured, "settings": settings_of(method)}
         reporting.write({**cell, **setting}, folder / method / f"{seed}.json")
         return
     for method, seed in cells:

@@ -77,7 +77,7 @@ class TestRun:
         make = run.relay
         monkeypatch.setattr(run, "relay", lambda *args: replace(make(*args), final_episodes=4))
 
-    @pytest.mark.parametrize("method", ["explicit", "hindsight", "scalar", "sft"])
+    @pytest.mark.parametrize("method", ["explicit", "hindsight", "scalar_forgetful", "sft"])
     def test_cell(self, method, tmp_path, monkeypatch):
         words = ["--methods", method, "--seeds", "1", "--max_steps", "4", "--cells", str(tmp_path / "cells")]
         monkeypatch.setattr(sys, "argv", ["run.py", *words, "--runs", str(tmp_path / "runs"), "--in_process"])

@@ -70,7 +70,7 @@ def claim_sentence(claim: dict) -> str:
             f"{number(ours['steps'])}. "
             f"Steps at which the mean curve first had {theirs['success']['mean']:.2f}: "
             + ", ".join(f"{label(method)} {steps}" for method, steps in first.items())
-            + "."
+            + (", its end." if theirs["steps_to_it"] >= theirs["steps"] else ".")
         )
     ratio = f", {claim['ratio']:.2f} times as much in the mean" if claim["factor"] > 1 and claim["ratio"] else ""
     rival = ", the best baseline," if claim["claim"] == "higher_success" else ""
