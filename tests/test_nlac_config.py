@@ -42,6 +42,11 @@ class TestNLACConfig:
             ({"enable_jit_checkpoint": True}, "`enable_jit_checkpoint=True` saves in the middle of a step"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
             ({"beta": -0.1}, "`beta` must be between 0 and 1,000,000, got -0.1"),
+            ({"max_steps": -3}, "`max_steps` must be not negative, or -1 to train for `num_train_epochs`, got -3"),
+            ({"num_train_epochs": -2}, "`num_train_epochs` must be not negative, got -2"),
+            ({"dataloader_num_workers": -1}, "`dataloader_num_workers` must be not negative, got -1"),
+            ({"save_total_limit": -2}, "`save_total_limit` must be not negative, or None, got -2"),
+            ({"per_device_eval_batch_size": -1}, "`per_device_eval_batch_size` must be at least 1, got -1"),
         ],
     )
     def test_options_that_exclude_each_other(self, tmp_path, options, message):

@@ -510,7 +510,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
             *("replay_buffer_size", "target_sync_steps", "max_idle_iterations", "max_tokens_per_batch"),
         )
-        check_at_least(self, 0, "learning_starts", "num_eval_critiques", "target_max_age")
+        check_at_least(
+            *(self, 0, "learning_starts", "num_eval_critiques", "target_max_age", "weight_decay", "num_train_epochs"),
+            *("save_steps", "eval_steps", "save_total_limit", "dataloader_num_workers"),
+        )
+        check_at_least(self, 1, "per_device_eval_batch_size")
+        check(self, "max_steps", self.max_steps >= -1, "not negative, or -1 to train for `num_train_epochs`")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
         check_between(
             *(self, 1, 1000, "num_refinements", "num_refinement_candidates", "num_updates_per_generation"),

@@ -80,12 +80,14 @@ from .training.chains import answer_each
 from .training.checkpoint import (
     check_identity,
     describe_run,
+    kept_options,
     load_learned,
     load_rows,
     load_state,
     read_state,
     save_rows,
     save_state,
+    warn_of_kept_options,
 )
 from .training.chunked_head import can_chunk_head
 from .training.guards import (
@@ -100,7 +102,7 @@ from .training.guards import (
     short_thoughts,
     too_many_hang,
 )
-from .training.model import fit_to_context, load_model
+from .training.model import fit_to_context, load_model, tokenizer_folder
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
@@ -304,10 +306,11 @@ class NLACTrainer(AtomicSavingTrainer):
                 "`True`, and let the agent forget."
             )
         set_seed(args.seed)  # adapters are initialised randomly
+        folder = tokenizer_folder(model) if isinstance(model, str) else None
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)
         revision = (args.model_init_kwargs or {}).get("revision")
-        tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code)
+        tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code, folder)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
         args.action_format = choose_format(
             *(args.action_format, chat, self.environments.tool_schemas),
@@ -510,6 +513,7 @@ class NLACTrainer(AtomicSavingTrainer):
         checkpoint = Path(resume_from_checkpoint)
         state = read_state(checkpoint)
         check_identity(checkpoint, state.get("identity", {}), self._identity)
+        warn_of_kept_options(checkpoint, state.get("kept_options", {}), self.args)
         step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
         is_own = checkpoint.parent.resolve() == run.resolve()
         if not is_own:
@@ -937,6 +941,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if not self.is_in_train:
             self._place_model()
         args, device, rank, dataset = self.args, self.accelerator.device, self.args.process_index, dataloader.dataset
+        check_tasks(None, dataset, self.environments.check_task)
         tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
         numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_oracle_probes, args.seed)
         try:
@@ -1105,6 +1110,7 @@ class NLACTrainer(AtomicSavingTrainer):
             "target_updates": self.target_weights.num_updates,
             "restores": self.forgetting.restores,
             "healthy_checkpoints": self.forgetting.healthy,
+            "kept_options": kept_options(self.args),
             "max_prompt_length": self.args.max_prompt_length,
             "idle_iterations": 0 if self.idle.is_exceeded else self.idle.num_iterations,
             "environment_failures": [] if self.failures.is_exceeded else list(self.failures.failed),

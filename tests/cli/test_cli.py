@@ -375,6 +375,7 @@ class TestErrors:
         ("words", "message"),
         [
             (["evaluate", "./nowhere"], "./nowhere: there is no such folder."),
+            (["serve", "./nowhere"], "./nowhere: there is no such folder."),
             (["play", "no/where/at/all"], "no/where/at/all: there is no such folder."),
             (["report", "nowhere"], "nowhere, and there is no such folder."),
             (["buffer", "stats", "nowhere"], "there is no folder nowhere."),
@@ -395,6 +396,34 @@ class TestErrors:
         assert main(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.endswith(message) or message in line
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "tasks2.jsonl: the file is empty."),
+        ('{"number": 3}\n{"number": \n', "tasks2.jsonl: it cannot be read: "),
+        ('{"z": 1}\n', "not one of 1 episodes could be played and scored. The last failure:"),
+    ],
+)
+def test_evaluations_of_tasks_that_are_none(folder, capsys, content, message):
+    (folder / "tasks2.jsonl").write_text(content)
+    words = ["--environment_factory", "guess.py:GuessTheNumber", "--dataset_name", "tasks2.jsonl"]
+    short = ["action_format=text", "max_completion_length=8"]
+    assert main(["evaluate", TINY_MODEL, *words, "--num_critiques", "0", "--option", *short]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", TINY_MODEL, "--refine", "-1"], "--refine must be from 0 to 64, got -1."),
+        (["rehearse", TINY_MODEL, "x.jsonl", "--logs", "x", "--option", "foo=1"], "`foo` is not an option"),
+    ],
+)
+def test_options_that_are_none(folder, capsys, words, message):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_from_logs_alone(folder, run, capsys):

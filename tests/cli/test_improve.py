@@ -142,7 +142,7 @@ def test_only_a_report(logs, capsys):
         (["logs.jsonl", *MODEL, "--replay_dataset", "logs.jsonl"], "the logs are named first, without an option."),
         (
             ["logs.jsonl", *MODEL, "--resume_from_checkpoint", "last"],
-            "continue the training in the folder of the model",
+            "to train on, give the folder of the model to `trl-nlac train`",
         ),
         (["logs.jsonl", *MODEL, "--accelerate_config", "zero3"], "improve trains in one."),
         (["logs.jsonl", *MODEL, "--max_step", "1"], "there is no option '--max_step', did you mean '--max_steps'?"),

@@ -73,6 +73,15 @@ class TestLogs:
         with pytest.raises(ValueError, match="`replay_dataset` has no column `reward`"):
             read_logs(Dataset.from_list([{"messages": [user]}]), make_roles([]))
 
+    def test_misspelt_columns_are_reported(self, caplog):
+        rows = [{name: row[name] for name in ("messages", "reward")} for row in make_rows(2)]
+        rows = [{**row, "frist_action": 1, "terminate": False, "model": "x"} for row in rows]
+        for read in (logs_dataset, lambda rows: read_logs(Dataset.from_list(rows), make_roles([]))):
+            caplog.clear()
+            read(rows)
+            assert "`frist_action` of logged conversations is not read. Is it meant as `first_action`?" in caplog.text
+            assert "`terminated`?" in caplog.text and "`model`" not in caplog.text
+
     def test_many_malformed_rows_are_counted_by_reason(self):
         user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
         two = [{"messages": [user, *[assistant] * 2, user, assistant][: 3 + i % 2], "reward": 0.0} for i in range(6)]
@@ -229,7 +238,7 @@ class TestArguments:
         path = tmp_path / "logs.jsonl"
         path.write_text("\n" + "\n".join(map(json.dumps, make_rows(1))) + '\n{"messages": \n')
         with pytest.raises(ValueError, match=f"line 3 of {path} is not JSON"):
-            load_logs(path)
+            load_logs(str(path))
         path.write_text('[{"messages": 1}, 2]')
         with pytest.raises(ValueError, match="row 0: there is no list of messages .*; row 1: it is not an object"):
             load_logs(path)

@@ -66,6 +66,25 @@ class TestEpisodeRewards:
         assert unreadable == {"role": "assistant", "content": call[:40].strip()}
         assert called["content"] == "There." and called["tool_calls"]
 
+    @pytest.mark.parametrize(("name", "problem"), [("raises", "no such key"), ("short", "gave 1 rewards")])
+    def test_failures_are_warnings(self, caplog, name, problem):
+        """One for all episodes, with the traceback for an error that ends training."""
+
+        def raises(**kwargs):
+            raise KeyError("no such key")
+
+        def short(**kwargs):
+            return [1.0]
+
+        rewards = EpisodeRewards([{"raises": raises, "short": short}[name]])
+        pool = EnvironmentPool(lambda: make_environment(DESK))
+        episodes = play_episodes(pool, [{"request": "baku"}] * 3, make_roles("take red", max_turns=1), rewards=rewards)
+        pool.close()
+        assert all(problem in episode.failure for episode in episodes)
+        (warning,) = [record.getMessage() for record in caplog.records if "no reward" in record.getMessage()]
+        assert warning.startswith("3 episodes got no reward, and are truncated: ") and problem in warning
+        assert problem in pool.last_failure
+
     def test_reward_function_errors(self):
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):
             EpisodeRewards([len], [1.0, 2.0])

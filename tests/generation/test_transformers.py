@@ -418,6 +418,13 @@ class TestPrefixCache:
                 assert [completion.num_cached_tokens for completion in completions] == [0] * 4
 
 
+def test_options_that_transformers_would_not_read_are_refused(model, tokenizer):
+    sampling = Sampling(4, generation_kwargs={"no_repeat_ngram_size": 2, "no_repeat_ngram_sze": 2})
+    generator = make_generator(tokenizer)
+    with generator.session(model), pytest.raises(ValueError, match="no option 'no_repeat_ngram_sze' of generation"):
+        generator.generate([[5, 6]], sampling, [0])
+
+
 def test_a_session_warns_of_nothing_that_trl_alone_can_change(recwarn):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
     model.gradient_checkpointing_enable({"use_reentrant": False})

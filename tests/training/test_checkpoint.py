@@ -75,8 +75,8 @@ class TestCheckpoint:
         kept = targets_of(whole.replay)
         assert kept == targets_of(resumed.replay) and any(kept)
 
-    def test_what_monitors_counted_and_the_replay_left_out(self, tmp_path):
-        """Counts go on. What was left out stays so, unless `max_prompt_length` has changed."""
+    def test_what_monitors_counted_and_the_replay_left_out(self, tmp_path, caplog):
+        """Counts go on. What was left out stays so, unless `max_prompt_length` has changed. A new rate is reported."""
 
         class Before(TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
@@ -89,15 +89,18 @@ class TestCheckpoint:
                 found.append((resumed.replay.num_left_out, resumed.idle.num_iterations, list(resumed.failures.failed)))
 
         options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_prompt_length": 300}
+        options["learning_rate"] = 3e-3
         trainer = make_trainer(tmp_path / "run", options)
         trainer.add_callback(Before())
         trainer.train()
         found, failed = [], list(trainer.failures.failed)
         for length in (300, 310):
-            changed = {"max_steps": 3, "max_prompt_length": length}
+            caplog.clear()
+            changed = {"max_steps": 3, "max_prompt_length": length, "learning_rate": length * 1e-5}
             resumed = make_trainer(tmp_path / str(length), changed)
             resumed.add_callback(Then())
             resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+            assert ("has no effect: the optimizer of" in caplog.text) == (length == 310)
         assert found == [(2, 3, failed), (0, 3, failed)] and failed
 
     def test_checkpoint_of_an_earlier_version(self, tmp_path):

@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from helpers.testing_utils import assert_same, make_config, make_trainer, weights
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.training.model import warn_of_replaced_optimizer
@@ -103,6 +103,26 @@ def test_lora(tmp_path, modules_to_save):
     own, read = weights(trainer.model), weights(loaded)
     for name in changed:
         torch.testing.assert_close(read[name], own[name])
+
+
+def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
+    """With the tokenizer beside it."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.chat_template += "{# mine #}"
+    peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    first = make_trainer(tmp_path / "first", peft_config=peft_config, processing_class=tokenizer)
+    first.train()
+    first.save_model()
+    trained = weights(first.model)
+    second = make_trainer(tmp_path / "second", model=str(tmp_path / "first"))
+    assert second.processing_class.chat_template == tokenizer.chat_template
+    before = weights(second.model)
+    assert_same(before, trained)
+    second.train()
+    changed = {name for name, value in weights(second.model).items() if not torch.equal(value, before[name])}
+    assert changed and all("lora_" in name for name in changed)
+    with pytest.raises(ValueError, match="this is an adapter, and the revision"):
+        make_trainer(tmp_path / "third", {"model_init_kwargs": {"revision": "main"}}, model=str(tmp_path / "first"))
 
 
 def test_quantized_base_model(tmp_path):

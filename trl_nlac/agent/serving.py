@@ -27,6 +27,9 @@ from .async_agent import AsyncNLACAgent
 from .guard import Guard
 
 
+MAX_NUMBER = 64  # of rounds of refinement, and of candidates
+
+
 class ServedAgent:
     """
     Answers the requests of a [`~gateway.server.Server`] with an agent. Those that wait are answered together.
@@ -113,6 +116,7 @@ def _content(turn: AgentAction, has_calls: bool) -> str:
 
 def _number(body: dict[str, Any], name: str, default: int, least: int) -> int:
     number = body.get(name, default)
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= 64:
-        raise RequestRefused(f"`{name}` must be a whole number from {least} to 64, got {number!r:.50}.", name)
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= MAX_NUMBER:
+        limits = f"from {least} to {MAX_NUMBER}"
+        raise RequestRefused(f"`{name}` must be a whole number {limits}, got {number!r:.50}.", name)
     return number

@@ -29,6 +29,7 @@ def load_tokenizer(
     model: PreTrainedModel,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    folder: str | None = None,
 ) -> PreTrainedTokenizerBase:
     """
     Load the tokenizer of a model, with a padding token that both of them use.
@@ -42,13 +43,15 @@ def load_tokenizer(
             Branch, tag or commit of the model on the Hub.
         trust_remote_code (`bool`, *optional*, defaults to `False`):
             Whether code from the Hub can run.
+        folder (`str`, *optional*):
+            Where the model's tokenizer is. If `None`, with the model, or with the base model of an adapter.
 
     Raises:
         ValueError: If it cannot be loaded, or has neither a padding nor an end-of-sequence token.
         TypeError: If `processing_class` is neither a tokenizer nor a processor.
     """
     if processing_class is None:
-        name = get_config_model_id(model.config)
+        name = folder or get_config_model_id(model.config)
         try:
             processing_class = AutoProcessor.from_pretrained(
                 name, revision=revision, trust_remote_code=trust_remote_code

@@ -52,6 +52,11 @@ def run(words: list[str]) -> None:
             rewards=rewards,
         )
         metrics = joint_metrics(evaluation)
+        if not evaluation.outcomes:
+            raise CommandError(
+                f"not one of {len(rows) * args.num_episodes} episodes could be played and scored. The last failure:\n"
+                f"{pool.last_failure or 'none'}"
+            )
     finally:
         pool.close()
     # Not the table's title, which would be wrapped to the table's width.

@@ -33,7 +33,7 @@ from ..agent.log_review import LogReview, as_dicts, critic_metrics, readable_row
 from ..chat.actions import ActionFormat, choose_format, parse_react
 from ..chat.encoder import ChatEncoder
 from ..environments.pool import NO_TASK
-from ..episodes.conversations import write_json_lines
+from ..episodes.conversations import text_of, write_json_lines
 from ..evaluation.evaluation import joint_metrics
 from ..log_formats.base import LoggedConversations
 from ..log_formats.reading import read_logs
@@ -210,8 +210,9 @@ def _refuse_unread(script_args: TrainArguments, config: NLACConfig) -> None:
         )
     if config.resume_from_checkpoint:
         raise CommandError(
-            f"--resume_from_checkpoint {config.resume_from_checkpoint}: continue the training in the folder of the "
-            "model with `trl-nlac train`, whose --replay_dataset takes the file of logs beside it."
+            f"--resume_from_checkpoint {config.resume_from_checkpoint}: to train on, give the folder of the model to "
+            "`trl-nlac train` as --model_name_or_path, with --replay_dataset for the file of logs beside it and an "
+            "--output_dir of its own."
         )
     if config.world_size > 1:
         raise CommandError(
@@ -242,11 +243,11 @@ def _choose_actions(
         chat = ChatEncoder(tokenizer, config.chat_template_kwargs)
     if config.action_format is None:
         said = [message for row in found.rows for message in row["messages"] if message["role"] == "assistant"]
-        texts = [message["content"] for message in said if isinstance(message.get("content"), str)]
+        texts = [text for message in said if (text := text_of(message)) is not None]
         num_calls = sum(bool(message.get("tool_calls")) for message in said)
         if num_calls and chat.calls_tools:
             config.action_format = "tool_call"
-        elif num_calls or 2 * sum(parse_react(text) is not None for text in texts) >= len(texts):
+        elif num_calls or (texts and 2 * sum(parse_react(text) is not None for text in texts) >= len(texts)):
             config.action_format = "react"
         else:
             config.action_format = "text"

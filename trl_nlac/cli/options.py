@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
-from datasets.exceptions import DatasetNotFoundError
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.constants import HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from transformers.utils import cached_file
@@ -187,7 +187,12 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
         if path.suffix in FILES:
             if config is not None:
                 raise ValueError(f"a file has no configuration {config!r}.")
-            return load_dataset(FILES[path.suffix], data_files=str(path), split=split)
+            if not path.stat().st_size:
+                raise ValueError("the file is empty.")
+            try:
+                return load_dataset(FILES[path.suffix], data_files=str(path), split=split)
+            except DatasetGenerationError as error:
+                raise ValueError(f"it cannot be read: {error.__cause__ or error}") from error
         try:
             return load_dataset(name, config, split=split)
         except DatasetNotFoundError as error:

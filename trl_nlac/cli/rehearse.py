@@ -81,7 +81,9 @@ def run(words: list[str]) -> None:
         raise CommandError("name either an --environment_factory (or --tools) to play in, or --logs to read.")
     is_server = args.backend.startswith(("http://", "https://"))
     with one_line_errors():
-        options = RoleOptions(**read_options(args.option))
+        changes = read_options(args.option)
+        RoleOptions.check_names(changes)
+        options = RoleOptions(**changes)
     with one_line_errors_of_files(args.model):
         model = _load_server(args.model, args.backend) if is_server else _load_model(args.model, args.backend, options)
         if args.prompts or is_server:

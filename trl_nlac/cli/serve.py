@@ -19,7 +19,7 @@ import threading
 
 from ..agent.guard import Guard
 from .errors import CommandError, one_line_errors_of_files
-from .options import add_improvement_arguments, add_model_arguments, add_role_options, load_agent
+from .options import add_improvement_arguments, add_model_arguments, add_role_options, check_model, load_agent
 from .parser import Parser
 
 
@@ -42,10 +42,15 @@ def make_parser() -> Parser:
 def run(words: list[str]) -> None:
     args = make_parser().parse_args(words)
     try:
-        from ..agent.serving import ServedAgent
+        from ..agent.serving import MAX_NUMBER, ServedAgent
         from ..gateway.server import Server
     except ImportError as error:
         raise CommandError(f"serving needs aiohttp: `pip install trl-nlac[gateway]` ({error}).") from error
+    for name, least in (("refine", 0), ("num_candidates", 1)):
+        if not least <= vars(args)[name] <= MAX_NUMBER:
+            raise CommandError(f"--{name} must be from {least} to {MAX_NUMBER}, got {vars(args)[name]}.")
+    with one_line_errors_of_files(args.model):
+        check_model(args.model)
     agent = load_agent(args)
     with one_line_errors_of_files(args.model):
         guard = Guard.from_pretrained(args.model)

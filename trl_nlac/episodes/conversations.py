@@ -82,7 +82,7 @@ def _problem_of_message(i: int, message: Message) -> str | None:
         return f"message {i} calls tools, and is not the assistant's"
     if message.get("function_call"):
         return f"message {i} has a `function_call`: write it as `tool_calls`"
-    if _text(message) is None and not (calls and message.get("content") is None):
+    if text_of(message) is None and not (calls and message.get("content") is None):
         return f"the content of message {i} is not text"
     if not all(isinstance(message.get(name), str | None) for name in (*_THOUGHTS, "name", "tool_call_id")):
         return f"message {i} has a name, an id or a chain of thought that is not text"
@@ -153,14 +153,14 @@ def record_conversation(
     if first_action is None:
         first_action = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     recorder = Recorder(actions, prompts, {}, tools, max_prompt_length)
-    recorder.begin([{**message, "content": _text(message) or ""} for message in messages[:first_action]])
+    recorder.begin([{**message, "content": text_of(message) or ""} for message in messages[:first_action]])
     for start, (said, *replies) in turns_of(messages, first_action):
         message, action = read_action(said, actions, tools)
         results = [reply for reply in replies if reply["role"] == "tool"]
-        words = "\n\n".join(_text(reply) for reply in replies if reply["role"] != "tool")
+        words = "\n\n".join(text_of(reply) for reply in replies if reply["role"] != "tool")
         if results:
             ordered = results_in_order(said["tool_calls"], results)
-            observation = format_results([_text(result) for result in ordered])
+            observation = format_results([text_of(result) for result in ordered])
         else:
             observation, words = words, ""
         recorder.take(action, actions.chat.past_turn(message), observation, words=words)
@@ -279,16 +279,16 @@ def read_action(
     thought = {field: thoughts[0]} if thoughts else {}
     calls = read_calls_of(message)
     if not calls:
-        text = _text(message)
+        text = text_of(message)
         return {"role": "assistant", "content": text} | thought, actions.parse(text, tools or ()) or text
     action = format_tool_calls(calls)
-    content = _text(message) or ""
+    content = text_of(message) or ""
     if actions.calls_tools:
         return call_message(calls, content) | thought, action
     return {"role": "assistant", "content": actions.text(action, " ".join(content.split()))} | thought, action
 
 
-def _text(message: Message) -> str | None:
+def text_of(message: Message) -> str | None:
     """The text of a message; `None` if its content is not text."""
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):

@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from .recorder import MalformedResult, Recorder, checked_reward
 logger = logging.getLogger(__name__)
 
 
-def load_logs(path: Path) -> Dataset:
+def load_logs(path: str | Path) -> Dataset:
     """
     Load logs from a file of JSON lines, or of a JSON list, with every value as it stands there. `datasets` would guess
     types: a date in an argument would become one, an absent key a null.
@@ -45,7 +46,7 @@ def load_logs(path: Path) -> Dataset:
     Raises:
         ValueError: If a line is not JSON, or rows are malformed.
     """
-    text = path.read_text(encoding="utf-8-sig")
+    text = Path(path).read_text(encoding="utf-8-sig")
     if text.lstrip().startswith("["):
         return logs_dataset(_parse(text, str(path)))
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -70,6 +71,7 @@ def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
     """
     rows = list(rows)
     _refuse({i: problem_of_row(row) for i, row in enumerate(rows)}, len(rows))
+    _warn_of_misspelt(dict.fromkeys(name for row in rows for name in row))
     as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
     return dataset_of(
         [
@@ -122,6 +124,7 @@ def episodes_from_logs(
     missing = {"messages", "reward"} - set(dataset.column_names)
     if missing:
         raise ValueError(f"`replay_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}.")
+    _warn_of_misspelt(dataset.column_names)
     episodes, problems, num_shortened = [], {}, 0
     numbers = range(rank, len(dataset), world_size)
     for i in numbers:
@@ -193,6 +196,15 @@ def _refuse(problems: dict[int, str | None], num_rows: int) -> None:
         counts = [f"{number} times, {reason}" for reason, number in reasons.most_common(10)]
         message = f"{message} All, with N for numbers: {'; '.join(counts)}."
     raise ValueError(message)
+
+
+def _warn_of_misspelt(columns: Iterable[str]) -> None:
+    """Warn of columns that are not read, and whose names are almost those of columns that are, and are not there."""
+    columns = set(columns)
+    for name in sorted(columns - set(FEATURES)):
+        meant = get_close_matches(name, set(FEATURES) - columns, n=1, cutoff=0.8)
+        if meant:
+            logger.warning(f"The column `{name}` of logged conversations is not read. Is it meant as `{meant[0]}`?")
 
 
 def problem_of_row(row: Any) -> str | None:

@@ -20,7 +20,7 @@ import queue
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -351,6 +351,7 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
         kind = "reward" if isinstance(error, EnvironmentFailure) else "timeout"
         for game in scored:
             game.recorder.fail(kind, error)
+        pool.last_failure = printable_traceback(error)
     else:
         for game, score in zip(scored, scores, strict=True):
             game.recorder.extra = score.notes
@@ -359,6 +360,9 @@ def _score(pool: EnvironmentPool, games: list[_Game], rewards: EpisodeRewards) -
             else:
                 game.recorder.fail("reward", score.failure)
                 pool.last_failure = printable_traceback(score.failure)
+    failures = Counter(game.recorder.failure for game in scored if game.recorder.failure is not None)
+    for failure, number in failures.items():
+        logger.warning("%d episodes got no reward, and are truncated: %s", number, printable(failure))
     for game in scored:
         if kind == "timeout":  # the functions still have the instances
             pool.discard(game.worker)

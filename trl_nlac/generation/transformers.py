@@ -197,7 +197,7 @@ class TransformersGenerator:
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_id=self.eos_token_ids,
             disable_compile=True,
-            **{name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS},
+            **_of_generation(sampling),
         )
         takes_cache = _takes_cache(generation_config, self._model.generation_config)
         reader = self._reader if takes_cache else Reader(self._model, self.tokenizer)
@@ -372,6 +372,20 @@ class _SeededChoice(LogitsProcessor):
         # The last one where the scores are not finite: that is noticed once all tokens are there.
         choice = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)  # (B, 1)
         return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
+
+
+def _of_generation(sampling: Sampling) -> dict[str, Any]:
+    """
+    Return the further options of sampling but for those of `_WARPERS`.
+
+    Raises:
+        ValueError: If transformers has no such option. It would take it, and not read it.
+    """
+    others = {name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS}
+    unknown = sorted(others.keys() - vars(GenerationConfig()).keys())
+    if unknown:
+        raise ValueError(f"transformers has no option {unknown[0]!r} of generation")
+    return others
 
 
 def _sampler(sampling: Sampling, seeds: list[int], device: torch.device) -> list[LogitsProcessor]:

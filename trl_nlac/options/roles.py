@@ -240,13 +240,20 @@ class RoleOptions:
         """
         path = cached_file(model, ROLES_FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
         saved = {} if path is None else _updated(_read(Path(path)))
-        options = {**saved, **changes}
+        cls.check_names(changes)
+        cls.check_names(saved, f" of {path}")
+        return cls(**{**saved, **changes})
+
+    @classmethod
+    def check_names(cls, options: dict[str, Any], where: str = "") -> None:
+        """
+        Raises:
+            ValueError: If one of `options`, whose place `where` says, is none of the roles.
+        """
         names = [option.name for option in fields(cls)]
         unknown = sorted(options.keys() - set(names))
         if unknown:
-            where = "" if unknown[0] in changes else f" of {path}"
             raise ValueError(f"`{unknown[0]}`{where} is not an option of the roles. Options are: {', '.join(names)}.")
-        return cls(**options)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the options next to a model, for [`RoleOptions.from_pretrained`]."""

@@ -132,6 +132,12 @@ def _check_columns(name: str, dataset: Dataset) -> None:
     row = dataset[0]
     for column, kind in zip(dataset.column_names, dataset.features.arrow_schema.types, strict=True):
         if not (_is_stored(kind) and _is_json(row.get(column))):
+            form = dataset.format["type"]
+            if _is_stored(kind) and form not in (None, "custom"):
+                raise ValueError(
+                    f"{name} gives its column `{column}` in the format {form!r}, and tasks are stored as JSON, which "
+                    f"cannot hold that. Give {name} as it is, `.with_format(None)`."
+                )
             raise ValueError(
                 f"{name} has the column `{column}` of type {kind} (first value: {shown(row.get(column))}). Tasks are "
                 "stored as JSON, which cannot hold it. Make it text or numbers, and read it in `reset`."

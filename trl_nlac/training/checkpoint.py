@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+    from ..nlac_config import NLACConfig
+
 logger = get_logger(__name__)
 
 _TARGET_WEIGHTS = "target_weights.safetensors"
@@ -253,6 +255,27 @@ def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict
             f"{', '.join(foreign)}. Resume with what that run had, or start a new run with `model` set to the "
             "checkpoint and an `output_dir` of its own."
         )
+
+
+# Options that the state of the optimizer keeps.
+_KEPT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+
+
+def kept_options(args: "NLACConfig") -> dict[str, float]:
+    """Return the options that a resumed run has from its checkpoint, whatever it is given."""
+    return {name: vars(args)[name] for name in _KEPT}
+
+
+def warn_of_kept_options(checkpoint: Path, saved: dict[str, float], args: "NLACConfig") -> None:
+    """Warn of options that differ from those with which the optimizer of a checkpoint was made."""
+    if not (checkpoint / OPTIMIZER_NAME).exists():
+        return
+    for name, value in saved.items():
+        if value != vars(args)[name]:
+            logger.warning(
+                f"`{name}={vars(args)[name]}` has no effect: the optimizer of {checkpoint}, with which the run "
+                f"resumes, has {value}. To change it, start a new run with `model` set to the checkpoint."
+            )
 
 
 def _difference(saved: Any, own: Any) -> str:

@@ -15,12 +15,14 @@
 """Load the model to train."""
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
 from ..method.roles import role_samplings
@@ -184,7 +186,32 @@ def load_by_name(
     elif args.device.type not in ("cpu", "mps"):
         kwargs.setdefault("device_map", {"": args.device})  # TRL's "auto" would spread it over all GPUs
     with named(f"`model={name!r}`, loaded with {shown(hide_secrets(kwargs))} (see `model_init_kwargs`),"):
-        return create_model_from_path(name, **kwargs)
+        if not is_adapter(name):
+            return create_model_from_path(name, **kwargs)
+        from peft import AutoPeftModelForCausalLM
+
+        if "revision" in kwargs:
+            raise ValueError(
+                "this is an adapter, and the revision can be its own or that of its base model. Load it with "
+                "`peft.AutoPeftModelForCausalLM.from_pretrained(..., is_trainable=True)`, and give that as `model`."
+            )
+        return AutoPeftModelForCausalLM.from_pretrained(name, **{"dtype": "float32", "is_trainable": True, **kwargs})
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a folder, or a repository on the Hub, has an adapter and no whole model."""
+    whole, adapter = (
+        cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        for file in ("config.json", "adapter_config.json")
+    )
+    return whole is None and adapter is not None
+
+
+def tokenizer_folder(name: str) -> str | None:
+    """Return the folder of an adapter if it has a tokenizer, as a trainer saves one with it; `None` if it is none."""
+    if Path(name, "tokenizer_config.json").is_file() and is_adapter(name):
+        return name
+    return None
 
 
 def _check_model(model: "PreTrainedModel | PeftModel") -> None:
