@@ -175,6 +175,9 @@ class TestNLACPrompts:
             NLACPrompts(examples={"critic": ["Yes"]})
         with pytest.raises(ValueError, match="`examples` of the prompt `critique` must be a list of texts, got 'Yes'"):
             NLACPrompts(examples={"critique": "Yes"})
+        for name, example in (("critique", "It is good."), ("backup_correctness", "Future: a\nOptimality: Yes")):
+            with pytest.raises(ValueError, match=f"An example of the prompt `{name}` does not have the form"):
+                NLACPrompts(examples={name: [example]})
 
     @pytest.mark.parametrize("name", WORKED_EXAMPLES)
     def test_own_examples_can_be_read(self, name):

@@ -290,7 +290,7 @@ class NLACPrompts:
 
     Raises:
         ValueError: If a prompt lacks a required field, or has one for which there is no value, or if there are
-            examples of a prompt that does not exist.
+            examples of a prompt that does not exist, or that cannot be read.
     """
 
     policy: str = POLICY
@@ -324,6 +324,12 @@ class NLACPrompts:
                 raise ValueError(f"`examples` has examples of `{name}`. Prompts with examples are: {_ANSWERED}.")
             if not isinstance(text, list) or not all(isinstance(example, str) for example in text):
                 raise ValueError(f"`examples` of the prompt `{name}` must be a list of texts, got {text!r}.")
+            for example in text:
+                if not _is_readable(name, example):
+                    raise ValueError(
+                        f"An example of the prompt `{name}` does not have the form in which its answers are read, so "
+                        f"the model would learn one that is not: {example!r}"
+                    )
         for name, text in prompts.items():
             found, required = set(_FIELD.findall(text)), _REQUIRED_FIELDS.get(name, set())
             if required - found:
@@ -543,6 +549,13 @@ def _parse_verdict(name: str, text: str, start: int, future: str = "") -> Critiq
     for opening, closing in _QUOTES:
         advice = advice.removesuffix(closing) if opening in text[start:begin] else advice
     return Critique(future, optimal, "" if optimal else advice, (begin, verdict.end()))
+
+
+def _is_readable(name: str, example: str) -> bool:
+    """Whether an answer to the prompt `name` can be read as a critique, where it is one."""
+    if name in ("critique", "evaluation", "backup", "backup_terminated"):
+        return parse_critique(example) is not None
+    return name not in ("correctness", "backup_correctness") or parse_correctness(example) is not None
 
 
 def parse_future(text: str) -> Critique | None:
