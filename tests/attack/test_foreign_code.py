@@ -295,7 +295,8 @@ def test_how_a_model_generates_is_no_code(downloaded, marker):
     code = {"custom_generate": str(downloaded), "trust_remote_code": True}
     (downloaded / "nlac_roles.json").write_text(json.dumps({"generation_kwargs": code, "max_completion_length": 8}))
     agent = NLACAgent.from_pretrained(str(downloaded), device="cpu")
-    agent.act([{"role": "user", "content": "situ 2"}])
+    with pytest.raises(ValueError, match="no option 'custom_generate' of generation"):
+        agent.act([{"role": "user", "content": "situ 2"}])
     assert not marker.exists()
 
 

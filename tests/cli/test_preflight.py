@@ -65,8 +65,9 @@ def test_a_run_that_cannot_learn(folder, capsys):
 
 def test_an_environment_that_always_fails(folder, capsys):
     """It says so, with the failure."""
-    source = "def make():\n    return Broken()\n\n\nclass Broken:\n    def reset(self, **task):\n"
-    source += "        raise ConnectionError('the shop is shut')\n\n    def step(self, action):\n        pass\n"
+    source = "def make():\n    return Broken()\n\n\n"
+    source += "class Broken:\n    def reset(self, **task):\n        return 'go'\n\n"
+    source += "    def step(self, action):\n        raise ConnectionError('the shop is shut')\n"
     (folder / "broken.py").write_text(source)
     assert preflight(folder, environment_factory="broken.py:make", environment_kwargs=None) == 2
     error = capsys.readouterr().err
