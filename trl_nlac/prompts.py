@@ -324,8 +324,9 @@ class NLACPrompts:
                 raise ValueError(f"`examples` has examples of `{name}`. Prompts with examples are: {_ANSWERED}.")
             if not isinstance(text, list) or not all(isinstance(example, str) for example in text):
                 raise ValueError(f"`examples` of the prompt `{name}` must be a list of texts, got {text!r}.")
+            parse = _PARSERS.get(name, str)
             for example in text:
-                if not _is_readable(name, example):
+                if parse(example) is None:
                     raise ValueError(
                         f"An example of the prompt `{name}` does not have the form in which its answers are read, so "
                         f"the model would learn one that is not: {example!r}"
@@ -551,11 +552,11 @@ def _parse_verdict(name: str, text: str, start: int, future: str = "") -> Critiq
     return Critique(future, optimal, "" if optimal else advice, (begin, verdict.end()))
 
 
-def _is_readable(name: str, example: str) -> bool:
-    """Whether an answer to the prompt `name` can be read as a critique, where it is one."""
-    if name in ("critique", "evaluation", "backup", "backup_terminated"):
-        return parse_critique(example) is not None
-    return name not in ("correctness", "backup_correctness") or parse_correctness(example) is not None
+# How answers to prompts that ask for a verdict are read.
+_PARSERS = {
+    **dict.fromkeys(("critique", "evaluation", "backup", "backup_terminated"), parse_critique),
+    **dict.fromkeys(("correctness", "backup_correctness"), parse_correctness),
+}
 
 
 def parse_future(text: str) -> Critique | None:

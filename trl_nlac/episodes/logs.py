@@ -71,7 +71,7 @@ def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
     """
     rows = list(rows)
     _refuse({i: problem_of_row(row) for i, row in enumerate(rows)}, len(rows))
-    _warn_of_misspelt(dict.fromkeys(name for row in rows for name in row))
+    _warn_of_misspelt({name for row in rows for name in row})
     as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
     return dataset_of(
         [
@@ -124,7 +124,7 @@ def episodes_from_logs(
     missing = {"messages", "reward"} - set(dataset.column_names)
     if missing:
         raise ValueError(f"`replay_dataset` has no column `{min(missing)}`; its columns are {dataset.column_names}.")
-    _warn_of_misspelt(dataset.column_names)
+    _warn_of_misspelt(set(dataset.column_names))
     episodes, problems, num_shortened = [], {}, 0
     numbers = range(rank, len(dataset), world_size)
     for i in numbers:
@@ -198,9 +198,8 @@ def _refuse(problems: dict[int, str | None], num_rows: int) -> None:
     raise ValueError(message)
 
 
-def _warn_of_misspelt(columns: Iterable[str]) -> None:
+def _warn_of_misspelt(columns: set[str]) -> None:
     """Warn of columns that are not read, and whose names are almost those of columns that are, and are not there."""
-    columns = set(columns)
     for name in sorted(columns - set(FEATURES)):
         meant = get_close_matches(name, set(FEATURES) - columns, n=1, cutoff=0.8)
         if meant:

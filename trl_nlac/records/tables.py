@@ -142,7 +142,7 @@ class EpisodeTables:
         path, new = completions_file(self.args.output_dir, step, kind), rows
         if not kind and path.exists():  # the end of training can be at the step of a log
             rows = _read_rows(path) + rows
-        extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
+        extra = _extra_columns(rows)
         table = pa.Table.from_pylist(rows, schema=EPISODE)
         for name, values in extra.items():
             table = table.append_column(f"extra/{name}" if name in EPISODE.names else name, _array(values))
@@ -152,7 +152,7 @@ class EpisodeTables:
 
     def _show(self, rows: list[dict[str, Any]], step: int) -> None:
         """Print rows to the console, and send them to the experiment trackers."""
-        extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
+        extra = _extra_columns(rows)
         prompts, returns = [row["prompt"] for row in rows], [row["return"] for row in rows]
         completions = [_messages(row["turns"]) for row in rows]
         number = self.args.num_completions_to_print
@@ -179,6 +179,11 @@ def _on_first_process(rows: list[dict[str, Any]], args: NLACConfig) -> list[dict
     gathered = [None] * args.world_size if args.process_index == 0 else None
     dist.gather_object(rows, gathered)
     return [row for of_process in gathered or [] for row in of_process]
+
+
+def _extra_columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Collect what reward functions noted beside episodes, by name; `None` where an episode has no such note."""
+    return {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
@@ -226,7 +231,7 @@ def _log_to_wandb(rows: list[dict[str, Any]], completions: list[list[dict[str, s
     if wandb.run is None:
         return
     texts = ["\n".join(f"{m['role']}: {m['content']}" for m in messages) for messages in completions]
-    extra = {name: [row["extra"].get(name) for row in rows] for row in rows for name in row["extra"]}
+    extra = _extra_columns(rows)
     columns = {
         "step": [step] * len(rows),
         "prompt": [row["prompt"] for row in rows],
