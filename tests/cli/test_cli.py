@@ -435,6 +435,18 @@ def test_from_logs_alone(folder, run, capsys):
     assert "1 optimizer steps" in capsys.readouterr().out and (folder / "offline" / "nlac_roles.json").exists()
 
 
+def test_prompts_need_no_environment(folder, capsys):
+    (folder / "prompts.jsonl").write_text('{"prompt": "Say one."}\n{"prompt": "Say two."}\n')
+    words = ["train", "--model_name_or_path", TINY_MODEL, "--dataset_name", "prompts.jsonl", "--output_dir", "prompts"]
+    words += ["--use_cpu", "--bf16", "False", "--report_to", "none", "--max_steps", "1", "--learning_starts", "2"]
+    assert main(words) == 2
+    assert "on prompts whose answers are scored, --dataset_name and --reward_funcs" in capsys.readouterr().err
+    assert main([*words, "--reward_funcs", "guess.py:pay", "--max_completion_length", "16"]) == 0
+    assert "1 optimizer steps" in capsys.readouterr().out
+    assert main(["evaluate", "prompts", "--num_episodes", "2", "--trust_remote_code"]) == 0
+    assert "0.25" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_tool_calls_of_logs_come_out_as_they_went_in(folder, capsys, suffix):
     """Types that a dataset would merge, ids and the formatting of arguments."""

@@ -34,6 +34,9 @@ from .summary import print_summary
 from .train_options import TrainArguments, TrainParser
 
 
+PROMPTS = "trl_nlac.environments.pool:Prompts"  # the environment of tasks that are prompts
+
+
 def make_parser() -> TrainParser:
     return TrainParser()
 
@@ -85,11 +88,13 @@ def make_trainer(
         CommandError: If an option is wrong or missing, before the model is loaded; at last `unsupported`, the error of
             this machine.
     """
-    if not script_args.environment_factory and not script_args.tools and not script_args.replay_dataset:
-        raise CommandError(
-            "--environment_factory is missing: name the environment, as module:Class. To train on logs alone, add "
-            "--replay_dataset."
-        )
+    if not (script_args.environment_factory or script_args.tools or script_args.replay_dataset):
+        if not (script_args.dataset_name and script_args.reward_funcs):
+            raise CommandError(
+                "--environment_factory is missing: name the environment, as module:Class. To train on logs alone, add "
+                "--replay_dataset; on prompts whose answers are scored, --dataset_name and --reward_funcs."
+            )
+        script_args.environment_factory = [PROMPTS]
     if not model_args.model_name_or_path:
         raise CommandError("--model_name_or_path is missing: name the base model.")
     environment = load_environment(script_args.environment_factory, script_args.environment_kwargs or {})
