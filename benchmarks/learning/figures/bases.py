@@ -18,12 +18,11 @@ Whether what is true of one base model is true of others: NLAC and hindsight fro
 python -m benchmarks.learning.figures.bases --json benchmarks/results/learning_bases.json \\
     --page docs/source/results_bases.md
 
-A build, and its cells, which lie in a folder with the name of the build (seeds 1, 2 and 3 of builds):
+The cells of a build lie in a folder with its name (seeds 1, 2 and 3 of builds, see benchmarks/learning/builds):
 
-python examples/scripts/build_tiny_model.py --output_dir runs/bases/build_1 --max_steps 8000 --seed 1 \\
-    --families told delayed --action_formats text
 python -m benchmarks.learning.run --tasks service_desk_told service_desk_delayed --methods nlac hindsight \\
-    --seeds 0 1 2 --temperatures 1 0 --base_model runs/bases/build_1 --cells benchmarks/results/learning_bases/build_1
+    --seeds 0 1 2 --temperatures 1 0 --base_model benchmarks/learning/builds/build_1 \\
+    --cells benchmarks/results/learning_bases/build_1
 """
 
 from functools import partial
