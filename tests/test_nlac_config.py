@@ -40,6 +40,7 @@ class TestNLACConfig:
                 "`save_only_model=True`",
             ),
             ({"enable_jit_checkpoint": True}, "`enable_jit_checkpoint=True` saves in the middle of a step"),
+            ({"auto_find_batch_size": True}, "set `max_tokens_per_batch`"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
             ({"beta": -0.1}, "`beta` must be between 0 and 1,000,000, got -0.1"),
             ({"max_steps": -3}, "`max_steps` must be not negative, or -1 to train for `num_train_epochs`, got -3"),

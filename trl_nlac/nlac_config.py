@@ -489,6 +489,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
             if new in vars(self) and vars(self)[new] is None:
                 vars(self)[new] = vars(self)[old]
+        compares = self.load_best_model_at_end or self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        if compares and self.metric_for_best_model is None:
+            # The default of transformers is the loss of evaluation, and there is none.
+            self.metric_for_best_model, self.greater_is_better = "episode/success_rate", True
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
         self.check()
@@ -549,6 +553,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                 "`enable_jit_checkpoint=True` saves in the middle of a step, from which a run does not resume as it "
                 "was. Leave it out: SIGTERM and Ctrl-C always save a checkpoint, at the end of a step."
             )
+        if self.auto_find_batch_size:
+            raise ValueError(
+                "`auto_find_batch_size=True` lowers a batch size that does not decide how much memory a step takes "
+                "here. Leave it out, and set `max_tokens_per_batch`."
+            )
         if self.rehearsal_source == "self" and not self.rehearsal_ratio:
             raise ValueError(
                 "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
@@ -590,6 +599,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
             twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
             self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
+
+    def set_checkpointing_kwargs(self, kwargs: dict[str, Any]) -> None:
+        """Set how activations are recomputed, by both names."""
+        self.gradient_checkpointing_kwargs = kwargs
+        if "activation_checkpointing_kwargs" in vars(self):  # the name in transformers 5.24
+            self.activation_checkpointing_kwargs = kwargs
 
     def set_single_turn(self) -> None:
         """Let an episode be one answer. Sizes of an iteration that the user left open follow."""

@@ -75,7 +75,15 @@ from .records.notes import noted_warnings, write_settings
 from .records.records import Records
 from .replay.buffer import PrioritizedReplay
 from .shards import forget_gathered, has_gathered_weights
-from .training.arguments import check_arguments, check_tasks, named, plays_prompts, refuse_rollout_func
+from .training.arguments import (
+    check_arguments,
+    check_best_metric,
+    check_tasks,
+    named,
+    plays_prompts,
+    refuse_rollout_func,
+    warn_of_unused,
+)
 from .training.chains import answer_each
 from .training.checkpoint import (
     check_identity,
@@ -277,6 +285,8 @@ class NLACTrainer(AtomicSavingTrainer):
             with named("The default of `args`"):
                 args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
         args.check()
+        check_best_metric(args, eval_dataset)
+        warn_of_unused(args)
         if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
             environment_factory = Prompts
         self.environments = EnvironmentPool(
@@ -602,6 +612,9 @@ class NLACTrainer(AtomicSavingTrainer):
         self._stop_if_idle(metrics)
         return batches
 
+    def _track_num_input_tokens(self, inputs):
+        """Leave it to [`_iteration`], which counts the tokens of all roles, also without `include_...`."""
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
@@ -679,7 +692,7 @@ class NLACTrainer(AtomicSavingTrainer):
         numbers = self.replay.add(all_conversations(episodes))
         self.records.add_episodes(episodes, numbers, self.state.global_step)
         for age in self.rollouts.take_staleness():
-            self.records.add_metric("rollout/staleness", age)
+            self.records.metrics["rollout/staleness"].append(age)
         return numbers
 
     def _play_on(self) -> None:
@@ -836,7 +849,7 @@ class NLACTrainer(AtomicSavingTrainer):
         """Additional arguments of reward functions, as in TRL."""
         return {
             "trainer_state": self.state,
-            "log_metric": self.records.add_metric,
+            "log_metric": self.records.add_function_metric,
         }
 
     # Logs
@@ -960,7 +973,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.roles.generator.take_metrics()
         if self._training_log.is_on:
             self.records.add_evaluation(evaluation, self.state.global_step, metric_key_prefix)
-        metrics = {**joint_metrics(evaluation), "environment/steps": self.num_environment_steps}
+        metrics = {**joint_metrics(evaluation), **self.records.take_function_metrics()}
+        metrics["environment/steps"] = self.num_environment_steps
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         num_samples = sum(gather_object([len(evaluation.episodes)]))
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=num_samples)

@@ -408,6 +408,28 @@ def test_tools_choose_the_format_of_actions(tmp_path):
         assert RoleOptions.from_pretrained(str(tmp_path / expected)).action_format == expected
 
 
+def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
+    def judge(prompts, completions, log_metric, **kwargs):
+        log_metric("is_eval", float("seven" in prompts[0][-1]["content"]))
+        return [1.0] * len(prompts)
+
+    def tasks(word):
+        return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Say {word}."}]}] * 2)
+
+    config = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(tmp_path, **config),
+        train_dataset=tasks("one"),
+        eval_dataset=tasks("seven"),
+        reward_funcs=judge,
+        prompts=COMPACT_PROMPTS,
+    )
+    trainer.train()
+    logged = [{log[name] for log in trainer.state.log_history if name in log} for name in ("is_eval", "eval_is_eval")]
+    assert logged == [{0.0}, {1.0}]
+
+
 def test_reward_functions_get_what_trl_gives_them(tmp_path):
     def count(environments, trainer_state, log_metric, log_extra, request, **kwargs):
         assert isinstance(environments[0], DeskTools) and len(request) == len(environments)

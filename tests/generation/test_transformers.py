@@ -19,6 +19,7 @@ from io import StringIO
 import pytest
 import torch
 from accelerate import Accelerator
+from helpers.testing_utils import make_trainer
 from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
@@ -27,6 +28,7 @@ from transformers import (
     Lfm2Config,
     LlamaForCausalLM,
     MistralConfig,
+    PreTrainedModel,
     set_seed,
 )
 
@@ -416,6 +418,29 @@ class TestPrefixCache:
             for _ in range(2):
                 completions = generator.generate(prompts, sampling, [0] * 4)
                 assert [completion.num_cached_tokens for completion in completions] == [0] * 4
+
+
+def test_a_compiled_model_reads_and_generates_the_same(model, tokenizer):
+    """Its `forward` takes anything, and shows none of its arguments."""
+    generator, sampling = make_generator(tokenizer), Sampling(8, temperature=0.0)
+    prompts = [[5, 6, 7, 8], [5, 6, 9], [11, 12]]
+    found = []
+    for read in (model, torch.compile(model, backend="eager")):
+        with generator.session(read):
+            scores = generator.score(prompts, [[20, 21], [22], [23]])
+            found.append((scores, [one.token_ids for one in generator.generate(prompts, sampling, [0] * 3)]))
+    assert found[0][1] == found[1][1]
+    torch.testing.assert_close(found[0][0], found[1][0])
+
+
+@pytest.mark.skipif(not hasattr(PreTrainedModel, "activation_checkpointing_enable"), reason="needs transformers 5.24")
+def test_layers_are_recomputed_after_a_session_as_before(tmp_path):
+    """Every second one, and a training pass gets no option that is about layers."""
+    kwargs = {"use_reentrant": False, "every_n_layers": 2}
+    trainer = make_trainer(tmp_path, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs})
+    trainer.train()
+    layers = trainer.model.model.layers
+    assert [layer.gradient_checkpointing for layer in layers] == [i % 2 == 0 for i in range(len(layers))]
 
 
 def test_options_that_transformers_would_not_read_are_refused(model, tokenizer):

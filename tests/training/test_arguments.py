@@ -103,6 +103,15 @@ class TestPrompts:
             make(tmp_path, train_dataset=TASKS, reward_funcs=length)
 
 
+def test_options_without_a_use_are_named(tmp_path, caplog):
+    args = make_config(tmp_path, label_smoothing_factor=0.1, train_sampling_strategy="sequential")
+    make(tmp_path, reward_funcs=length, args=args)
+    assert "ignored: `label_smoothing_factor`, `train_sampling_strategy`." in caplog.text
+    caplog.clear()
+    make(tmp_path, reward_funcs=length)
+    assert "ignored" not in caplog.text
+
+
 class TestRewardModels:
     def test_by_name_and_as_a_model(self, tmp_path, reward_model):
         model = AutoModelForSequenceClassification.from_pretrained(reward_model)

@@ -16,11 +16,17 @@ import pytest
 import torch
 from accelerate import PartialState
 from helpers.testing_utils import assert_same, make_config, make_trainer, weights
-from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.training.model import warn_of_replaced_optimizer
+from trl_nlac.training.model import load_by_name, warn_of_replaced_optimizer
 
 
 def test_small_updates_are_kept(tmp_path):
@@ -143,6 +149,30 @@ def test_quantized_base_model(tmp_path):
     assert any(not torch.equal(after[name], value) for name, value in before.items())
     with pytest.raises(ValueError, match="purely quantized"):
         make_trainer(tmp_path, quantization_config=quantization_config)
+    trainer.save_model(str(tmp_path / "adapter"))
+    again = make_trainer(tmp_path, model=str(tmp_path / "adapter"), quantization_config=quantization_config)
+    assert again.model.get_base_model().model.layers[0].mlp.up_proj.weight.dtype == torch.uint8
+    assert all(torch.equal(weights(again.model)[name].to(after[name].dtype), after[name]) for name in before)
+    with pytest.raises(ValueError, match="`model` has an adapter already"):
+        make_trainer(tmp_path, model=again.model, peft_config=peft_config)
+
+
+def test_an_adapter_of_a_multimodal_model_is_found(tmp_path):
+    """On the class that the base model has when it is loaded by its own name."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16, "vocab_size": 961}
+    text = {**sizes, "num_hidden_layers": 1, "num_key_value_heads": 1, "layer_types": ["full_attention"]}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    config = Qwen3_5Config(text_config=text, vision_config={**vision, "num_position_embeddings": 16})
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    args = make_config(tmp_path)
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    saved = get_peft_model(load_by_name(str(tmp_path / "base"), args), adapter)
+    saved.save_pretrained(tmp_path / "adapter")
+    loaded = load_by_name(str(tmp_path / "adapter"), args)
+    assert_same(weights(loaded), weights(saved))
+    assert {name for name, value in loaded.named_parameters() if value.requires_grad} == {
+        name for name in weights(saved) if "lora_" in name
+    }
 
 
 def test_one_process_uses_one_of_several_gpus(tmp_path, caplog):

@@ -15,6 +15,7 @@
 import shutil
 from pathlib import Path
 
+import pytest
 from helpers.testing_utils import TASKS, assert_same, make_trainer, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -59,6 +60,20 @@ class TestSaving:
         trainer = make_trainer(tmp_path, {**config, "max_steps": 2})
         trainer.train(resume_from_checkpoint=True)
         assert trainer.state.global_step == 2 and "scaler.pt" in caplog.text and "fp16=False" in caplog.text
+
+    def test_the_best_checkpoint_is_by_success(self, tmp_path):
+        """Unless a metric is named. With several datasets one has to be."""
+        every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        config = {**every, "max_steps": 2, "max_turns": 2, "load_best_model_at_end": True}
+        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0]))
+        trainer.train()
+        metric = "eval_episode/success_rate"
+        rates = [log[metric] for log in trainer.state.log_history if metric in log]
+        assert trainer.state.best_metric == max(rates) and trainer.state.best_model_checkpoint
+        several = {"easy": TASKS.select([0]), "hard": TASKS.select([1])}
+        with pytest.raises(ValueError, match="Write one before the metric: 'easy_episode/success_rate'"):
+            make_trainer(tmp_path / "several", config, eval_dataset=several)
+        make_trainer(tmp_path / "named", {**config, "metric_for_best_model": "hard_return"}, eval_dataset=several)
 
     def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):
         """It is kept, and loaded at the end, where it is now."""

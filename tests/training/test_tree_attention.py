@@ -218,6 +218,12 @@ def test_training_is_the_same_with_and_without(tmp_path, kind):
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+def test_a_second_trainer_of_the_same_model_shares_as_well(tmp_path):
+    model = make_model(CONFIGS["qwen3"])
+    assert start_sharing(model, model.config, make_args(tmp_path))
+    assert start_sharing(model, model.config, make_args(tmp_path))
+
+
 def test_generation_is_that_of_sdpa(tmp_path):
     model = make_model(CONFIGS["gemma3"])
     ids = torch.arange(2, 40).reshape(2, 19)

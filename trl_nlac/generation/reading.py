@@ -20,7 +20,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import extract_model_from_parallel, is_peft_model
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -61,7 +61,8 @@ class Reader:
         self.tokenizer = tokenizer
         self.prefixes = prefixes
         self.reads_ahead = reads_ahead
-        plain = model.get_base_model() if is_peft_model(model) else model
+        plain = extract_model_from_parallel(model, keep_torch_compile=False)  # a compiled one takes anything
+        plain = plain.get_base_model() if is_peft_model(plain) else plain
         self._supported = inspect.signature(plain.forward).parameters
         self._cache = "cache" if "cache" in self._supported else "past_key_values"  # the name in earlier versions
 

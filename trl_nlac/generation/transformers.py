@@ -130,8 +130,11 @@ class TransformersGenerator:
             finally:
                 self._model = self._reader = None
                 unwrapped.train(training)
-        if unwrapped.is_gradient_checkpointing:  # older versions of TRL enable it without these
-            unwrapped.gradient_checkpointing_enable(self.gradient_checkpointing_kwargs)
+        if unwrapped.is_gradient_checkpointing:  # TRL enables it without these
+            kwargs = dict(self.gradient_checkpointing_kwargs or {})
+            # As transformers' Trainer: these two are about layers, the rest about recomputing one.
+            of_layers = {name: kwargs.pop(name) for name in ("every_n_layers", "offload") if name in kwargs}
+            unwrapped.gradient_checkpointing_enable(kwargs or None, **of_layers)
 
     def _prefix_cache(self) -> PrefixCache | None:
         """Return the cache of earlier sessions, if it is kept and of these weights, or else a new one."""

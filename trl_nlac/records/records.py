@@ -72,7 +72,8 @@ class Records:
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        self._adding = threading.Lock()  # of reward functions, which can run beside training
+        self._of_functions: dict[str, list[float]] = defaultdict(list)  # logged by reward functions of this process
+        self._adding = threading.Lock()  # they can run beside training
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
         self.num_environment_steps = 0
         self.tokens: Counter[str] = Counter()
@@ -96,7 +97,7 @@ class Records:
         yield
         self.seconds[phase] += time.perf_counter() - start
 
-    def add_metric(self, name: str, value: float) -> None:
+    def add_function_metric(self, name: str, value: float) -> None:
         """
         Add a value that a user's function logs, in any thread.
 
@@ -104,7 +105,17 @@ class Records:
             TypeError, ValueError: If it is no number.
         """
         with self._adding:
-            self.metrics[str(name)].append(float(value))
+            self._of_functions[str(name)].append(float(value))
+
+    def take_function_metrics(self) -> dict[str, float]:
+        """Return the means of what functions of all processes have logged since the last call."""
+        with self._adding:
+            own, self._of_functions = dict(self._of_functions), defaultdict(list)
+        values = defaultdict(list)
+        for of_process in gather_object([own]):
+            for name, logged in of_process.items():
+                values[name] += [value for value in logged if not math.isnan(value)]
+        return {name: sum(logged) / len(logged) for name, logged in values.items() if logged}
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
@@ -121,7 +132,7 @@ class Records:
         if self.tables is not None:
             self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
         metrics = episode_metrics(episodes, self.args.success_threshold)
-        for name, value in {**metrics, **reward_metrics(episodes)}.items():
+        for name, value in {**metrics, **reward_metrics(episodes), **self.take_function_metrics()}.items():
             self.metrics[name].append(value)
         outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]
         of_processes = gather_object([(outcomes, sum(episode.num_turns for episode in episodes))])
@@ -228,12 +239,11 @@ class Records:
     def take(self, step: int) -> dict[str, float]:
         """Return the means of the metrics since the last call, and write down episodes and audited samples."""
         means = {}
-        with self._adding:
-            for name, values in self.metrics.items():
-                valid = [value for value in values if not math.isnan(value)]
-                if valid:
-                    means[name] = sum(valid) / len(valid)
-            self.metrics.clear()
+        for name, values in self.metrics.items():
+            valid = [value for value in values if not math.isnan(value)]
+            if valid:
+                means[name] = sum(valid) / len(valid)
+        self.metrics.clear()
         self.write(step)
         if self.num_samples is not None and self.num_environment_steps:
             means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps

@@ -18,10 +18,12 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import pyarrow as pa
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 from torch.optim.lr_scheduler import LRScheduler
@@ -31,6 +33,15 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..nlac_config import NLACConfig
 from ..prompts import NLACPrompts
 from ..terminal import shown
+
+
+logger = get_logger(__name__)
+
+# Options of transformers about losses and batches that this trainer computes and makes itself.
+_UNUSED = {
+    *("batch_eval_metrics", "bf16_full_eval", "eval_accumulation_steps", "fp16_full_eval", "label_smoothing_factor"),
+    "train_sampling_strategy",
+}
 
 
 def refuse_rollout_func(rollout_func: Any) -> None:
@@ -91,6 +102,28 @@ def check_arguments(**arguments: Any) -> None:
         is_valid, expected = _EXPECTED[name]
         if not is_valid(value):
             raise TypeError(f"`{name}` must be {expected}, got {shown(value)}.")
+
+
+def check_best_metric(args: NLACConfig, eval_dataset: Dataset | dict[str, Dataset] | None) -> None:
+    """
+    Raises:
+        ValueError: If `metric_for_best_model` names none of several evaluation datasets.
+    """
+    metric = args.metric_for_best_model
+    if metric is None or not isinstance(eval_dataset, dict):
+        return
+    if not any(metric.removeprefix("eval_").startswith(f"{name}_") for name in eval_dataset):
+        raise ValueError(
+            f"`metric_for_best_model={metric!r}` names none of the evaluation datasets {', '.join(eval_dataset)}. "
+            f"Write one before the metric: '{next(iter(eval_dataset), '')}_{metric.removeprefix('eval_')}'."
+        )
+
+
+def warn_of_unused(args: NLACConfig) -> None:
+    """Warn of options of transformers that are set, and that this trainer has no use for."""
+    unused = [option.name for option in fields(args) if option.name in _UNUSED]
+    if unused := [name for name in unused if vars(args)[name] != getattr(TrainingArguments, name)]:
+        logger.warning(f"Options without a use here are ignored: {', '.join(f'`{name}`' for name in unused)}.")
 
 
 def check_tasks(

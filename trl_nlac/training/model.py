@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
@@ -67,7 +67,8 @@ def load_model(
     """
     if isinstance(model, str):
         model = load_by_name(model, args, quantization_config)
-        if quantization_config is not None and peft_config is None and not model.hf_quantizer.is_qat_trainable:
+        is_whole = peft_config is None and not is_peft_model(model)
+        if quantization_config is not None and is_whole and not model.hf_quantizer.is_qat_trainable:
             raise ValueError(
                 "`quantization_config` makes a purely quantized model, and its weights cannot be trained. Give a "
                 "`peft_config` as well."
@@ -84,17 +85,13 @@ def load_model(
             f"each: `accelerate launch --num_processes {number} ...`."
         )
     if peft_config is not None:
-        from trl.experimental.utils import prepare_peft_model
-
-        with named(f"`peft_config={shown(peft_config)}`"):
-            model = prepare_peft_model(model, peft_config, args)
+        model = _add_adapter(model, peft_config, args)
     elif is_peft_model(model) and args.beta:
         _add_reference_adapter(model)
     if is_peft_model(model) and args.gradient_checkpointing:
-        plugin = args.deepspeed_plugin
-        if plugin is not None and plugin.zero_stage == 3:
+        if _is_zero3(args):
             # As in TRL: recomputed layers must find their weights gathered.
-            args.gradient_checkpointing_kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": True}
+            args.set_checkpointing_kwargs({**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": True})
         model.enable_input_require_grads()
     if args.disable_dropout:
         disable_dropout_in_model(model)
@@ -188,14 +185,31 @@ def load_by_name(
     with named(f"`model={name!r}`, loaded with {shown(hide_secrets(kwargs))} (see `model_init_kwargs`),"):
         if not is_adapter(name):
             return create_model_from_path(name, **kwargs)
-        from peft import AutoPeftModelForCausalLM
-
         if "revision" in kwargs:
             raise ValueError(
                 "this is an adapter, and the revision can be its own or that of its base model. Load it with "
-                "`peft.AutoPeftModelForCausalLM.from_pretrained(..., is_trainable=True)`, and give that as `model`."
+                "`peft.PeftModel.from_pretrained(base_model, ..., is_trainable=True)`, and give that as `model`."
             )
-        return AutoPeftModelForCausalLM.from_pretrained(name, **{"dtype": "float32", "is_trainable": True, **kwargs})
+        return _load_with_adapter(name, kwargs)
+
+
+def _load_with_adapter(name: str, kwargs: dict[str, Any]) -> "PeftModel":
+    """
+    Load an adapter on its base model, of the class in which a base model is loaded by its own name. PEFT would take
+    that of causal language models, in which the weights of a multimodal model have other names: it would warn that it
+    found no weights of the adapter, and go on.
+    """
+    from peft import PeftConfig, PeftModel
+
+    config = PeftConfig.from_pretrained(name)
+    if config.revision is not None:
+        kwargs["revision"] = config.revision
+    model = create_model_from_path(config.base_model_name_or_path, **kwargs)
+    if cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=kwargs["trust_remote_code"])
+        if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+            model.resize_token_embeddings(len(tokenizer))
+    return PeftModel.from_pretrained(model, name, is_trainable=True)
 
 
 def is_adapter(name: str) -> bool:
@@ -235,6 +249,31 @@ def _check_model(model: "PreTrainedModel | PeftModel") -> None:
         if weights.is_floating_point() and weights.element_size() > 1 and weights.numel():
             if not all(extreme.isfinite() for extreme in weights.detach().aminmax()):
                 raise ValueError(f"`model` has weights that are not finite, in `{name}`. Load another checkpoint.")
+
+
+def _is_zero3(args: NLACConfig) -> bool:
+    return args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+
+
+def _add_adapter(model: PreTrainedModel, peft_config: "PeftConfig", args: NLACConfig) -> "PeftModel":
+    """Wrap a model in an adapter, in the precisions that [`~trl.GRPOTrainer`] gives it."""
+    from peft import get_peft_model
+
+    if is_peft_model(model):
+        raise ValueError(
+            "`model` has an adapter already, and `peft_config` would add another. Leave `peft_config` out to train "
+            "that of the model, or merge it into the model (`merge_and_unload`) first."
+        )
+    is_quantized = vars(model).get("is_loaded_in_4bit") or vars(model).get("is_loaded_in_8bit")
+    # ZeRO-3 gathers weights that it keeps whole in buffers of one precision.
+    precision = {"autocast_adapter_dtype": False} if _is_zero3(args) and not is_quantized else {}
+    with named(f"`peft_config={shown(peft_config)}`"):
+        model = get_peft_model(model, peft_config, **precision)
+    if is_quantized:  # as in QLoRA; updates of DoRA's magnitudes would be rounded away
+        for name, weights in model.named_parameters():
+            if weights.requires_grad and "lora_magnitude_vector" not in name:
+                weights.data = weights.data.to(torch.bfloat16)
+    return model
 
 
 def _add_reference_adapter(model: "PeftModel") -> None:

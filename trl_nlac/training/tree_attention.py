@@ -264,7 +264,7 @@ def _unfit(config: PreTrainedConfig, args: "NLACConfig") -> str:
     values = config.to_dict()
     if args.torch_compile:
         return "the model is compiled (`torch_compile`)"
-    if config._attn_implementation != "sdpa":
+    if config._attn_implementation not in ("sdpa", TREE_ATTENTION):  # the latter after another trainer
         return f"`attn_implementation` is '{config._attn_implementation}', and trees need 'sdpa'"
     if args.device.type not in FLEX_DEVICES | PIECEWISE_DEVICES:
         return f"there is no attention over trees for the device '{args.device.type}'"
