@@ -606,6 +606,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         if "activation_checkpointing_kwargs" in vars(self):  # the name in transformers 5.24
             self.activation_checkpointing_kwargs = kwargs
 
+    def set_unused_parameters(self) -> None:
+        """Let DDP look for weights without gradients, as those of a multimodal model that sees text alone."""
+        reentrant = (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")  # which cannot have that
+        if self.ddp_find_unused_parameters is None and not reentrant:
+            self.ddp_find_unused_parameters = True
+
     def set_single_turn(self) -> None:
         """Let an episode be one answer. Sizes of an iteration that the user left open follow."""
         self.max_turns, self.single_step = 1, self.num_futures == 1

@@ -45,7 +45,7 @@ from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
 from .chat.encoder import ChatEncoder
-from .chat.tokenizer import ending_token_ids, load_tokenizer
+from .chat.tokenizer import ending_token_ids, load_processing_class, tokenizer_of
 from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool, Prompts
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
@@ -320,7 +320,11 @@ class NLACTrainer(AtomicSavingTrainer):
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)
         revision = (args.model_init_kwargs or {}).get("revision")
-        tokenizer = load_tokenizer(processing_class, model, revision, args.trust_remote_code, folder)
+        if processing_class is None:
+            processing_class = load_processing_class(model, revision, args.trust_remote_code, folder)
+        tokenizer = tokenizer_of(processing_class, model)
+        if isinstance(processing_class, ProcessorMixin):
+            args.set_unused_parameters()
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
         args.action_format = choose_format(
             *(args.action_format, chat, self.environments.tool_schemas),
@@ -337,7 +341,7 @@ class NLACTrainer(AtomicSavingTrainer):
             data_collator=identity,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            processing_class=processing_class or tokenizer,
+            processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
         )

@@ -18,13 +18,21 @@ from accelerate import PartialState
 from helpers.testing_utils import assert_same, make_config, make_trainer, weights
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoProcessor,
     AutoTokenizer,
     BitsAndBytesConfig,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
 )
 
+from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.training.model import load_by_name, warn_of_replaced_optimizer
 
@@ -186,3 +194,26 @@ def test_one_process_uses_one_of_several_gpus(tmp_path, caplog):
     assert "accelerate launch --num_processes 2" in caplog.text
     trainer.train()
     assert trainer.model_wrapped is trainer.model
+
+
+def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
+    """It learns from text alone, can be trained on, and acts."""
+    text, tokenizer = AutoConfig.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**sizes, image_size=28, patch_size=14)
+    model = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision, image_token_index=5))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(tmp_path / "base")
+    image, template = tokenizer.convert_ids_to_tokens(5), tokenizer.chat_template
+    LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=28), tokenizer, 14, "default", template, image
+    ).save_pretrained(tmp_path / "base")
+    options = {"max_steps": 1, "max_turns": 1, "max_completion_length": 4}
+    first = make_trainer(tmp_path / "first", options, model=str(tmp_path / "base"), processing_class=None)
+    assert first.args.ddp_find_unused_parameters
+    first.train()
+    first.save_model()
+    assert isinstance(AutoProcessor.from_pretrained(tmp_path / "first"), LlavaProcessor)
+    make_trainer(tmp_path / "second", options, model=str(tmp_path / "first"), processing_class=None).train()
+    agent = NLACAgent.from_pretrained(str(tmp_path / "first"))
+    assert agent.act([{"role": "user", "content": "situ 2"}]).text

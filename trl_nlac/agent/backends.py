@@ -18,11 +18,19 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import cached_file
 from trl.import_utils import is_vllm_available
 
 from ..chat.encoder import ChatEncoder
-from ..chat.tokenizer import ending_token_ids, load_tokenizer
+from ..chat.tokenizer import ending_token_ids, tokenizer_of
 from ..generation.base import Generator
 from ..generation.engine import FixedGenerator
 from ..generation.transformers import TransformersGenerator
@@ -68,9 +76,10 @@ def load_backend(
     from_hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(model, **from_hub)
     if backend == "transformers":
-        loaded = AutoModelForCausalLM.from_pretrained(model, **{"dtype": "auto", **from_hub, **backend_kwargs})
+        auto_class = _auto_class(model, **from_hub)
+        loaded = auto_class.from_pretrained(model, **{"dtype": "auto", **from_hub, **backend_kwargs})
         loaded = loaded.to(device).eval()
-        tokenizer = load_tokenizer(tokenizer, loaded)
+        tokenizer = tokenizer_of(tokenizer, loaded)
         chat = ChatEncoder(tokenizer, chat_template_kwargs)
         eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, loaded.generation_config)
         generator = TransformersGenerator(None, tokenizer, eos_token_ids, BATCH_SIZE, keeps_prefixes=True)
@@ -90,3 +99,13 @@ def load_backend(
 
         engine = EndpointEngine(tokenizer, backend, model, BATCH_SIZE, **backend_kwargs)
     return FixedGenerator(engine, eos_token_ids), chat, None
+
+
+def _auto_class(model: str, **from_hub: Any) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """Choose the class that loads a model: some multimodal ones have no class for text alone."""
+    if cached_file(model, "config.json", revision=from_hub["revision"], _raise_exceptions_for_missing_entries=False):
+        config = AutoConfig.from_pretrained(model, **from_hub)
+        is_remote = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
+        if not is_remote and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            return AutoModelForImageTextToText
+    return AutoModelForCausalLM

@@ -24,19 +24,13 @@ from transformers import (
 from trl.trainer.utils import get_config_model_id
 
 
-def load_tokenizer(
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
-    model: PreTrainedModel,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    folder: str | None = None,
-) -> PreTrainedTokenizerBase:
+def load_processing_class(
+    model: PreTrainedModel, revision: str | None = None, trust_remote_code: bool = False, folder: str | None = None
+) -> PreTrainedTokenizerBase | ProcessorMixin:
     """
-    Load the tokenizer of a model, with a padding token that both of them use.
+    Load the tokenizer of a model, or the processor of a multimodal one.
 
     Args:
-        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            The tokenizer, or a processor with one. If `None`, the model's.
         model ([`~transformers.PreTrainedModel`]):
             The model.
         revision (`str`, *optional*):
@@ -44,20 +38,28 @@ def load_tokenizer(
         trust_remote_code (`bool`, *optional*, defaults to `False`):
             Whether code from the Hub can run.
         folder (`str`, *optional*):
-            Where the model's tokenizer is. If `None`, with the model, or with the base model of an adapter.
+            Where it is. If `None`, with the model, or with the base model of an adapter.
 
     Raises:
-        ValueError: If it cannot be loaded, or has neither a padding nor an end-of-sequence token.
+        ValueError: If it cannot be loaded.
+    """
+    name = folder or get_config_model_id(model.config)
+    try:
+        return AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:  # its files can make the libraries raise anything
+        raise ValueError(f"The tokenizer of {name} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def tokenizer_of(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: PreTrainedModel
+) -> PreTrainedTokenizerBase:
+    """
+    Return a tokenizer, or that of a processor, with a padding token that it and the model use.
+
+    Raises:
+        ValueError: If it has neither a padding nor an end-of-sequence token.
         TypeError: If `processing_class` is neither a tokenizer nor a processor.
     """
-    if processing_class is None:
-        name = folder or get_config_model_id(model.config)
-        try:
-            processing_class = AutoProcessor.from_pretrained(
-                name, revision=revision, trust_remote_code=trust_remote_code
-            )
-        except Exception as error:  # its files can make the libraries raise anything
-            raise ValueError(f"The tokenizer of {name} cannot be loaded: {type(error).__name__}: {error}") from error
     if isinstance(processing_class, ProcessorMixin):
         processing_class = processing_class.tokenizer
     if not isinstance(processing_class, PreTrainedTokenizerBase):
