@@ -29,7 +29,7 @@ from transformers.trainer_callback import PrinterCallback
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.chat.tokenizer import ending_token_ids, load_tokenizer
+from trl_nlac.chat.tokenizer import ending_token_ids, load_processing_class, tokenizer_of
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.evaluation.evaluation import evaluate_policy, joint_metrics
@@ -83,7 +83,7 @@ class Player:
     ) -> "Player":
         """Make a player for a model that an [`NLACTrainer`] does not train."""
         revision = (args.model_init_kwargs or {}).get("revision")
-        tokenizer = load_tokenizer(None, model, revision, args.trust_remote_code)
+        tokenizer = tokenizer_of(load_processing_class(model, revision, args.trust_remote_code), model)
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
         eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, model.generation_config)
         generator = load_generator(
