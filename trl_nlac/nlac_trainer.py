@@ -617,7 +617,7 @@ class NLACTrainer(AtomicSavingTrainer):
         return batches
 
     def _track_num_input_tokens(self, inputs):
-        """Leave it to [`_iteration`], which counts the tokens of all roles, also without `include_...`."""
+        """Do nothing: [`_iteration`] counts the tokens of all roles."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:

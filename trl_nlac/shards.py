@@ -20,11 +20,16 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import extract_model_from_parallel
+from accelerate.utils import DeepSpeedPlugin, extract_model_from_parallel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+def is_zero3(plugin: DeepSpeedPlugin | None) -> bool:
+    """Whether DeepSpeed, if it is used, shards the weights."""
+    return plugin is not None and plugin.zero_stage == 3
 
 
 class Place(NamedTuple):

@@ -441,7 +441,10 @@ def test_prompts_need_no_environment(folder, capsys):
     words += ["--use_cpu", "--bf16", "False", "--report_to", "none", "--max_steps", "1", "--learning_starts", "2"]
     assert main(words) == 2
     assert "on prompts whose answers are scored, --dataset_name and --reward_funcs" in capsys.readouterr().err
-    assert main([*words, "--reward_funcs", "guess.py:pay", "--max_completion_length", "16"]) == 0
+    words += ["--reward_funcs", "guess.py:pay", "--max_completion_length", "16"]
+    assert main([*words, "--dataset_name", "tasks.jsonl"]) == 2
+    assert "(tasks have a column `prompt`)" in capsys.readouterr().err
+    assert main(words) == 0
     assert "1 optimizer steps" in capsys.readouterr().out
     assert main(["evaluate", "prompts", "--num_episodes", "2", "--trust_remote_code"]) == 0
     assert "0.25" in capsys.readouterr().out

@@ -76,7 +76,7 @@ def load_backend(
     from_hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(model, **from_hub)
     if backend == "transformers":
-        auto_class = _auto_class(model, **from_hub)
+        auto_class = _auto_class(model, revision, trust_remote_code)
         loaded = auto_class.from_pretrained(model, **{"dtype": "auto", **from_hub, **backend_kwargs})
         loaded = loaded.to(device).eval()
         tokenizer = tokenizer_of(tokenizer, loaded)
@@ -101,10 +101,13 @@ def load_backend(
     return FixedGenerator(engine, eos_token_ids), chat, None
 
 
-def _auto_class(model: str, **from_hub: Any) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+def _auto_class(
+    model: str, revision: str | None, trust_remote_code: bool
+) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
     """Choose the class that loads a model: some multimodal ones have no class for text alone."""
-    if cached_file(model, "config.json", revision=from_hub["revision"], _raise_exceptions_for_missing_entries=False):
-        config = AutoConfig.from_pretrained(model, **from_hub)
+    # An adapter has no configuration of its own, and is loaded with its base model.
+    if cached_file(model, "config.json", revision=revision, _raise_exceptions_for_missing_entries=False):
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
         is_remote = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
         if not is_remote and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             return AutoModelForImageTextToText

@@ -25,6 +25,7 @@ from ..nlac_config import NLACConfig
 from ..nlac_trainer import NLACTrainer
 from ..prompts import NLACPrompts
 from ..records.folder import check_unused
+from ..training.arguments import plays_prompts
 from ..training.saving import TrainBeginCallback
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .launch import OPTION, launch
@@ -88,18 +89,19 @@ def make_trainer(
         CommandError: If an option is wrong or missing, before the model is loaded; at last `unsupported`, the error of
             this machine.
     """
+    tasks = load_rows(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
     if not (script_args.environment_factory or script_args.tools or script_args.replay_dataset):
-        if not (script_args.dataset_name and script_args.reward_funcs):
+        if not plays_prompts(None, None, script_args.reward_funcs, tasks):
             raise CommandError(
                 "--environment_factory is missing: name the environment, as module:Class. To train on logs alone, add "
-                "--replay_dataset; on prompts whose answers are scored, --dataset_name and --reward_funcs."
+                "--replay_dataset; on prompts whose answers are scored, --dataset_name and --reward_funcs (tasks have "
+                "a column `prompt`)."
             )
         script_args.environment_factory = [PROMPTS]
     if not model_args.model_name_or_path:
         raise CommandError("--model_name_or_path is missing: name the base model.")
     environment = load_environment(script_args.environment_factory, script_args.environment_kwargs or {})
     tools = load_objects(script_args.tools)
-    tasks = load_rows(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
     if (environment or tools) and tasks is None and args.max_steps <= 0:
         raise CommandError(
             "--dataset_name is missing: name the tasks. If the environment has its own, set --max_steps."

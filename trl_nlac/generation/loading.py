@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.import_utils import is_vllm_available
 
 from ..options.generation import GenerationOptions
+from ..shards import is_zero3
 from .base import Generator
 from .joint import JointGenerator, TensorParallelGenerator
 from .transformers import TransformersGenerator
@@ -70,10 +71,9 @@ def load_generator(
         ConnectionError: If a vLLM server is configured and none answers.
     """
     check_sharding(accelerator)
-    plugin = accelerator.state.deepspeed_plugin
-    is_zero3 = plugin is not None and plugin.zero_stage == 3
     is_fsdp = accelerator.distributed_type == DistributedType.FSDP
-    gathers = options.ds3_gather_for_generation or not (is_zero3 or is_fsdp)
+    is_sharded = is_fsdp or is_zero3(accelerator.state.deepspeed_plugin)
+    gathers = options.ds3_gather_for_generation or not is_sharded
     of_node = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
     if not gathers and not options.use_vllm and of_node < accelerator.num_processes:
         raise ValueError(
@@ -142,7 +142,7 @@ def check_sharding(accelerator: Accelerator) -> None:
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError("FSDP 1 is not supported: set `fsdp_version: 2` in the configuration of Accelerate.")
     plugin = accelerator.state.deepspeed_plugin
-    if plugin is not None and plugin.zero_stage == 3:
+    if is_zero3(plugin):
         offload = plugin.deepspeed_config["zero_optimization"].get("offload_param") or {}
         if offload.get("device") == "nvme":
             raise ValueError(

@@ -114,8 +114,8 @@ class Records:
         values = defaultdict(list)
         for of_process in gather_object([own]):
             for name, logged in of_process.items():
-                values[name] += [value for value in logged if not math.isnan(value)]
-        return {name: sum(logged) / len(logged) for name, logged in values.items() if logged}
+                values[name] += logged
+        return _means(values)
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
@@ -238,11 +238,7 @@ class Records:
 
     def take(self, step: int) -> dict[str, float]:
         """Return the means of the metrics since the last call, and write down episodes and audited samples."""
-        means = {}
-        for name, values in self.metrics.items():
-            valid = [value for value in values if not math.isnan(value)]
-            if valid:
-                means[name] = sum(valid) / len(valid)
+        means = _means(self.metrics)
         self.metrics.clear()
         self.write(step)
         if self.num_samples is not None and self.num_environment_steps:
@@ -305,6 +301,12 @@ class Records:
             self._rows = rows.get("episodes", [])
         if self.audit is not None:
             self.audit.load_state_dict(rows)
+
+
+def _means(values: dict[str, list[float]]) -> dict[str, float]:
+    """Return the means of the values that are not NaN, by name, where there are any."""
+    valid = {name: [value for value in of_name if not math.isnan(value)] for name, of_name in values.items()}
+    return {name: sum(numbers) / len(numbers) for name, numbers in valid.items() if numbers}
 
 
 def _totals(tokens: Counter[str]) -> Counter[str]:

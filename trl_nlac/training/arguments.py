@@ -38,10 +38,10 @@ from ..terminal import shown
 logger = get_logger(__name__)
 
 # Options of transformers about losses and batches that this trainer computes and makes itself.
-_UNUSED = {
+_UNUSED = (
     *("batch_eval_metrics", "bf16_full_eval", "eval_accumulation_steps", "fp16_full_eval", "label_smoothing_factor"),
     "train_sampling_strategy",
-}
+)
 
 
 def refuse_rollout_func(rollout_func: Any) -> None:
@@ -121,8 +121,8 @@ def check_best_metric(args: NLACConfig, eval_dataset: Dataset | dict[str, Datase
 
 def warn_of_unused(args: NLACConfig) -> None:
     """Warn of options of transformers that are set, and that this trainer has no use for."""
-    unused = [option.name for option in fields(args) if option.name in _UNUSED]
-    if unused := [name for name in unused if vars(args)[name] != getattr(TrainingArguments, name)]:
+    defaults = {option.name: option.default for option in fields(args) if option.name in _UNUSED}
+    if unused := [name for name in _UNUSED if name in defaults and vars(args)[name] != defaults[name]]:
         logger.warning(f"Options without a use here are ignored: {', '.join(f'`{name}`' for name in unused)}.")
 
 

@@ -28,6 +28,7 @@ from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 from ..method.roles import role_samplings
 from ..nlac_config import NLACConfig
 from ..secrets import hide_secrets
+from ..shards import is_zero3
 from ..terminal import shown
 from .arguments import named
 
@@ -89,7 +90,7 @@ def load_model(
     elif is_peft_model(model) and args.beta:
         _add_reference_adapter(model)
     if is_peft_model(model) and args.gradient_checkpointing:
-        if _is_zero3(args):
+        if is_zero3(args.deepspeed_plugin):
             # As in TRL: recomputed layers must find their weights gathered.
             args.set_checkpointing_kwargs({**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": True})
         model.enable_input_require_grads()
@@ -202,9 +203,7 @@ def _load_with_adapter(name: str, kwargs: dict[str, Any]) -> "PeftModel":
     from peft import PeftConfig, PeftModel
 
     config = PeftConfig.from_pretrained(name)
-    if config.revision is not None:
-        kwargs["revision"] = config.revision
-    model = create_model_from_path(config.base_model_name_or_path, **kwargs)
+    model = create_model_from_path(config.base_model_name_or_path, revision=config.revision, **kwargs)
     if cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=kwargs["trust_remote_code"])
         if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
@@ -251,10 +250,6 @@ def _check_model(model: "PreTrainedModel | PeftModel") -> None:
                 raise ValueError(f"`model` has weights that are not finite, in `{name}`. Load another checkpoint.")
 
 
-def _is_zero3(args: NLACConfig) -> bool:
-    return args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
-
-
 def _add_adapter(model: PreTrainedModel, peft_config: "PeftConfig", args: NLACConfig) -> "PeftModel":
     """Wrap a model in an adapter, in the precisions that [`~trl.GRPOTrainer`] gives it."""
     from peft import get_peft_model
@@ -266,7 +261,7 @@ def _add_adapter(model: PreTrainedModel, peft_config: "PeftConfig", args: NLACCo
         )
     is_quantized = vars(model).get("is_loaded_in_4bit") or vars(model).get("is_loaded_in_8bit")
     # ZeRO-3 gathers weights that it keeps whole in buffers of one precision.
-    precision = {"autocast_adapter_dtype": False} if _is_zero3(args) and not is_quantized else {}
+    precision = {"autocast_adapter_dtype": False} if is_zero3(args.deepspeed_plugin) and not is_quantized else {}
     with named(f"`peft_config={shown(peft_config)}`"):
         model = get_peft_model(model, peft_config, **precision)
     if is_quantized:  # as in QLoRA; updates of DoRA's magnitudes would be rounded away
