@@ -150,5 +150,5 @@ class UsefulCriticTrainer(NLACTrainer):
         batches = super()._make_batches(samples, targets, refinements)
         for place, example in enumerate(self.rollouts.draw(len(samples) // 4)):
             batches[place % len(batches)].append(example)
-        self.records.add_metric("critic/num_useful", float(len(self.rollouts.useful)))
+        self.records.metrics["critic/num_useful"].append(float(len(self.rollouts.useful)))
         return batches
