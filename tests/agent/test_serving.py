@@ -17,13 +17,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from helpers.testing_utils import DESK
-from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
+from openai import APITimeoutError, AuthenticationError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 
 from trl_nlac import NLACAgent
 from trl_nlac.agent.guard import Guard
@@ -71,6 +73,22 @@ class TestAnswers:
         for refine, arguments in answers.items():
             assert json.loads(arguments) == json.loads(agent.act(STATE, [TOOL], refine=refine).action)["arguments"]
 
+    def test_what_a_request_does_not_say(self, agent):
+        served, turn, asked = ServedAgent(agent, refine=3, num_candidates=2), agent.act(STATE, [TOOL]), []
+
+        async def act(messages, tools, *numbers):
+            asked.append(numbers)
+            return turn
+
+        served.agent.act = act
+        server = Server()
+        key = server.open(served, "sk-mine")
+        with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+            ask(client)
+            ask(client, extra_body={"refine": 0})
+        server.close(key)
+        assert asked == [(3, 2), (0, 2)]
+
     def test_many_at_once(self, client):
         expected = ask(client).choices[0].message.tool_calls[0].function
         with ThreadPoolExecutor(16) as threads:
@@ -87,6 +105,44 @@ class TestAnswers:
             written = client.responses.create(model="policy", input=STATE[0]["content"])
         server.close(key)
         assert chosen.finish_reason == "length" and written.status == "incomplete"
+
+    def test_clients_that_are_gone_get_no_answer(self, agent, monkeypatch):
+        act_on, batches = agent.act_on, []
+        began, may_answer = threading.Event(), threading.Event()
+
+        def wait(prompts, *options):
+            batches.append(len(prompts))
+            began.set()
+            assert may_answer.wait(60)
+            return act_on(prompts, *options)
+
+        monkeypatch.setattr(agent, "act_on", wait)
+        server, served = Server(), ServedAgent(agent)
+        key = server.open(served, "sk-mine")
+        with (
+            OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            first = threads.submit(ask, client)
+            assert began.wait(60)
+            with pytest.raises(APITimeoutError):
+                ask(client.with_options(timeout=0.2))
+            end = time.monotonic() + 10
+            while len(served._tasks) > 1 and time.monotonic() < end:
+                time.sleep(0.01)
+            may_answer.set()
+            assert first.result().choices and ask(client).choices
+        server.close(key)
+        assert batches == [1, 1]
+
+    def test_an_agent_that_exits_is_an_error_of_the_server(self, agent, client, monkeypatch):
+        def leave(*args):
+            sys.exit(1)
+
+        with monkeypatch.context() as patch, pytest.raises(InternalServerError):
+            patch.setattr(agent, "act_on", leave)
+            ask(client.with_options(timeout=20))
+        assert ask(client).choices
 
     def test_what_is_refused(self, client):
         for wrong in ({"refine": -1}, {"refine": "1"}, {"num_candidates": 0}, {"refine": 10**9}):

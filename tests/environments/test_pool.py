@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from datasets import Dataset
@@ -27,6 +28,8 @@ from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.episodes.rounds import Rollouts
 from trl_nlac.training.guards import TrainingStopped
 
 
@@ -50,16 +53,21 @@ class Instances:
         self.alive.remove(self)
 
 
+def wait_until(is_done: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait for what other threads do, on a machine at its limits."""
+    end = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert is_done()
+
+
 class TestInstances:
     @pytest.fixture(autouse=True)
     def none_is_left(self):
         Instances.alive.clear()
         Instances.most = 0
         yield
-        end = time.monotonic() + 10
-        while Instances.alive and time.monotonic() < end:
-            time.sleep(0.01)  # on a machine at its limits, one that is still being reset is closed afterwards
-        assert not Instances.alive
+        wait_until(lambda: not Instances.alive)  # one that is still being reset is closed afterwards
 
     def test_max_instances(self):
         assert [episode.score for episode in play([{}] * 20, Instances, max_instances=3)] == [1] * 20
@@ -130,6 +138,17 @@ class TestInstances:
         finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
         assert finished.stdout == "closed\n"
 
+    def test_an_evaluation_leaves_no_more_than_training_needs(self):
+        pool, roles = EnvironmentPool(Instances), make_roles("win")
+        rollouts = Rollouts(pool, roles, None)
+        first = play_episodes(pool, [{}] * 8, roles)
+        second = rollouts.play([{}] * 3, step=0, waits=True, is_last=False)
+        assert len(first) == 8 and len(second) == 3
+        wait_until(lambda: len(Instances.alive) == 3)
+        rollouts.play([{}] * 2, step=1, waits=True, is_last=False)
+        assert len(Instances.alive) == 3  # a smaller batch closes none
+        pool.close()
+
     def test_factories_have_a_time_limit(self):
         closed = threading.Event()
 
@@ -160,6 +179,25 @@ def test_factories_that_fail_are_named(error):
         EnvironmentPool(factory)
     with pytest.raises(ValueError, match=r"`environment_factory\['a'\]` .* fails: .*: no docker"):
         EnvironmentPool({"a": factory})
+
+
+class TestSharedInstances:
+    """An object that a factory returns again would play two episodes as one."""
+
+    def test_they_are_refused(self):
+        one = Countdown()
+        with pytest.raises(ValueError, match="`environment_factory` returned a Countdown .* in use: .* new instance"):
+            play([{"start": 2}] * 2, lambda: one)
+        tasks = [{"environment": name, "start": 2} for name in "ab"]
+        with pytest.raises(ValueError, match=r"`environment_factory\['[ab]'\]` returned a Countdown"):
+            play(tasks, dict.fromkeys("ab", lambda: one))
+
+    def test_one_that_was_given_up_can_come_back(self):
+        one = Countdown()
+        tasks = [{"start": 2, "fails_at": 1}, {"start": 2}, {"start": 1}]
+        episodes = play(tasks, lambda: one, max_instances=1)
+        assert [episode.score for episode in episodes] == [0.0, 1.0, 1.0]
+        assert [episode.failure is None for episode in episodes] == [False, True, True]
 
 
 class Wandering(Countdown):

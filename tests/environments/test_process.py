@@ -220,26 +220,31 @@ def test_errors_bring_their_traceback(tmp_path):
         environment.reset(seed=1)
 
 
-def test_processes_end_with_the_trainer(tmp_path):
-    """Also if it is killed."""
+@pytest.mark.parametrize("seconds", [0, 600])
+def test_processes_end_with_the_trainer(tmp_path, seconds):
+    """Also if it is killed, and while a call hangs."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal\n"
+        "import os, sys, time\n"
         "from trl_nlac.environments.process import ProcessEnvironment\n"
         "from trl_nlac.environments import TextEnvironment\n"
         "class Env(TextEnvironment):\n"
-        "    def reset(self): return str(os.getpid())\n"
+        "    def reset(self):\n"
+        "        print(os.getpid(), flush=True)\n"
+        "        time.sleep(int(sys.argv[1]))\n"
         "    def step(self, action): pass\n"
         "if __name__ == '__main__':\n"
-        "    print(ProcessEnvironment(lambda: Env()).reset(), flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    environment = ProcessEnvironment(lambda: Env())\n"
+        "    environment.reset()\n"
+        "    time.sleep(600)\n"
     )
-    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert finished.stdout, finished.stderr
-    pid, deadline = int(finished.stdout), time.monotonic() + 20
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(pid)
+    with subprocess.Popen([sys.executable, script, f"{seconds}"], stdout=subprocess.PIPE, text=True) as trainer:
+        pid = int(trainer.stdout.readline())
+        trainer.kill()
+        deadline = time.monotonic() + 20
+        while is_running(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(pid)
 
 
 def test_training(tmp_path):

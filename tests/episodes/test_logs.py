@@ -101,7 +101,8 @@ class TestLogs:
             ("task", "[1]", "its `task` is not a JSON object"),
             ("tools", '{"name": "f"}', "its `tools` are not a list of JSON schemas"),
             ("tools", [{"type": "function", "function": {}}], "one of its `tools` has no name"),
-            ("first_action", 0, r"its `first_action` is 0, which is no message of the assistant: they are \[1\]"),
+            ("first_action", 0, r"its `first_action` is 0, expected that of a message of the assistant: \[1\]"),
+            ("first_action", 1.0, r"its `first_action` is 1\.0, expected that of"),
         ],
     )
     def test_other_columns_are_checked(self, column, value, problem):

@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes import rounds
 from trl_nlac.episodes.rounds import AsyncRollouts
 from trl_nlac.generation.base import Sampling
@@ -234,7 +235,7 @@ def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):
     monkeypatch.setattr(rounds, "play_episodes", play)
     generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
     roles = SimpleNamespace(generator=generator, absorb=lambda players: None)
-    rollouts = AsyncRollouts(None, roles, None, SimpleNamespace(generator=generator), 4, 1)
+    rollouts = AsyncRollouts(EnvironmentPool(None), roles, None, SimpleNamespace(generator=generator), 4, 1)
     rollouts.play([{"run": 1}], 0, waits=False, is_last=False)
     while not played:
         time.sleep(0.01)
@@ -245,6 +246,27 @@ def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):
     waiting.start()
     waiting.join(20)
     assert not waiting.is_alive() and [episode.task for episode in rollouts.take()] == [{"run": 2}]
+
+
+def test_only_rounds_that_would_be_too_old_are_waited_for(monkeypatch):
+    """Those of step 0 may be trained on at step 4 at the latest, and an iteration has two steps."""
+    ends = threading.Event()
+
+    def play(pool, tasks, *args, **kwargs):
+        ends.wait(10)
+        return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
+
+    monkeypatch.setattr(rounds, "play_episodes", play)
+    generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
+    roles = SimpleNamespace(generator=generator, absorb=lambda players: None)
+    rollouts = AsyncRollouts(EnvironmentPool(None), roles, None, SimpleNamespace(generator=generator), 4, 2)
+    rollouts.play([{}], 0, waits=False, is_last=False)
+    for step in (0, 2):
+        rollouts.wait(step)
+        assert rollouts.take() == []
+    threading.Timer(0.2, ends.set).start()
+    rollouts.wait(4)
+    assert len(rollouts.take()) == 1 and rollouts.take_staleness() == [4.0]
 
 
 def test_answers_beside_wait_for_their_weights():

@@ -14,6 +14,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -54,6 +55,25 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path):
         os.kill(child, signal.SIGKILL)
 
 
+def test_a_copy_of_the_folder_does_not_release_it(tmp_path):
+    with locked(tmp_path / "run"):
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        assert is_refused(tmp_path / "run")
+
+
+def test_a_forked_process_that_goes_on_does_not_hold_it(tmp_path):
+    context = multiprocessing.get_context("fork")
+    with locked(tmp_path):
+        child = context.Process(target=time.sleep, args=(60,))
+        child.start()
+        assert is_refused(tmp_path)
+    try:
+        assert not is_refused(tmp_path)
+    finally:
+        child.kill()
+        child.join()
+
+
 def test_it_is_released(tmp_path):
     for _ in range(2):
         with pytest.raises(KeyError), locked(tmp_path / "new"):
@@ -61,19 +81,22 @@ def test_it_is_released(tmp_path):
 
 
 def test_a_second_run_of_the_same_process(tmp_path):
-    """The system's lock is that of a process, which would also lose it to a second one that opens and closes it."""
     (tmp_path / "link").symlink_to(tmp_path)
-    context = multiprocessing.get_context("spawn")
     with locked(tmp_path):
         for place in (tmp_path, tmp_path / "link"):
             with pytest.raises(RunRefused, match="now: this process, in another thread"), locked(place):
                 pass
-        other = context.Process(target=lock, args=(tmp_path,))
-        other.start()
-        other.join()
-        assert other.exitcode == 1
+        assert is_refused(tmp_path)
     with locked(tmp_path):
         pass
+
+
+def is_refused(folder: Path) -> bool:
+    """Whether another process cannot take the lock."""
+    other = multiprocessing.get_context("spawn").Process(target=lock, args=(folder,))
+    other.start()
+    other.join()
+    return other.exitcode == 1
 
 
 def lock(folder: Path) -> None:

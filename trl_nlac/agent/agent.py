@@ -444,8 +444,11 @@ class NLACAgent:
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Open a session of the generator, in which the roles can answer."""
-        with self.roles.generator.session(self.model):
-            yield
+        try:
+            with self.roles.generator.session(self.model):
+                yield
+        finally:
+            self.roles.take_metrics()  # which nobody reads here, and which would grow as long as the agent lives
 
     def _action(self, choice: Choice) -> AgentAction:
         actions, answer = self.roles.actions, choice.answer

@@ -68,6 +68,7 @@ class ServedAgent:
         task = asyncio.ensure_future(self._finish(request, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        request.future.add_done_callback(lambda future: future.cancelled() and task.cancel())  # the client is gone
 
     async def _finish(self, request: Request, work) -> None:
         try:

@@ -120,6 +120,7 @@ class EnvironmentPool:
         self._hanging: list[EnvironmentWorker] = []
         self._blocking: set[str] = set()  # names of environments that blocked the event loop that all share
         self._moved: set[EnvironmentWorker] = set()  # instances that came from that loop to one of their own
+        self._workers_of: weakref.WeakValueDictionary[int, EnvironmentWorker] = weakref.WeakValueDictionary()  # by id
         self._killers: list[threading.Thread] = []  # threads that close instances that hang
         weakref.finalize(self, _close, self._workers, self._killers)  # also runs when the program ends
         examples: dict[str, TextEnvironment] = {}
@@ -226,6 +227,31 @@ class EnvironmentPool:
         else:
             self._idle[worker.name].append(worker)
 
+    def shrink(self, num_idle: int) -> None:
+        """Close free instances, until there are at most `num_idle` of each environment."""
+        for workers in self._idle.values():
+            while len(workers) > num_idle:
+                self.discard(workers.pop())
+
+    def check_own(self, worker: EnvironmentWorker) -> None:
+        """
+        Check that nobody else has the instance of a worker: two episodes in one would be mixed. A factory can return
+        an instance again that was given up.
+
+        Raises:
+            ValueError: If another instance in use is the same object.
+        """
+        if worker.environment is None:  # it could not be made
+            return
+        instance = worker.environment.unwrapped
+        other = self._workers_of.get(id(instance), worker)
+        if other is not worker and other in self._workers:
+            raise ValueError(
+                f"{self._factory_name(worker.name)} returned a {type(instance).__name__} that it had returned before, "
+                "and that is in use: episodes in it would be mixed. Return a new instance at each call."
+            )
+        self._workers_of[id(instance)] = worker
+
     def discard(self, worker: EnvironmentWorker, hangs: bool = False) -> None:
         """Close an instance permanently, without waiting for it. One that hangs may have to be left behind."""
         self._workers.discard(worker)
@@ -281,7 +307,7 @@ class EnvironmentPool:
 
     def _make_example(self, name: str) -> TextEnvironment:
         worker = self._hire(name)
-        factory = f"`environment_factory[{name!r}]`" if self._routed else "`environment_factory`"
+        factory = self._factory_name(name)
         try:
             environment = self._finish(worker, lambda environment: environment, factory)
         except EnvironmentFailure as error:
@@ -291,6 +317,9 @@ class EnvironmentPool:
         else:
             self.release(worker)
         return environment
+
+    def _factory_name(self, name: str) -> str:
+        return f"`environment_factory[{name!r}]`" if self._routed else "`environment_factory`"
 
     def _finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
         """Run a job within the time limit and return its result; `name` is that of the job in an error."""

@@ -15,10 +15,12 @@
 """Environments in other processes: each in one of its own on this machine, or in one of a Ray cluster."""
 
 import multiprocessing
+import os
 import random
 import signal
 import sys
 import threading
+import time
 import traceback
 from abc import abstractmethod
 from collections.abc import Callable
@@ -180,6 +182,7 @@ def _serve(connection: Connection, pickled_make: bytes) -> None:
     # ignored, programs do not inherit that the environment starts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     host = Host(pickled_make)
     while True:
         try:
@@ -193,6 +196,13 @@ def _serve(connection: Connection, pickled_make: bytes) -> None:
         except OSError:
             break
     host.close()
+
+
+def _end_with_caller() -> None:
+    """End this process after the caller, also if a call hangs: the environment has some seconds to close itself."""
+    multiprocessing.parent_process().join()
+    time.sleep(CLOSING_SECONDS)
+    os._exit(1)
 
 
 def _method(environment: TextEnvironment, name: str) -> Callable:

@@ -218,8 +218,8 @@ def problem_of_row(row: Any) -> str | None:
     actions = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not actions:
         return "there is no message of the assistant"
-    if first_action is not None and first_action not in actions:
-        return f"its `first_action` is {first_action}, which is no message of the assistant: they are {actions}"
+    if first_action is not None and not (isinstance(first_action, int) and first_action in actions):
+        return f"its `first_action` is {first_action!r}, expected that of a message of the assistant: {actions}"
     try:
         checked_reward(reward)
     except MalformedResult as error:

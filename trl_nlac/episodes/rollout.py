@@ -89,6 +89,7 @@ def play_episodes(
 
     Raises:
         InterruptedError: If the episodes were given up.
+        ValueError: If a task names an environment that does not exist, or two episodes would share an instance.
     """
     seeding = nullcontext()
     if seed is None:
@@ -279,6 +280,8 @@ class _Rollout:
         if game.job == "act":
             self._step(game, game.future.result())
             return
+        if game.job == "reset":
+            self.pool.check_own(game.worker)
         error = game.future.exception()  # no error of a user's environment ends the run
         if error is None and game.job == "reset":
             try:

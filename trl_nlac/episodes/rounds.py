@@ -59,6 +59,7 @@ class Rollouts:
         self.pool = pool
         self.roles = roles
         self.rewards = rewards
+        self._most_tasks = 0  # that were played at the same time
 
     @property
     def are_under_way(self) -> bool:
@@ -98,6 +99,7 @@ class Rollouts:
         Returns:
             `list[Episode]`: those that have ended, also of earlier tasks. Each is returned once.
         """
+        self._close_others(len(tasks))
         return play_episodes(self.pool, tasks, self.roles, rewards=self.rewards)
 
     def take(self) -> list[Episode]:
@@ -113,6 +115,11 @@ class Rollouts:
 
     def stop(self) -> None:
         """Give up what is under way."""
+
+    def _close_others(self, num_tasks: int) -> None:
+        """Close the instances of an evaluation that training, which now plays a number of tasks, does not need."""
+        self._most_tasks = max(self._most_tasks, num_tasks)
+        self.pool.shrink(self._most_tasks)
 
 
 class AsyncRollouts(Rollouts):
@@ -236,6 +243,7 @@ class AsyncRollouts(Rollouts):
                     return
             tasks, seed = [task for one in rounds for task in one.tasks], rounds[0].seed
             try:
+                self._close_others(len(tasks))
                 played = play_episodes(
                     self.pool, tasks, self.players, rewards=self.rewards, seed=seed, stopping=stopping
                 )

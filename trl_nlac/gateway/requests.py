@@ -296,7 +296,7 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 
 def _message(message: dict[str, Any], parameter: str) -> Message:
-    role = {"developer": "system"}.get(message.get("role"), message.get("role"))
+    role = "system" if message.get("role") == "developer" else message.get("role")
     if role not in ("system", "user", "assistant", "tool"):
         raise RequestRefused(f"The role {message.get('role')!r} of a message is not offered.", parameter)
     read: Message = {"role": role, "content": _text(message.get("content"), parameter)}

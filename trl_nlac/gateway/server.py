@@ -164,7 +164,7 @@ class Server:
         client = self._client_of(request)
         body = await _json(request)
         reward = body.get("reward") if isinstance(body, dict) else None
-        if not isinstance(reward, int | float) or not math.isfinite(reward):
+        if not _is_finite(reward):
             raise RequestRefused('The body must be `{"reward": ...}` with a finite number.', "reward")
         client.pay(float(reward))
         return web.json_response({"object": "reward", "reward": reward})
@@ -197,6 +197,15 @@ async def _json(request: web.Request) -> Any:
         return json.loads(await request.text())
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"The body is not JSON: {error}") from error
+    except (LookupError, web.RequestPayloadError) as error:
+        raise RequestRefused(f"The body is not in the charset or the encoding of its headers: {error}") from error
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return isinstance(number, int | float) and math.isfinite(number)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 async def _streamed(request: web.Request, events) -> web.StreamResponse:

@@ -418,8 +418,9 @@ class Roles:
 
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""
-        means = {name: sum(values) / len(values) for name, values in self.metrics.items() if values}
-        self.metrics.clear()
+        with self._recording:
+            taken, self.metrics = self.metrics, defaultdict(list)
+        means = {name: sum(values) / len(values) for name, values in taken.items() if values}
         return {**means, **self.generator.take_metrics()}
 
 

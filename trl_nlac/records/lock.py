@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 LOCK = "_lock"  # not uploaded with the output folder, because of the underscore
 
-_held: set[Path] = set()  # by this process, which the system's lock does not keep out
+_held: dict[Path, IO[str]] = {}  # by this process
 
 
 @contextmanager
@@ -42,7 +42,8 @@ def locked(run: str | Path) -> Iterator[None]:
     """
     Hold the lock of a run's folder. One process of a run holds it for all of them. The system releases it when the
     process ends, however it ends; child processes do not inherit it. On a shared file system it holds on all hosts, if
-    the file system has locks; otherwise a warning says that nothing prevents a second run.
+    the file system has locks (NFS does on Linux); otherwise, and on Windows, a warning says that nothing prevents a
+    second run.
 
     Args:
         run (`str` or `Path`):
@@ -54,26 +55,26 @@ def locked(run: str | Path) -> Iterator[None]:
     path = Path(run, LOCK)
     path.parent.mkdir(parents=True, exist_ok=True)
     place = path.resolve()
-    if place in _held:  # to open and close its file would release the lock
+    if place in _held:
         raise _refusal(path, "this process, in another thread")
     with open(path, "a+", encoding="utf-8") as file:
         _acquire(file, path)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        _held.add(place)
+        _held[place] = file
         try:
             yield
         finally:
-            _held.discard(place)
+            _held.pop(place, None)
 
 
 def _acquire(file: IO[str], path: Path) -> None:
     try:
         if fcntl is None:
             raise OSError("Python's `fcntl` is missing on this system")
-        # Of the process, unlike that of `flock`, which a child that outlives it would keep.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Of the open file. One of `lockf` would be lost as soon as the process closes the file anywhere: copies it.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         file.seek(0)
         raise _refusal(path, file.read() or "a process of which nothing is known") from error
@@ -82,6 +83,17 @@ def _acquire(file: IO[str], path: Path) -> None:
             f"{path.parent} cannot be locked ({error}): nothing prevents a second run in it, which would destroy the "
             "files of this one."
         )
+
+
+def _leave_to_parent() -> None:
+    """Close the locked files in a forked process, which would keep the locks for as long as it lives."""
+    for file in _held.values():
+        file.close()
+    _held.clear()
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _refusal(path: Path, owner: str) -> RunRefused:
