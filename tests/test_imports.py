@@ -35,10 +35,10 @@ TABLE = {
     "planning": "nlac_config",
     "method": "chat generation options prompts shards",
     "environments": "chat gateway prompts event_loop terminal secrets",
-    "episodes": "method environments chat generation prompts event_loop terminal secrets",
+    "episodes": "method environments chat generation prompts event_loop terminal secrets shards",
     "log_formats": "episodes chat replay",
     "training": "method replay chat prompts nlac_config event_loop secrets shards terminal",
-    "evaluation": "episodes method environments generation prompts",
+    "evaluation": "episodes method environments chat generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments gateway chat generation options prompts secrets terminal",
     "report": "records evaluation terminal secrets",
@@ -52,7 +52,7 @@ ALLOWED = {place: others.split() for places, others in TABLE.items() for place i
 ONLY = {
     "environments": {"chat": {"chat.tool_calls"}},
     "episodes": {"generation": {"generation.base"}},
-    "evaluation": {"generation": {"generation.base"}},
+    "evaluation": {"generation": {"generation.base"}, "chat": {"chat.tool_calls"}},
     "records": {"environments": {"environments.base"}},
 }
 EMBEDDED = "environments.embedded"  # the only environments that know prompts

@@ -96,9 +96,28 @@ class TestNLACConfig:
     )
     def test_answers_that_are_scored_have_sizes_of_one_turn(self, tmp_path, options, samples, episodes):
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
+        config.check()  # again, as the trainer does
         config.set_single_turn()
         assert (config.samples_per_iteration, config.episodes_per_iteration) == (samples, episodes)
         assert (config.max_turns, config.single_step) == (1, True)
+
+    def test_sizes_that_were_set_later_stay(self, tmp_path):
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
+        config.samples_per_iteration = 48
+        config.set_single_turn()
+        assert (config.samples_per_iteration, config.episodes_per_iteration) == (48, 12)
+
+    @pytest.mark.parametrize(
+        ("options", "age"),
+        [
+            ({}, 200),
+            ({"target_update_unit": "sample"}, 50),  # a step has four
+            ({"target_update_unit": "sample", "target_sync_steps": 5}, 10),
+            ({"target_sync_mode": "hard", "target_sync_steps": 5}, 0),
+        ],
+    )
+    def test_targets_are_kept_for_twice_the_time_constant(self, tmp_path, options, age):
+        assert make_config(tmp_path, target_update_rate=0.01, **options).target_max_age == age
 
     def test_from_command_line_and_yaml(self, tmp_path):
         (tmp_path / "run.yaml").write_text("max_turns: 7\ngeneration_kwargs: {no_repeat_ngram_size: 3}\n")

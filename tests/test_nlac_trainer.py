@@ -14,13 +14,17 @@
 
 import asyncio
 import time
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from statistics import mean
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from helpers.method_utils import make_transitions
 from helpers.testing_utils import (
     DESK,
     TASKS,
@@ -33,10 +37,11 @@ from helpers.testing_utils import (
     priorities_of,
     weights,
 )
+from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl.import_utils import is_vllm_available
 
-from trl_nlac import NLACConfig, NLACPrompts
+from trl_nlac import NLACConfig, NLACPrompts, PrioritizedReplay
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_rehearsal_dataset
 from trl_nlac.method.backup import critic_examples
@@ -60,17 +65,18 @@ class TestTraining:
         assert not set(expected) - set(log)
         assert trainer.num_environment_steps == len(trainer.replay) == 16  # 2 iterations, 4 episodes of 2 steps
 
-    @pytest.mark.parametrize(("unit", "updates"), [("step", 1), ("sample", 8)])
-    def test_target_weights_follow_after_each_step(self, tmp_path, unit, updates):
+    @pytest.mark.parametrize(("unit", "sync_steps", "updates"), [("step", 1, 1), ("sample", 2, 16)])
+    def test_target_weights_follow_after_each_step(self, tmp_path, unit, sync_steps, updates):
         """Algorithm 1 updates them after each sample, of which a step has 8."""
         config = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3}
-        trainer = make_trainer(tmp_path, {**config, "target_update_rate": 0.1, "target_update_unit": unit})
+        config |= {"target_update_rate": 0.1, "target_update_unit": unit, "target_sync_steps": sync_steps}
+        trainer = make_trainer(tmp_path, config)
         expected = weights(trainer.model)
 
         class Average(TrainerCallback):
             def on_step_end(self, args, state, control, model=None, **kwargs):
                 for name, parameter in model.named_parameters():
-                    for _ in range(updates):
+                    for _ in range(0 if state.global_step % sync_steps else updates):
                         expected[name] = 0.1 * parameter.detach() + 0.9 * expected[name]
 
         trainer.add_callback(Average())
@@ -149,21 +155,26 @@ class TestTraining:
             for log in logs:
                 assert log["replay/samples_per_step"] == 4 * log["step"] / log["environment/steps"]
 
-    def test_which_role_uses_which_weights(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"max_steps": 6, "target_update_rate": 0.1, "learning_rate": 1e-2})
+    @pytest.mark.parametrize(
+        ("fraction", "own"), [(0.0, {"policy", "critique", "refine"}), (1.0, {"policy", "refine"})]
+    )
+    def test_which_role_uses_which_weights(self, tmp_path, fraction, own):
+        config = {"max_steps": 3, "target_update_rate": 0.1, "learning_rate": 1e-2}
+        trainer = make_trainer(tmp_path, {**config, "replay_refinement_fraction": fraction})
         ask, asked = trainer.roles.ask, []
 
-        def spy(role, *args, **kwargs):
+        def spy(role, prompts, *args, **kwargs):
             weight = trainer.model.model.norm.weight.detach()
             average = trainer.target_weights.state_dict()["model.norm.weight"]
-            asked.append((trainer.state.global_step, role, torch.equal(weight, average)))
-            return ask(role, *args, **kwargs)
+            if prompts:
+                asked.append((trainer.state.global_step, role, torch.equal(weight, average)))
+            return ask(role, prompts, *args, **kwargs)
 
         trainer.roles.ask = spy
         trainer.train()
         later = [(role, with_target) for step, role, with_target in asked if step > 0]
         assert {role for role, with_target in later if with_target} == {"successor", "backup"}
-        assert {role for role, with_target in later if not with_target} == {"policy", "critique", "refine"}
+        assert {role for role, with_target in later if not with_target} == own
 
     def test_gradient_accumulation_is_one_big_batch(self, tmp_path):
         gradients = []
@@ -208,6 +219,20 @@ class TestTraining:
         for batch in batches:
             assert torch.isfinite(trainer.compute_loss(trainer.model, collate(batch)))
         assert trainer.loss_guard.num_dropped == 0
+
+    def test_where_nothing_but_a_target_could_teach(self, tmp_path):
+        """A transition about which the backup's question is too long is drawn no more."""
+        trainer = make_trainer(tmp_path, {"max_prompt_length": 60})
+        episode = make_transitions(trainer.roles)[0].episode
+        long = replace(episode, turns=(replace(episode.turns[0], next_observation="refused " * 99),))
+        trainer.replay.add([long, episode])
+        samples = [Sample(Transition(long, 0), 0, 1.0, 1.0)] * 4
+        unread = [Answer(Prompt.of([1]), (), "", None)] * 4
+        for coefficient, fraction, number in ((1.0, 0.5, 0), (0.0, 0.5, 1), (1.0, 1.0, 1)):
+            trainer.args.policy_loss_coef, trainer.args.replay_refinement_fraction = coefficient, fraction
+            trainer._make_batches(samples, unread, [None] * 4)
+            assert trainer.replay.num_left_out == number
+            trainer.replay.take_in()
 
     def test_micro_batches_have_examples_of_similar_length(self, tmp_path):
         config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "rehearsal_ratio": 0.5}
@@ -278,6 +303,8 @@ class TestTraining:
         trainer = make_trainer(tmp_path, config, RecordingTrainer)
         trainer.train()
         (inputs,) = trainer.micro_batches
+        target = trainer.target_weights
+        target.load_state_dict({name: 0.9 * average for name, average in target.state_dict().items()})
         own = weights(trainer.model)
         trainer.model.zero_grad()
         loss = trainer.compute_loss(trainer.model, inputs)
@@ -292,11 +319,12 @@ class TestTraining:
         n = len(chosen.completion_ids)
         prompts = [chosen.prompt.ids, chosen.teacher_prompt.ids]
         assert prompts[0] != prompts[1]
-        with torch.no_grad():
-            q, p = (
-                trainer.model(torch.tensor([[*ids, *chosen.completion_ids]])).logits[0, -n - 1 : -1].log_softmax(-1)
-                for ids in prompts
-            )
+        logps = []
+        for ids, teaches in zip(prompts, (False, True), strict=True):
+            with torch.no_grad(), target.swapped_into(trainer.model) if teaches else nullcontext():
+                logits = trainer.model(torch.tensor([[*ids, *chosen.completion_ids]])).logits[0, -n - 1 : -1]
+            logps.append(logits.log_softmax(-1))
+        q, p = logps
         expected = (p.exp() * (p - q)).sum(-1).mean().item()
         assert priorities_of(trainer.replay)[chosen.transition_id] == pytest.approx(max(expected, 1e-6), rel=1e-3)
         assert expected > 0
@@ -350,24 +378,37 @@ class TestTraining:
             make_trainer(tmp_path, {"policy_loss_type": "distill"}, processing_class=make_tokenizer("qwen3"))
 
     def test_priorities_are_the_critic_losses(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 32})
+        config = {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 32}
+        trainer = make_trainer(tmp_path, config, RecordingTrainer)
         trainer.train()
         trained = priorities_of(trainer.replay)
         trained = trained[trained != 1.0]
         assert len(trained) > 4
         loss = trainer.state.log_history[0]["critic/loss"]
         assert trained.min() < loss < trained.max()
+        # Importance weights are of the loss alone.
+        (inputs,) = trainer.micro_batches
+        whole, priorities = trainer.compute_loss(trainer.model, inputs), priorities_of(trainer.replay)
+        half = trainer.compute_loss(trainer.model, replace(inputs, weights=inputs.weights / 2))
+        torch.testing.assert_close(half, whole / 2)
+        assert priorities_of(trainer.replay) == pytest.approx(priorities, rel=1e-4)
 
     def test_rehearsal(self, tmp_path):
+        """Of answers that are not likely, so that they count in the loss."""
+        task, answer = {"role": "user", "content": "baku 2"}, {"role": "assistant", "content": "refused refused"}
         trainer = make_trainer(
             tmp_path,
-            {"rehearsal_ratio": 0.5, "logging_steps": 1},
+            {"rehearsal_ratio": 0.5, "logging_steps": 1, "critic_loss_coef": 2.0, "policy_loss_coef": 3.0},
             RecordingTrainer,
-            rehearsal_dataset=make_rehearsal_dataset("service_desk", size=50),
+            rehearsal_dataset=Dataset.from_list([{"prompt": [task], "completion": [answer]}]),
         )
         trainer.train()
         assert [losses.count("rehearsal") for losses in trainer.losses()] == [2, 2]
-        assert trainer.state.log_history[0]["rehearsal/loss"] > 0
+        log, numbers = trainer.state.log_history[0], Counter(trainer.losses()[0])
+        assert log["rehearsal/loss"] > 1
+        coefficients = {"critic": 2.0, "policy": 3.0, "rehearsal": 1.0}
+        expected = sum(number * coefficients[loss] * log[f"{loss}/loss"] for loss, number in numbers.items()) / 4
+        assert log["loss"] == pytest.approx(expected, rel=1e-3)
 
     def test_learning_starts(self, tmp_path):
         trainer = make_trainer(tmp_path, {"learning_starts": 30, "max_steps": 1})
@@ -488,6 +529,28 @@ class TestTraining:
         trainer = make_trainer(tmp_path, {"logging_steps": 1}, environment_factory=Ticket, reward_funcs=turns)
         trainer.train()
         assert all(episode.score == len(episode.turns) > 0 for episode in trainer.replay.episodes)
+
+    def test_options_reach_their_parts(self, tmp_path):
+        config = {"importance_sampling_exponent": 0.5, "priority_exponent": 0.25, "transitions_per_episode": 2}
+        config |= {"max_concurrent_environments": 3, "health_warning_ratio": 0.4, "seed": 7, "rehearsal_ratio": 0.5}
+        config |= {"audit_samples": 1, "audit_total_limit": 9, "disable_dropout": True}
+        adapter = LoraConfig(target_modules=["q_proj"], lora_dropout=0.5)
+        rehearsal = make_rehearsal_dataset("service_desk", size=50)
+        trainer = make_trainer(tmp_path, config, peft_config=adapter, rehearsal_dataset=rehearsal)
+        replay, records = trainer.replay, trainer.records
+        assert (replay.importance_sampling_exponent, replay.priority_exponent) == (0.5, 0.25)
+        assert replay.transitions_per_episode == 2
+        assert trainer.environments.max_instances == 3
+        assert (records.health.warning_ratio, records.success.warning_ratio) == (0.4, 0.4)
+        assert records.audit.total_limit == 9
+        assert {module.p for module in trainer.model.modules() if isinstance(module, torch.nn.Dropout)} == {0}
+        # The seed is that of both draws.
+        same = PrioritizedReplay(replay.capacity, priority_exponent=0.25, transitions_per_episode=2, seed=7)
+        for buffer in (replay, same):
+            buffer.add([make_episode(num_turns=5) for _ in range(4)])
+        drawn = [[sample.transition_id for sample in buffer.sample(20)] for buffer in (replay, same)]
+        assert drawn[0] == drawn[1]
+        assert trainer.rehearsal.rng.random() == np.random.default_rng(7).random()
 
     def test_logged_conversations(self, tmp_path):
         messages = [{"role": "user", "content": "baku 2"}, {"role": "assistant", "content": "route legal"}]

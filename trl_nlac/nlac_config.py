@@ -37,6 +37,8 @@ OF_REFINED_ACTIONS = {
     "refine_best_actions": True,
     "rehearse_refinements": False,
 }
+# Options of an iteration that follow from others where they are left open.
+_SIZES = ("samples_per_iteration", "episodes_per_iteration", "max_staleness")
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
@@ -56,9 +58,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
 
         model_init_kwargs (`str`, `dict[str, Any]`, *optional*):
             Keyword arguments for [`~transformers.AutoModelForCausalLM.from_pretrained`], used when the `model`
-            argument of the [`NLACTrainer`] is provided as a string.
+            argument of the [`NLACTrainer`] is provided as a string, and for reward models that are.
         trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether to allow loading models whose code is on the Hub.
+            Whether to allow loading models whose code is on the Hub, reward models and their tokenizers included.
+        router_aux_loss_coef (`float`, *optional*):
+            Coefficient of the loss that balances the experts of a model with a mixture of them, added to the training
+            loss with this weight as in [`~trl.GRPOTrainer`]. If `None`, that of the model's configuration. `0.0`
+            disables it.
         disable_dropout (`bool`, *optional*, defaults to `False`):
             Whether to disable dropout in the model.
 
@@ -259,6 +265,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     )
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Whether to allow loading models whose code is on the Hub."}
+    )
+    router_aux_loss_coef: float | None = field(
+        default=None,
+        metadata={
+            "help": "Coefficient of the loss that balances the experts of a model with a mixture of them. If None, "
+            "that of the model's configuration. `0.0` disables it."
+        },
     )
     disable_dropout: bool = field(default=False, metadata={"help": "Whether to disable dropout in the model."})
 
@@ -495,6 +508,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             self.metric_for_best_model, self.greater_is_better = "episode/success_rate", True
         _BaseConfig.__post_init__(self)
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
+        self._sizes: dict[str, int | None] = {}  # those that the user left open, and their values
         self.check()
 
     def check(self) -> None:
@@ -516,7 +530,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         )
         check_at_least(
             *(self, 0, "learning_starts", "num_eval_critiques", "target_max_age", "weight_decay", "num_train_epochs"),
-            *("save_steps", "eval_steps", "save_total_limit", "dataloader_num_workers"),
+            *("router_aux_loss_coef", "save_steps", "eval_steps", "save_total_limit", "dataloader_num_workers"),
         )
         check_at_least(self, 1, "per_device_eval_batch_size")
         check(self, "max_steps", self.max_steps >= -1, "not negative, or -1 to train for `num_train_epochs`")
@@ -591,10 +605,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                     f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
                     "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
                 )
-        sized = ("samples_per_iteration", "episodes_per_iteration", "max_staleness")
-        self._left_to_size = [name for name in sized if vars(self)[name] is None]
-        self._size_iterations()
-        self._check_async_rollouts()
+        self._fill_sizes()
         if self.target_max_age is None:
             samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
             twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
@@ -615,10 +626,17 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     def set_single_turn(self) -> None:
         """Let an episode be one answer. Sizes of an iteration that the user left open follow."""
         self.max_turns, self.single_step = 1, self.num_futures == 1
-        for name in self._left_to_size:
-            setattr(self, name, None)
+        for name, size in self._sizes.items():
+            if vars(self)[name] == size:
+                setattr(self, name, None)
+        self._fill_sizes()
+
+    def _fill_sizes(self) -> None:
+        """Set the sizes of an iteration that are `None`, note them, and check those that are not."""
+        left = [name for name in _SIZES if vars(self)[name] is None]
         self._size_iterations()
         self._check_async_rollouts()
+        self._sizes |= {name: vars(self)[name] for name in left}
 
     def _check_async_rollouts(self) -> None:
         if not self.async_rollouts:

@@ -28,6 +28,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from datasets import Dataset
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedModel,
@@ -36,6 +37,7 @@ from transformers import (
     ProgressCallback,
     TrainerCallback,
 )
+from transformers.optimization import GreedyLR
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
@@ -54,7 +56,7 @@ from .episodes.rollout import check_prompt_length
 from .episodes.rounds import AsyncRollouts, Rollouts
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import health_metrics
-from .evaluation.metrics import mean_over_processes
+from .evaluation.metrics import eval_name, mean_over_processes, why_not_comparable
 from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
 from .method.backup import critic_examples, is_answerable
@@ -68,7 +70,7 @@ from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
-from .records.folder import TrainingLogCallback, check_unused, checkpoints, has_ended, set_aside
+from .records.folder import TrainingLogCallback, check_unused, checkpoints, last_steps, set_aside
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.lock import locked
 from .records.notes import noted_warnings, write_settings
@@ -88,10 +90,12 @@ from .training.chains import answer_each
 from .training.checkpoint import (
     check_identity,
     describe_run,
+    drop_outdated,
     kept_options,
     load_learned,
     load_rows,
     load_state,
+    options_of_iteration,
     read_state,
     save_rows,
     save_state,
@@ -103,6 +107,7 @@ from .training.guards import (
     MAX_LEFT_BEHIND,
     FailureMonitor,
     ForgettingGuard,
+    GradientGuard,
     IdleMonitor,
     LossGuard,
     TrainingStopped,
@@ -110,7 +115,7 @@ from .training.guards import (
     short_thoughts,
     too_many_hang,
 )
-from .training.model import fit_to_context, load_model, tokenizer_folder
+from .training.model import choose_aux_loss, fit_to_context, load_model, tokenizer_folder
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
@@ -307,6 +312,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self.rewards = load_rewards(
             *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
             *(args.environment_workers, reward_processing_classes, args.device),
+            init_kwargs={"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})},
+            chat_template_kwargs=args.chat_template_kwargs,
         )
         if self.environments:
             check_tasks(train_dataset, eval_dataset, self.environments.check_task)
@@ -319,6 +326,7 @@ class NLACTrainer(AtomicSavingTrainer):
         folder = tokenizer_folder(model) if isinstance(model, str) else None
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, model.config)
+        choose_aux_loss(args, model)
         revision = (args.model_init_kwargs or {}).get("revision")
         if processing_class is None:
             processing_class = load_processing_class(model, revision, args.trust_remote_code, folder)
@@ -403,6 +411,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self.idle = IdleMonitor(args.max_idle_iterations)
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
+        self.gradient_guard = GradientGuard()
         self.rendezvous = Rendezvous(args.ddp_timeout)
         if warning := short_thoughts(chat.template, args.max_completion_length):
             logger.warning(warning)
@@ -475,6 +484,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
+            self._batches.clear()  # of a run that an error ended; a checkpoint has its own
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start
             output = super().train(checkpoint, *args, **kwargs)
@@ -519,7 +529,8 @@ class NLACTrainer(AtomicSavingTrainer):
             first = 0 if self.state.log_history else -1  # what this trainer has evaluated is no remnant
             set_aside(run, first, first, with_model=self.args.overwrite_output_dir)
             return None, False
-        if resume_from_checkpoint is True:
+        is_newest = resume_from_checkpoint is True
+        if is_newest:
             found = list(checkpoints(run).values())
             if not found:
                 raise RunRefused(f"`resume_from_checkpoint` is True, and {run} has no checkpoint.")
@@ -527,16 +538,21 @@ class NLACTrainer(AtomicSavingTrainer):
         checkpoint = Path(resume_from_checkpoint)
         state = read_state(checkpoint)
         check_identity(checkpoint, state.get("identity", {}), self._identity)
+        self.rehearsal.check(checkpoint)
         warn_of_kept_options(checkpoint, state.get("kept_options", {}), self.args)
-        step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
+        saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        step, ends = saved.global_step, last_steps(run)
+        # A run can end before its last step, and keep none but its best checkpoint.
+        has_ended = is_newest and saved.max_steps >= num_steps and max(ends, default=-1) >= step
         is_own = checkpoint.parent.resolve() == run.resolve()
         if not is_own:
             check_unused(run)
             set_aside(run, -1, -1)
-        elif step > num_steps or (step == num_steps and has_ended(run, step)):
+        elif has_ended or step > num_steps or (step == num_steps and step in ends):
             logger.warning(
-                f"Nothing is left to train: {checkpoint} is at step {step}, and training ends at step {num_steps}. "
-                "Nothing is written. To train on, raise `max_steps` or `num_train_epochs`."
+                f"Nothing is left to train: {checkpoint} is at step {step}, and training ends at step "
+                f"{max(ends) if has_ended else num_steps}. Nothing is written. To train on, raise `max_steps` or "
+                "`num_train_epochs`."
             )
             return str(checkpoint), True
         else:
@@ -551,13 +567,14 @@ class NLACTrainer(AtomicSavingTrainer):
         return self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
 
     def _run_epoch(self, *args, **kwargs) -> None:
-        if self.state.global_step < self.state.max_steps:  # otherwise it would train for a step more
+        if self.state.global_step < self.state.max_steps and not self.had_ended:  # else it would train for a step more
             super()._run_epoch(*args, **kwargs)
 
     # Algorithm 1
 
     def training_step(self, model, tasks, num_items_in_batch=None):
         try:
+            self.gradient_guard.check()
             if not self._batches:
                 self._batches.extend(self._iteration(tasks))
             start = time.perf_counter()
@@ -570,6 +587,8 @@ class NLACTrainer(AtomicSavingTrainer):
             self.records.add_batch()
             if not self._batches:
                 self.records.end_iteration()
+                if self.args.logging_strategy == "no":  # no log takes them
+                    self.records.take(self.state.global_step)
             if len(self._taken) == self.args.gradient_accumulation_steps:
                 self._taken.clear()
         except TrainingStopped:
@@ -579,6 +598,13 @@ class NLACTrainer(AtomicSavingTrainer):
             raise
         self.records.metrics["time/train"].append(time.perf_counter() - start)
         return loss
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        norm = super()._get_grad_norm(model, grad_norm)
+        # With fp16, infinite gradients lower the scale of the loss, and what scales it leaves the step out.
+        if not self.args.fp16 and self.gradient_guard.skips(norm, self.state.global_step):
+            model.zero_grad()
+        return norm
 
     def _prepare_inputs(self, examples: list[TrainingExample]) -> MicroBatch:
         return self._collate(examples)
@@ -624,10 +650,11 @@ class NLACTrainer(AtomicSavingTrainer):
             raise ValueError("The NLACTrainer does not support returning outputs")
         distills = "distill" in (self.args.critic_loss_type, self.args.policy_loss_type)
         teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
+        aux_losses = [] if self.args.router_aux_loss_coef else None
 
         def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
             reference_logps = None if self.reference is None else self.reference.logps(model, batch)
-            return batch_losses(model, batch, teacher, reference_logps)
+            return batch_losses(model, batch, teacher, reference_logps, aux_losses)
 
         batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
         has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)
@@ -642,7 +669,12 @@ class NLACTrainer(AtomicSavingTrainer):
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
         weights = coefficients[batch.loss_ids] * batch.weights  # (B,)
-        return (weights * (losses + self.args.beta * divergences)).sum() / self.args.per_device_train_batch_size
+        loss = (weights * (losses + self.args.beta * divergences)).sum() / self.args.per_device_train_batch_size
+        if not aux_losses:
+            return loss
+        self.records.metrics["aux_loss"].append(self.accelerator.reduce(aux_losses[-1].detach(), "mean").item())
+        share = batch.weights.count_nonzero() / len(self._taken[-1])  # of the micro-batch in this pass
+        return loss + self.args.router_aux_loss_coef * share * aux_losses[-1]
 
     # Parts of an iteration
 
@@ -862,6 +894,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if "loss" in logs:  # the log of training steps; those of evaluation and of the end have their own metrics
             logs.update(self.records.take(self.state.global_step))
             logs["nonfinite_losses"] = self.loss_guard.num_dropped
+            logs["nonfinite_gradients"] = self.gradient_guard.num_skipped
             if self.args.on_forgetting == "restore":
                 logs["health/num_restores"] = len(self.forgetting.restores)
         if "train_loss" in logs:  # of the end
@@ -877,14 +910,17 @@ class NLACTrainer(AtomicSavingTrainer):
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
         number = self.stop_signals.agreed()
-        if not number or self.state.global_step >= self.state.max_steps:
+        if not number:
             return
         if self.saved_step != self.state.global_step:
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        follows = "`train(resume_from_checkpoint=True)` goes on."
+        if self.args.save_only_model:
+            follows = "Training cannot go on from it: `save_only_model=True` saves no more than the model."
         logger.warning(
             f"Training is stopped by {Signals(number).name} at step {self.state.global_step} of "
-            f"{self.state.max_steps}; {self._next_checkpoint} is saved. `train(resume_from_checkpoint=True)` goes on."
+            f"{self.state.max_steps}; {self._next_checkpoint} is saved. {follows}"
         )
         stop_at_once(number)
 
@@ -982,6 +1018,26 @@ class NLACTrainer(AtomicSavingTrainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         num_samples = sum(gather_object([len(evaluation.episodes)]))
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=num_samples)
+
+    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False) -> dict[str, float]:
+        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
+        follows_metric = isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR)
+        if follows_metric and not skip_scheduler and self._is_comparable(metrics):
+            self.lr_scheduler.step(metrics[eval_name(self.args.metric_for_best_model)])
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial) -> bool:
+        return self._is_comparable(metrics) and super()._determine_best_metric(metrics, trial)
+
+    def _is_comparable(self, metrics: dict[str, float]) -> bool:
+        """Whether an evaluation can be compared with others: it was played, and few environments failed."""
+        args = self.args
+        if args.metric_for_best_model is None:
+            return True
+        reason = why_not_comparable(metrics, args.metric_for_best_model, args.max_environment_failure_rate)
+        if reason is not None:
+            logger.warning(f"The evaluation at step {self.state.global_step} is not compared with others: {reason}.")
+        return reason is None
 
     def _place_model(self) -> None:
         """
@@ -1125,10 +1181,12 @@ class NLACTrainer(AtomicSavingTrainer):
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "rehearsal_owed": self.rehearsal.owed,
             "nonfinite_losses": self.loss_guard.num_dropped,
+            "nonfinite_gradients": self.gradient_guard.num_skipped,
             "target_updates": self.target_weights.num_updates,
             "restores": self.forgetting.restores,
             "healthy_checkpoints": self.forgetting.healthy,
             "kept_options": kept_options(self.args),
+            "iteration_options": options_of_iteration(self.args),
             "max_prompt_length": self.args.max_prompt_length,
             "idle_iterations": 0 if self.idle.is_exceeded else self.idle.num_iterations,
             "environment_failures": [] if self.failures.is_exceeded else list(self.failures.failed),
@@ -1148,13 +1206,17 @@ class NLACTrainer(AtomicSavingTrainer):
             self.target_weights.start(self.model)
             rank, world_size = self.args.process_index, self.args.world_size
             batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
+            saved_options = state.get("iteration_options", {})
+            starts_again = drop_outdated(Path(checkpoint), saved_options, self.args, self.replay, batches)
             self._batches = deque(batches)
             self.records.load_state_dict(state)
             self.records.load_rows(load_rows(Path(checkpoint), rank, world_size))
-            if state["world_size"] != world_size:
+            if starts_again or state["world_size"] != world_size:
                 self.records.end_iteration()
             self._saved_losses = state.get("losses")
-            self.loss_guard.num_dropped = state["nonfinite_losses"]
+            self.loss_guard.num_dropped, self.loss_guard.num_batches = state["nonfinite_losses"], 0
+            self.gradient_guard.num_skipped = state.get("nonfinite_gradients", 0)  # earlier versions had no such guard
+            self.gradient_guard.num_in_a_row = 0
             self.target_weights.num_updates = state.get("target_updates", 0)  # earlier versions kept no targets
             self.rehearsal.load(Path(checkpoint))
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none
@@ -1163,6 +1225,7 @@ class NLACTrainer(AtomicSavingTrainer):
             if state.get("max_prompt_length", self.args.max_prompt_length) != self.args.max_prompt_length:
                 self.replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
             self.idle.num_iterations = state.get("idle_iterations", 0)  # earlier versions began again
+            self.failures.failed.clear()
             self.failures.update(state.get("environment_failures", []))
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]

@@ -20,16 +20,32 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import DeepSpeedPlugin, extract_model_from_parallel
+from accelerate.utils import DeepSpeedPlugin, extract_model_from_parallel, patch_environment
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers.integrations import deepspeed as hf_deepspeed
 
 
 def is_zero3(plugin: DeepSpeedPlugin | None) -> bool:
     """Whether DeepSpeed, if it is used, shards the weights."""
     return plugin is not None and plugin.zero_stage == 3
+
+
+@contextmanager
+def loaded_whole() -> Iterator[None]:
+    """
+    Load the whole of a model on every process, in a run whose own model is sharded as it is loaded (ZeRO-3), or loaded
+    by the first process alone (FSDP).
+    """
+    live = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        with patch_environment(fsdp_cpu_ram_efficient_loading="false"):
+            yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = live
 
 
 class Place(NamedTuple):
@@ -155,6 +171,12 @@ def _local_shard(parameter: nn.Parameter) -> LocalShard:
     if hasattr(parameter, "_hp_mapping"):
         return Zero2Shard(parameter)
     return LocalShard(parameter)
+
+
+def has_finite_weights(model: nn.Module) -> bool:
+    """Return whether this process's values of all trainable parameters are finite."""
+    found = [shard.live.isfinite().all() for shard in local_shards(model).values()]
+    return bool(torch.stack(found).all()) if found else True
 
 
 def has_gathered_weights(model: nn.Module) -> bool:

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peft import AutoPeftModelForCausalLM
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from benchmarks import reporting
@@ -79,18 +78,16 @@ def make_nlac_trainer(
     trainer_class: type[NLACTrainer], model: ModelConfig, args: NLACConfig, task: Task, is_trained: bool = False
 ) -> NLACTrainer:
     """Make NLAC's trainer, or one of its kind; of a model that has been trained, perhaps as an adapter."""
-    name, adapter = model.model_name_or_path, get_peft_config(model)
-    if is_trained and Path(name, "adapter_config.json").exists():
-        name = AutoPeftModelForCausalLM.from_pretrained(name, dtype=model.dtype, is_trainable=True)
-        args.model_init_kwargs = None
+    if is_trained and Path(model.model_name_or_path, "adapter_config.json").exists():
+        del args.model_init_kwargs["revision"]  # of the base model
     return trainer_class(
-        model=name,
+        model=model.model_name_or_path,
         args=args,
         train_dataset=task.train_dataset,
         eval_dataset=task.eval_dataset,
         environment_factory=task.environment_factory,
         prompts=task.prompts,
-        peft_config=None if is_trained else adapter,
+        peft_config=None if is_trained else get_peft_config(model),
     )
 
 

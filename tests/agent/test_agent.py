@@ -170,6 +170,27 @@ def test_evaluation_with_improved_actions(agent):
     assert spent[1] > 2 * spent[0] and spent[2] > 2 * spent[0]
 
 
+def test_no_answer_is_kept(agent):
+    """An agent that serves for months keeps no metrics, which nobody would read."""
+    agent.act(MESSAGES, refine=1)
+    agent.critique(MESSAGES, "route billing amber photo noon")
+    assert not agent.roles.metrics and agent.roles.tokens["generated/act"]
+
+
+def test_it_acts_as_in_evaluation():
+    """Alone, in episodes, and where its actions are improved."""
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
+    role_sampling = {"policy": {"max_tokens": 7}, "evaluation": {"max_tokens": 9}}
+    options = RoleOptions(action_format="text", max_turns=1, max_format_retries=0, role_sampling=role_sampling)
+    agent = NLACAgent(ScriptedGenerator(chat, "route"), chat, options, COMPACT_PROMPTS)
+    agent.act(MESSAGES)
+    pool = EnvironmentPool(lambda: make_environment(DESK))
+    for number in (1, 2):
+        agent.evaluate(pool, list(TASKS)[:1], num_critiques=0, num_probes=0, num_candidates=number)
+    limits = [sampling.max_tokens for sampling in agent.roles.generator.samplings]
+    assert limits.count(9) == 4 and 7 not in limits
+
+
 def test_critique(agent):
     torch.manual_seed(3)
     proposed = {"role": "assistant", "content": "route billing amber photo noon"}
@@ -324,14 +345,15 @@ def test_errors(agent, call, message):
 
 def test_next_to_a_trainer(tmp_path):
     """An agent and a trainer in the same process do not disturb each other."""
-    trainer = make_trainer(tmp_path / "alone", {"max_steps": 2})
+    config = {"max_steps": 2, "logging_steps": 1}
+    trainer = make_trainer(tmp_path / "alone", config)
     trainer.train()
-    expected = [log["critic_loss"] for log in trainer.state.log_history if "critic_loss" in log]
+    expected = [log["critic/loss"] for log in trainer.state.log_history if "critic/loss" in log]
     before = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
-    trainer = make_trainer(tmp_path / "together", {"max_steps": 2})
+    trainer = make_trainer(tmp_path / "together", config)
     after = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
     trainer.train()
-    assert [log["critic_loss"] for log in trainer.state.log_history if "critic_loss" in log] == expected
+    assert [log["critic/loss"] for log in trainer.state.log_history if "critic/loss" in log] == expected != []
     for agent in (before, after):
         assert agent.act(MESSAGES, refine=1).text
 

@@ -108,13 +108,12 @@ USER = {"role": "user", "content": "begin"}
 CRITIQUE = "Future: It is lost.\nOptimality: No. Ask first."
 
 
-def make_agent(tokenizer, answers: list) -> NLACAgent:
+def make_agent(tokenizer, answers: list, **options) -> NLACAgent:
     """Make an agent that calls tools, with scripted answers: all judgements, then all refinements."""
     chat = ChatEncoder(tokenizer)
     answers = [answer if isinstance(answer, str) else chat.completion(answer) for answer in answers]
-    return NLACAgent(
-        ScriptedGenerator(chat, answers), chat, RoleOptions(action_format="tool_call", max_format_retries=0)
-    )
+    options = RoleOptions(action_format="tool_call", max_format_retries=0, **options)
+    return NLACAgent(ScriptedGenerator(chat, answers), chat, options)
 
 
 def make_call(arguments: dict | str, **others) -> dict:
@@ -161,6 +160,12 @@ class TestToolCalls:
             "Of 4 actions, 3 are left out: 1 whose judgement could not be parsed and 2 whose refinement could not be "
             "parsed."
         ]
+
+    def test_a_future_without_a_verdict_refines_nothing(self):
+        logs = logs_dataset([{"messages": [{"role": "user", "content": "Go."}, make_call("{}")], "reward": 0.0}])
+        several = make_agent(make_tokenizer("qwen2_5"), ["won"], num_futures=2)
+        with pytest.raises(ValueError, match="has none with `num_futures=2`"):
+            refine_logs(several, logs)
 
     def test_numbers_that_datasets_does_not_keep_are_left_out_for_other_trainers(self, caplog):
         given = [{"x": 1}, {"x": 10**30}, {"x": 0.1234567890123456}]

@@ -19,7 +19,7 @@ import shutil
 import pytest
 from helpers.testing_utils import DESK
 
-from trl_nlac.agent.guard import GUARD_FILE, Guard, outcomes
+from trl_nlac.agent.guard import GUARD_FILE, Guard, calibrate_by_half, outcomes
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.types import Judgement
@@ -110,9 +110,15 @@ class TestCommand:
         (tmp_path / "logs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         return tmp_path
 
-    def test_thresholds_are_stored_with_the_model(self, files, capsys):
+    def test_thresholds_are_stored_with_the_model(self, files, capsys, monkeypatch):
+        shares = []
+        monkeypatch.setattr(
+            "trl_nlac.cli.calibrate.calibrate_by_half",
+            lambda judged, *given: shares.append(given) or calibrate_by_half(judged, *given),
+        )
         words = ["calibrate", str(files / "model"), str(files / "logs.jsonl"), "--option", "action_format=text"]
-        assert main(words) == 0
+        assert main([*words, "--max_false_blocks", "0.1", "--max_false_passes", "0.2"]) == 0
+        assert shares == [(0.1, 0.2)]
         printed = capsys.readouterr().out
         guard = Guard.from_pretrained(str(files / "model"))
         assert guard.num_actions > 0 and guard.block_below <= guard.pass_above

@@ -23,6 +23,14 @@ from trl_nlac.types import Prompt
 MESSAGES = [{"role": "user", "content": "situ 2"}]
 
 
+def test_every_candidate_has_a_seed_of_its_own():
+    roles, seeds = make_roles("route"), []
+    act = roles.act
+    roles.act = lambda prompts, given, sampling: seeds.extend(given) or act(prompts, given, sampling)
+    choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))] * 2, num_candidates=3, seeds=[10, 20])
+    assert len(seeds) == 6 == len(set(seeds))
+
+
 @pytest.mark.parametrize("alpha, unreadable", [(0.0, True), (1.0, False)])
 def test_a_candidate_whose_critique_cannot_be_read(alpha, unreadable):
     """It is chosen only by chance, with an alpha of 0."""

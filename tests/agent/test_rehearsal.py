@@ -32,10 +32,11 @@ ROLES = {"policy", "critique", "backup", "refine"}
 
 
 def teach(messages: list[dict]) -> str:
-    """Answer every question in its form, every observation with the same call, and a critique with what it advises."""
+    """Answer every question in its form, every observation with the same call, and a critique with another call."""
     asked = messages[-1]["content"]
     if asked == NLACPrompts().refinement("react")[-1]["content"]:
-        return "Thought: It says so.\nAction: route billing amber photo midnight"
+        rounds = sum(message["content"] == asked for message in messages)
+        return f"Thought: It says so.\nAction: route billing amber photo {['midnight', 'dawn'][rounds - 1]}"
     if "Optimality:" in asked:
         return "Future: The desk refuses.\nOptimality: No. Use photo."
     if "Write a few short sentences" in asked:
@@ -58,9 +59,12 @@ class TestRehearse:
         path, server = tmp_path / "made" / "rehearsal.jsonl", ChatServer(teach)
         with server.running() as url:
             words = ["rehearse", "teacher", str(path), "--backend", url, "--num_transitions", "6", *PLAY]
+            words += ["--bootstrap", "implicit", "--num_refinements", "2"]
             assert main([*words, "--dataset_name", tasks, "--option", "max_turns=2"]) == 0
         rows = load_dataset("json", data_files=str(path), split="train")
-        assert ROLES <= set(rows["role"])
+        assert {*ROLES, "successor"} <= set(rows["role"])
+        refine = NLACPrompts().refinement("react")[-1]["content"]
+        assert sum(request["messages"][-1]["content"] == refine for request in server.requests) == 2 * 6
         assert "critic/format_rate 1.00" in capsys.readouterr().out
         (critique, *_) = (row for row in rows if row["role"] == "critique")
         assert [message["role"] for message in critique["prompt"]][:3] == ["system", "user", "assistant"]

@@ -14,10 +14,12 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from datasets import Dataset, load_dataset
 from helpers.cli_utils import write_config
 from helpers.testing_utils import make_trainer
 
-from trl_nlac import PrioritizedReplay
+from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.options import add_agent_arguments, load_player, load_rows, write_json
@@ -178,6 +180,21 @@ class TestTrain:
         noted = json.loads((folder / "new" / "_nlac_run.json").read_text())
         assert noted["environment_factory"] == ["a=../guess.py:GuessTheNumber", "m:Name"]
         assert noted["tools"] == ["../sub/tools.py:f"] and noted["dataset_name"] == "org/dataset"
+
+    def test_datasets(self, folder, capsys, monkeypatch):
+        given = {}
+
+        def make(**kwargs):
+            given.update(kwargs)
+            raise ValueError("that is all")
+
+        monkeypatch.setattr("trl_nlac.cli.train.NLACTrainer", make)
+        (folder / "rehearsal.jsonl").write_text('{"prompt": "Say one.", "completion": "One."}\n')
+        words = ["--dataset_train_split", "train[:1]", "--dataset_test_split", "train[1:]", "--eval_dataset_name", ""]
+        assert main(["train", "--config", "run.yaml", *words, "--rehearsal_dataset", "rehearsal.jsonl"]) == 2
+        assert "that is all" in capsys.readouterr().err
+        assert list(given["train_dataset"]["number"]) == [3] and list(given["eval_dataset"]["number"]) == [5]
+        assert list(given["rehearsal_dataset"]["completion"]) == ["One."] and given["replay_dataset"] is None
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -414,6 +431,23 @@ def test_evaluations_of_tasks_that_are_none(folder, capsys, content, message):
     assert message in capsys.readouterr().err
 
 
+def test_options_of_an_evaluation(folder, capsys, monkeypatch):
+    asked = {}
+
+    def evaluate(pool, rows, *numbers, **options):
+        asked.update(options, rows=rows, numbers=numbers)
+        raise CommandError("that is all")
+
+    player = SimpleNamespace(evaluate=evaluate), SimpleNamespace(close=lambda: None), "rewards"
+    monkeypatch.setattr("trl_nlac.cli.evaluate.load_player", lambda args: player)
+    words = ["--environment_factory", "guess.py:GuessTheNumber", "--dataset_name", "tasks.jsonl", "--max_tasks", "1"]
+    words += ["--num_episodes", "2", "--num_critiques", "3", "--refine", "4", "--num_candidates", "5", "--seed", "6"]
+    assert main(["evaluate", TINY_MODEL, *words]) == 2
+    assert "that is all" in capsys.readouterr().err
+    assert asked.pop("rows") == [{"number": 3}] and asked.pop("numbers") == (2, 3)
+    assert asked == {"refine": 4, "num_candidates": 5, "seed": 6, "rewards": "rewards"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -513,10 +547,18 @@ class TestPlay:
         pool.close()
         assert agent.options.action_format == agent.roles.actions.name == expected
 
-    def test_a_plain_model_with_its_own_prompts(self, folder, capsys):
+    def test_a_plain_model_with_its_own_prompts(self, folder, capsys, monkeypatch):
+        improvements, act_on = [], NLACAgent.act_on
+
+        def act(agent, prompts, *numbers, **options):
+            improvements.append(numbers)
+            return act_on(agent, prompts, *numbers, **options)
+
+        monkeypatch.setattr(NLACAgent, "act_on", act)
         words = ["play", TINY_MODEL, "--environment_factory", "guess.py:GuessTheNumber", "--task", '{"number": 4}']
         words += ["--option", "action_format=text", "max_turns=1", "max_completion_length=32"]
-        assert main([*words, "--auto", "--num_candidates", "2"]) == 0
+        assert main([*words, "--auto", "--num_candidates", "2", "--refine", "1"]) == 0
+        assert improvements == [(1, 2)]
         printed = capsys.readouterr().out
         assert "candidate 2" in printed and "from 1 to 100" in printed and "truncated after 1 turn," in printed
 
@@ -552,8 +594,10 @@ def run(tmp_path_factory):
 
 class TestBuffer:
     def test_stats(self, run, capsys):
-        assert main(["buffer", "stats", str(run[0] / "checkpoint-2")]) == 0
-        printed = capsys.readouterr().out
+        for threshold, number in (("0", len(run[1].replay.episodes)), ("9", 0)):
+            assert main(["buffer", "stats", str(run[0] / "checkpoint-2"), "--success_threshold", threshold]) == 0
+            printed = capsys.readouterr().out
+            assert re.search(rf"successes\W+{number}\b", printed)
         assert "transitions" in printed and str(len(run[1].replay)) in printed and "priorities: mean" in printed
 
     @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -565,10 +609,15 @@ class TestBuffer:
         assert [json.loads(task) for task in rows["task"]] == [episode.task for episode in trainer.replay.episodes]
         assert rows[0]["messages"][1] == {"role": "assistant", "content": trainer.replay.episodes[0].turns[0].action}
         model = ["--model", str(path / "checkpoint-2")]
-        assert main(["buffer", "import", str(logs), *model, "--check"]) == 0
-        assert "transitions" in capsys.readouterr().out and list(tmp_path.iterdir()) == [logs]
+        split, number = (["--split", "train[:3]"], 3) if suffix == "parquet" else ([], len(rows))
+        assert main(["buffer", "import", str(logs), *model, "--check", *split]) == 0
+        printed = capsys.readouterr().out
+        assert re.search(rf"episodes\W+{number}\b", printed) and list(tmp_path.iterdir()) == [logs]
         assert main(["buffer", "import", str(logs), *model, "--check", "--max_prompt_length", "2"]) == 2
         assert "`max_prompt_length` is 2" in capsys.readouterr().err
+        if suffix == "jsonl":
+            assert main(["buffer", "import", str(logs), *model, "--check", "--split", "train[:3]"]) == 2
+            assert "is read as a whole" in capsys.readouterr().err
         assert main(["buffer", "import", str(logs), *model, "--output", str(tmp_path / "buffer")]) == 0
         again = PrioritizedReplay(100)
         again.load(tmp_path / "buffer")

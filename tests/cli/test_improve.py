@@ -22,6 +22,7 @@ from helpers.testing_utils import DESK
 
 from trl_nlac import NLACAgent
 from trl_nlac.agent.guard import GUARD_FILE
+from trl_nlac.agent.log_review import LogReview
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import VALUES, format_call
@@ -103,7 +104,7 @@ def test_from_logs_to_a_better_model(logs, capsys):
     assert "has the results of another run" in capsys.readouterr().err
 
 
-def test_only_a_report(logs, capsys):
+def test_only_a_report(logs, capsys, monkeypatch):
     """Of requests with answers, with text in them that a page must not run, and a secret that it must not show."""
     key = "sk-proj-" + "a1B2" * 12
     rows = [conversation(request, tuple(values[0] for values in VALUES), f" <script>x</script> {key}")
@@ -117,12 +118,15 @@ def test_only_a_report(logs, capsys):
         for row in rows
     ]
     Path("calls.json").write_text(json.dumps(calls))
+    numbers, find = [], LogReview.find
+    monkeypatch.setattr(LogReview, "find", lambda *args: numbers.append(args[-1]) or find(*args))
     assert main(["improve", "calls.json", *MODEL, *SHORT, "--only_report", "--output_dir", "report"]) == 0
     printed = capsys.readouterr().out
     assert "OpenAI chat requests with their answers" in printed
     assert "All are failures: a conversation succeeds from an outcome of 1 on" in printed
     report = json.loads(Path("report/improve.json").read_text())
     assert report["logs"]["outcomes"]["failures"] == 4 and report["after"] is None
+    assert numbers == [2]  # findings
     page = Path("report/report.html").read_text()
     assert "<script>x" not in page and key not in page and not Path("report/model").exists()
 

@@ -31,7 +31,8 @@ from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI
 
 from trl_nlac import NLACTrainer
 from trl_nlac.chat.tool_calls import format_tool_call
-from trl_nlac.environments import AgentEnvironment, EnvironmentFailure
+from trl_nlac.environments import AgentEnvironment, EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.environments.base import Opening
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.environments.pool import EnvironmentPool
@@ -447,23 +448,27 @@ class TestFaults:
         assert episode.failure is None and episode.num_turns == 1 and len(roles.generator.prompts) == 1
 
     @pytest.mark.parametrize(
-        "path, data, status",
+        "path, data, status, headers",
         [
-            ("chat/completions", b"{", 400),
-            ("chat/completions", b"[" * 100_000, 400),
-            ("chat/completions", b"\xff", 400),
-            ("chat/completions", b"[]", 400),
-            ("reward", b'{"reward": "1"}', 400),
-            ("reward", b'{"reward": NaN}', 400),
-            ("embeddings", b"{}", 404),
+            ("chat/completions", b"{", 400, {}),
+            ("chat/completions", b"[" * 100_000, 400, {}),
+            ("chat/completions", b"\xff", 400, {}),
+            ("chat/completions", b"[]", 400, {}),
+            ("chat/completions", b'{"messages": [{"role": ["user"], "content": "win"}]}', 400, {}),
+            ("chat/completions", b"{}", 400, {"Content-Type": "application/json; charset=none-such"}),
+            ("chat/completions", b"{}", 400, {"Content-Encoding": "gzip"}),
+            ("reward", b'{"reward": "1"}', 400, {}),
+            ("reward", b'{"reward": NaN}', 400, {}),
+            ("reward", b'{"reward": 1%s}' % (b"0" * 400), 400, {}),
+            ("embeddings", b"{}", 404, {}),
         ],
         ids=str,
     )
-    def test_odd_requests(self, path, data, status):
+    def test_odd_requests(self, path, data, status, headers):
         def agent(task, base_url, api_key):
-            headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+            sent = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json", **headers}
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(urllib.request.Request(f"{base_url}/{path}", data, headers))
+                urllib.request.urlopen(urllib.request.Request(f"{base_url}/{path}", data, sent))
             assert refused.value.code == status
             assert json.loads(refused.value.read())["error"]["message"]
             ask(base_url, api_key, [user("win")])
@@ -511,6 +516,27 @@ class TestFaults:
         replay.add(all_conversations(episodes))
         assert len(replay) == sum(episode.num_turns for episode in episodes)
         assert not the_server()._clients  # every key has gone with its episode
+
+
+def test_the_reward_of_a_step_that_opens_a_conversation():
+    """It comes with the answer that led there, when its observation does."""
+
+    class Delegating(TextEnvironment):
+        def reset(self):
+            self.turn = 0
+            return "begin"
+
+        def step(self, action):
+            self.turn += 1
+            return [
+                StepResult("", reward=0.25, conversation=Opening([{"role": "user", "content": "Another task."}])),
+                StepResult("back", reward=0.125, conversation=0),
+                StepResult("", reward=0.5, terminated=True),
+            ][self.turn - 1]
+
+    (episode,) = play([{}], Delegating, make_roles(["one", "two", "three"], max_turns=4))
+    rewards = [[turn.reward for turn in one.turns] for one in (episode, *episode.segments)]
+    assert episode.failure is None and rewards == [[0.375, 0.5], [0.0]]
 
 
 class TestTraining:

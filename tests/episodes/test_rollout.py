@@ -18,6 +18,7 @@ import logging
 import random
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -95,6 +96,9 @@ class TestPlayEpisodes:
             kept = text[start:].removesuffix("<|assistant|>")
             assert "".join(turns).endswith(kept) and (kept or not i)  # the newest turns, whole
         assert "take 0" not in text and "trap" in text
+        # A cut keeps as many turns as fit into half of the room, so that the next prompts can grow again.
+        numbers = [roles.chat.tokenizer.decode(prompt).count("late") for prompt in roles.generator.prompts]
+        assert numbers == [0, 1, 2, 3, 4, 2, 3, 2]
         action = Transition(episode, 7).state_action
         assert roles.chat.tokenizer.decode(action.ids).endswith("<|assistant|> take 7<|end|>")
         assert decode_episode(encode_episode(episode)).turns == episode.turns
@@ -185,6 +189,7 @@ class TestPlayEpisodes:
     def test_the_turn_limit_is_not_the_environment_s(self):
         """Where an environment itself cuts an episode or ends its task, that counts."""
         ends = {"cut": StepResult("late", truncated=True), "done": StepResult("won", reward=1.0, terminated=True)}
+        ends["both"] = replace(ends["done"], truncated=True)  # as environments of Gymnasium may say
 
         class Corridor:
             def reset(self, end):
@@ -197,7 +202,7 @@ class TestPlayEpisodes:
         for turn_limit, end in itertools.product(("truncate", "terminate"), ends):
             roles = make_roles("take red", max_turns=1, turn_limit=turn_limit)
             (episode,) = play_episodes(EnvironmentPool(Corridor), [{"end": end}], roles)
-            assert (episode.terminated, episode.truncated) == (end == "done", end == "cut")
+            assert (episode.terminated, episode.truncated) == (end != "cut", end == "cut")
 
     def test_a_score_that_fails_at_the_turn_limit_drops_the_last_turn(self):
         class Corridor(TextEnvironment):

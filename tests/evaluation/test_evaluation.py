@@ -16,14 +16,28 @@
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import TASKS, Countdown, make_trainer
+from helpers.testing_utils import TASKS, Countdown, make_roles, make_trainer
+
+from trl_nlac import nlac_trainer
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.evaluation.evaluation import evaluate_policy
 
 
 class TestEvaluation:
-    def test_evaluate(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"num_eval_episodes": 5, "num_oracle_probes": 8}, eval_dataset=TASKS)
+    def test_evaluate(self, tmp_path, monkeypatch):
+        config = {"num_eval_episodes": 5, "num_eval_critiques": 6, "num_oracle_probes": 7}
+        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS)
+        numbers = []
+
+        def evaluate(pool, tasks, roles, *args, **kwargs):
+            numbers.append(args)
+            return evaluate_policy(pool, tasks, roles, *args, **kwargs)
+
+        monkeypatch.setattr(nlac_trainer, "evaluate_policy", evaluate)
         state = torch.get_rng_state()
         metrics = trainer.evaluate()
+        assert numbers == [(5, 6, 7, trainer.args.seed)]
         assert torch.equal(torch.get_rng_state(), state)
         assert len(trainer.replay) == 0
         assert metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]
@@ -50,6 +64,7 @@ class TestEvaluation:
             train_dataset=Dataset.from_list(rows),
             eval_dataset=Dataset.from_list(rows),
             environment_factory=Countdown,
+            reward_funcs=lambda completions, **kwargs: [0.25] * len(completions),
         )
         metrics = trainer.evaluate()
         chances = {name: value for name, value in metrics.items() if "pass^" in name}
@@ -57,6 +72,21 @@ class TestEvaluation:
         assert metrics["eval_environment/failure_rate"] == metrics["eval_environment/reset_failure_rate"]
         assert metrics["eval_environment/failure_rate"] == pytest.approx(1 / 3)
         assert metrics["eval_episode/success_rate"] == 0.5 and metrics["eval_episode/length"] == 3
+        assert metrics["eval_episode/return"] == 0.75  # with what the reward function gives
+
+    def test_verdicts_are_compared_with_success(self):
+        class Half:
+            def reset(self):
+                return "begin"
+
+            def step(self, action):
+                return StepResult("", reward=0.5, terminated=True)
+
+        roles, pool = make_roles("Future: closed win\nOptimality: Yes", success_threshold=0.5), EnvironmentPool(Half)
+        evaluation = evaluate_policy(pool, dict.fromkeys(range(3), {}), roles, num_critiques=2)
+        pool.close()
+        assert [success for _, success in evaluation.outcomes] == [1.0] * 3
+        assert [success for _, success in evaluation.verdicts] == [1.0] * 2
 
     def test_during_training(self, tmp_path):
         trainer = make_trainer(tmp_path, {"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=TASKS)

@@ -53,6 +53,15 @@ class TestHealth:
         refinement = Refinement("a", "a", Critique("", optimal), Answer(None, (), refined, refined))
         assert health_metrics([], [], [refinement])["health/refine_compliance"] == compliance
 
+    def test_rates_of_verdicts_and_changes(self):
+        yes, no = Critique("", True), Critique("", False)
+        said = [(yes, "a"), (no, "b"), (no, "b"), (no, "b")]
+        refinements = [Refinement("a", "a", critique, Answer(None, (), text, text)) for critique, text in said]
+        targets = [Answer(None, (), "", critique) for critique in (yes, yes, no, None)]
+        metrics = health_metrics([Transition(make_episode(), 0)] * 4, targets, [*refinements, None])
+        assert (metrics["critic/optimal_rate"], metrics["refine/changed_rate"]) == (0.25, 0.75)
+        assert metrics["backup/optimal_rate"] == 2 / 3
+
     def test_warns_once_by_name(self, caplog):
         monitor = HealthMonitor(warning_ratio=0.7)
         healthy, ill = {"health/backup_fidelity": 0.95}, {"health/backup_fidelity": 0.3}

@@ -105,6 +105,23 @@ class TestTransformersGenerator:
             observed[: len(first)] = first / first.sum()
             assert (observed - expected).abs().sum() < 0.06
 
+    def test_every_token_is_drawn_anew(self, model, tokenizer):
+        """Among tokens that are all as likely, the second is another one than the first."""
+        generator = make_generator(tokenizer)
+        with generator.session(model):
+            prompts = make_prompts(tokenizer)[:1] * 32
+            drawn = generator.generate(prompts, Sampling(max_tokens=2, temperature=1e4), list(range(32)))
+        assert sum(len(set(completion.token_ids)) == 2 for completion in drawn) > 28
+
+    def test_repetition_is_penalised(self, model, tokenizer):
+        generator = make_generator(tokenizer)
+        with generator.session(model):
+            plain, varied = (
+                generator.generate(make_prompts(tokenizer)[:1], Sampling(24, 0.0, repetition_penalty=penalty), [0])[0]
+                for penalty in (1.0, 100.0)
+            )
+        assert plain.token_ids != varied.token_ids and len(set(varied.token_ids)) == len(varied.token_ids)
+
     def test_a_seed_gives_the_same_in_any_batch(self, model, tokenizer):
         prompts, sampling = make_prompts(tokenizer) * 4, Sampling(max_tokens=24, temperature=2.0)
         seeds = list(range(len(prompts)))

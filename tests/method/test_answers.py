@@ -163,3 +163,22 @@ def test_a_compiled_model_keeps_its_logits(tmp_path, caplog):
     model = make_model("whole")
     assert not can_chunk_head(model, model.config, make_args(tmp_path, torch_compile=True))
     assert "`torch_compile`" in caplog.text
+
+
+def test_a_model_that_rounds_what_it_returns_does_not_round_the_losses():
+    """As under FSDP2 with mixed precision. The gradient goes the way of what was returned."""
+    model, batch = make_model("whole"), NLACCollator(0, keeps_logits=False)(make_examples())
+    exact, _ = batch_losses(model, batch)
+    exact.sum().backward()
+    gradient = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+
+    def rounded(module, args, output):
+        output.logits = output.logits.bfloat16()
+        return output
+
+    model.register_forward_hook(rounded)
+    losses, _ = batch_losses(model, batch)
+    losses.sum().backward()
+    assert losses.dtype == torch.float32 and losses.equal(exact)
+    assert (model.lm_head.weight.grad - gradient).norm() < 0.01 * gradient.norm()

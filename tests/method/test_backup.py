@@ -23,9 +23,9 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.method.backup import bellman_targets, is_answerable
-from trl_nlac.method.critic import critiques
-from trl_nlac.types import Critique, Episode, Transition
+from trl_nlac.method.backup import bellman_targets, critic_examples, is_answerable, is_repeatable
+from trl_nlac.method.critic import critic_prompt, critiques
+from trl_nlac.types import Answer, Critique, Episode, Sample, Transition
 
 
 class TestBellmanTargets:
@@ -43,6 +43,16 @@ class TestBellmanTargets:
         score = "<|user|> refused needs photo lose Score 0 Summary?<|end|><|assistant|>"
         assert terminated == state + last + score
         assert [target.parsed.future for target in targets] == ["closed win"] * 2
+
+    def test_the_score_of_the_episode_has_a_scale(self):
+        prompts = replace(
+            COMPACT_PROMPTS, backup_terminated="{next_observation} {score} of {success_threshold} Summary?"
+        )
+        roles = make_roles([CRITIQUE], prompts, success_threshold=2.0)
+        episode = make_transitions(roles)[1].episode
+        rewarded = tuple(replace(turn, reward=reward) for turn, reward in zip(episode.turns, (4.0, 1.0), strict=True))
+        bellman_targets(roles, [Transition(replace(episode, turns=rewarded), 1)], "implicit")
+        assert "lose 5 of 2 Summary?" in asked(roles)[0]
 
     def test_truncated_step_bootstraps(self):
         roles = make_roles(["closed win", CRITIQUE])
@@ -70,9 +80,11 @@ class TestBellmanTargets:
         limits = {"policy": 11, "successor": 7, "critique": 13, "backup": 17}
         role_sampling = {role: {"max_tokens": number, "temperature": number / 10} for role, number in limits.items()}
         roles = make_roles(["route billing amber badge noon", future, CRITIQUE], role_sampling=role_sampling)
+        roles.samplings["policy"] = replace(roles.samplings["policy"], regex="route .*")
         bellman_targets(roles, make_transitions(roles)[:1], bootstrap="explicit")
         asked_with = [(sampling.max_tokens, sampling.temperature) for sampling in roles.generator.samplings]
         assert asked_with == [(11, 0.7), (13, 0.7), (17, 1.7)]
+        assert [sampling.regex for sampling in roles.generator.samplings] == ["route .*", None, None]
 
     def test_explicit_bootstrap_takes_one_of_several_futures(self):
         """k > 1: the successor model's, not what the evaluator makes of k (equation 1)."""
@@ -87,11 +99,13 @@ class TestBellmanTargets:
         """An observation, which the backup is shown and nobody else, is longer than a prompt may be."""
         roles = make_roles([])
         first = make_transitions(roles)[0]
-        turns = (replace(first.turn, next_observation="refused " * 99), *first.episode.turns[1:])
+        turns = (replace(first.turn, next_observation="refused " * 999), *first.episode.turns[1:])
         transition = Transition(replace(first.episode, turns=turns), 0)
         roles.options.max_prompt_length = 60
         assert is_answerable(roles, transition, needs_target=False)
         assert not is_answerable(roles, transition, needs_target=True)
+        roles = make_roles([], single_step=True, max_turns=1, max_prompt_length=500)
+        assert is_answerable(roles, transition, needs_target=True)  # of a single step that was cut nothing is asked
 
     def test_monte_carlo_shows_the_score(self):
         prompts = replace(COMPACT_PROMPTS, observed_end=NLACPrompts().observed_end)
@@ -111,6 +125,13 @@ class TestBellmanTargets:
             "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|> route billing amber badge noon"
             " refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
         )
+
+    def test_monte_carlo_shortens_a_long_course(self):
+        roles = make_roles([CRITIQUE], max_prompt_length=120)
+        first = make_transitions(roles)[0]
+        turns = (first.turn, replace(first.episode.turns[1], next_observation="refused " * 999))
+        (target,) = bellman_targets(roles, [Transition(replace(first.episode, turns=turns), 0)], "monte_carlo")
+        assert target.parsed is not None and len(roles.generator.prompts[0]) <= 120
 
     def test_monte_carlo_bootstraps_where_the_episode_was_cut(self):
         roles = make_roles(["closed win", CRITIQUE])
@@ -181,3 +202,28 @@ class TestBellmanTargets:
         assert result in policy and policy == roles.chat.tokenizer.decode(Transition(episode, 1).state.ids)
         assert critic.startswith(policy) and critic.endswith("Critique?<|im_end|>\n<|im_start|>assistant\n")
         assert f"{wrong[1]} lost" in backup and target.parsed.optimal
+
+
+class TestCriticExamples:
+    def test_they_answer_the_question_to_the_critic(self):
+        """After what the template begins an answer with, and with the weights of the samples."""
+        chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})
+        roles = make_roles_of(chat, [])
+        transitions = make_transitions(roles)
+        samples = [Sample(t, i, weight, 1.0) for t, i, weight in zip(transitions, (3, 7), (0.25, 1.0), strict=True)]
+        targets = [Answer(t.state, (5, i), "", Critique("", True)) for i, t in enumerate(transitions)]
+        examples = critic_examples(roles, samples, targets, distills=True)
+        assert chat.prefill
+        for example, transition in zip(examples, transitions, strict=True):
+            assert example.prompt.ids == [*critic_prompt(roles, transition.state_action).ids, *chat.prefill]
+            assert example.teacher_prompt.ids == [*transition.state.ids, *chat.prefill]
+        values = [(example.completion_ids, example.transition_id, example.weight) for example in examples]
+        assert values == [((5, 0), 3, 0.25), ((5, 1), 7, 1.0)]
+
+
+class TestRepetition:
+    def test_targets_whose_thoughts_are_rewritten_at_random_are_not_repeated(self):
+        chat = ChatEncoder(make_tokenizer("qwen3"))
+        for temperature in (0.0, 1.0):
+            roles = make_roles_of(chat, [], role_sampling={"correction": {"temperature": temperature}})
+            assert is_repeatable(roles, make_transitions(roles)[1], "implicit") == (temperature == 0)

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -88,7 +88,9 @@ class TestBatchLosses:
             TrainingExample("policy", Prompt.of([2]), (6,)),
             TrainingExample("critic", Prompt.of([1, 7, 7, 7]), (8, 8, 2)),
         ]
-        losses, divergences = batch_losses(model, NLACCollator(0)(examples))
+        batch = NLACCollator(0)(examples)
+        assert batch.tokens.inputs["attention_mask"].sum(1).tolist() == [4, 2, 7]
+        losses, divergences = batch_losses(model, batch)
         q = model.table.log_softmax(-1)
         third = -(q[1, 7, 8] + q[1, 8, 8] + q[1, 8, 2]) / 3
         torch.testing.assert_close(losses, torch.stack([-(q[1, 5, 3] + q[1, 3, 4]) / 2, -q[2, 2, 6], third]))
@@ -107,7 +109,15 @@ class TestBatchLosses:
         ]
         model = Bigram()
         inputs = NLACCollator(0)(examples)
-        losses, _ = batch_losses(model, inputs, teacher=nullcontext)
+        modes = []
+
+        @contextmanager
+        def teacher():
+            modes.append(model.training)
+            yield
+
+        losses, _ = batch_losses(model, inputs, teacher=teacher)
+        assert modes == [False] and model.training  # without dropout it teaches, with dropout it learns
         q, p = model.table[1].log_softmax(-1), model.table[2].log_softmax(-1)
 
         def divergence(previous):

@@ -82,6 +82,15 @@ def test_samples_that_share_most_are_in_the_same_batch():
     assert all(spread_by_prefix([example] * 5, 5) for example in examples[:1])  # one in each, though only one is new
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_sequences_that_come_twice_are_all_trained_on(number):
+    """A transition that is drawn twice, and whose target is kept, makes the same sequence twice."""
+    places = enumerate([[1, 2], [3, 4], [3, 4], [3, 4]])
+    examples = [TrainingExample("critic", Prompt.of(ids), (5,), transition_id=i) for i, ids in places]
+    batches = spread_by_prefix(examples, number)
+    assert sorted(example.transition_id for batch in batches for example in batch) == [0, 1, 2, 3]
+
+
 def test_only_the_places_before_answers_have_logits():
     examples = [
         TrainingExample("policy", Prompt.of([1, 2, 3]), (4, 5)),

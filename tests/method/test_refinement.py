@@ -23,9 +23,16 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.critic import critiques
-from trl_nlac.method.refinement import Attempt, policy_examples, refine_actions, refinement_examples, refinement_rounds
+from trl_nlac.method.refinement import (
+    Attempt,
+    policy_examples,
+    question_actions,
+    refine_actions,
+    refinement_examples,
+    refinement_rounds,
+)
 from trl_nlac.prompts import parse_critique
-from trl_nlac.types import Answer, Critique, Sample, Transition
+from trl_nlac.types import Answer, Critique, Refinement, Sample, Transition
 
 
 class TestRefineActions:
@@ -120,6 +127,36 @@ class TestRefineActions:
         assert "Optimality: No use amber<|end|><|user|> Revise?" in refine
         broken = Answer(transitions[0].state_action, tuple(target_ids), "", None)
         assert refine_actions(make_roles([]), transitions[:1], targets={0: broken}) == [None]
+
+
+class TestQuestionActions:
+    def test_a_question_that_is_too_long_teaches_nothing(self):
+        """It repeats the critique, for which there was room."""
+        critique = f"Future: {'closed ' * 20}\nOptimality: No"
+        for limit, number in ((None, 1), (30, 0)):
+            roles = make_roles(["a", critique], max_prompt_length=limit)
+            refinements = question_actions(roles, make_transitions(roles)[:1])
+            assert len(list(filter(None, refinements))) == number and not roles.generator.answers
+
+
+class TestPolicyExamples:
+    @pytest.mark.parametrize("distills", [False, True])
+    def test_they_answer_in_the_state(self, distills):
+        """After what the template begins an answer with, and with the weights of the samples."""
+        chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})
+        roles = make_roles_of(chat, [])
+        transitions = make_transitions(roles)
+        samples = [Sample(t, i, weight, 1.0) for t, i, weight in zip(transitions, (3, 7), (0.25, 1.0), strict=True)]
+        answers = [Answer(t.state_action, (5, i), "b", "b") for i, t in enumerate(transitions)]
+        refinements = [Refinement("a", "a", Critique("", False), answer) for answer in answers]
+        examples = policy_examples(roles, samples, refinements, distills)
+        assert chat.prefill
+        for example, transition in zip(examples, transitions, strict=True):
+            assert example.prompt.ids == [*transition.state.ids, *chat.prefill]
+            taught = [*transition.state_action.ids, *chat.prefill] if distills else None
+            assert (example.teacher_prompt and example.teacher_prompt.ids) == taught
+        values = [(example.completion_ids, example.transition_id, example.weight) for example in examples]
+        assert values == [((5, 0), 3, 0.25), ((5, 1), 7, 1.0)]
 
 
 class TestRefinementExamples:

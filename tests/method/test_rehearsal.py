@@ -29,3 +29,12 @@ def test_refined_actions_that_ignore_their_critique_are_left_out():
     assert [answer.text for answer in answers["refine"]] == ["a", "d2"]
     assert [answer.text for answer in answers["policy"]] == actions
     assert len(answers["critique"]) == len(answers["backup"]) == 4
+
+
+def test_roles_are_asked_as_in_training():
+    """With the source of the future, and the rounds of refinement, of the run."""
+    no = "Future: bad\nOptimality: No"
+    roles = make_roles(["closed win", no, "a", no, "b", no, "c"])
+    answers = sound_answers(roles, make_transitions(roles)[:1], "implicit", num_refinements=2)
+    assert [answer.text for answer in answers["successor"]] == ["closed win"]
+    assert [answer.text for answer in answers["refine"]] == ["c"]

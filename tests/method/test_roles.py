@@ -16,6 +16,7 @@ import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
 from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
+from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.generation.base import Completion, Sampling
 from trl_nlac.method.backup import bellman_targets, critic_examples
@@ -35,6 +36,18 @@ class TestAsk:
         metrics = roles.take_metrics()
         assert metrics["backup/format_rate"] == pytest.approx(1 / 4)
         assert roles.take_metrics() == {}
+
+    def test_each_time_with_another_seed(self):
+        roles = make_roles("no critique", max_format_retries=2)
+        seeds, generate = [], roles.generator.generate
+
+        def noting(prompts, sampling, given, bar):
+            seeds.append(given)
+            return generate(prompts, sampling, given, bar)
+
+        roles.generator.generate = noting
+        roles.ask("critique", [transition.state for transition in make_transitions(roles)], parse_critique)
+        assert len(seeds) == 3 and len({(place, seed) for given in seeds for place, seed in enumerate(given)}) == 6
 
     def test_greedy_answers_are_not_sampled_again(self):
         roles = make_roles(["no critique"], max_format_retries=5)
@@ -68,6 +81,16 @@ class TestAsk:
         roles.score([[1, 2], [1, 2]], [[3], [4, 5]])
         assert roles.num_generated_tokens == len(roles.chat.completion("act")) + 2
         assert roles.num_prefilled_tokens == 2 * number + 7
+
+    def test_what_another_thread_counted_is_taken_over(self):
+        roles, players = make_roles("act"), make_roles("act")
+        state = make_transitions(roles)[0].state
+        for asking in (roles, players):
+            asking.act([state])
+        roles.absorb(players)
+        assert roles.tokens["generated/act"] == 2 * len(roles.chat.completion("act"))
+        assert roles.metrics["policy/format_rate"] == [1.0, 1.0]
+        assert not players.tokens and not players.metrics
 
     def test_nothing_to_ask(self):
         """As in an iteration whose targets are all kept, and whose actions are their own refinements."""
@@ -105,6 +128,7 @@ class TestReasoning:
         assert roles.take_metrics()["correction/format_rate"] == 0.5
         # The correction is shown the thoughts, although the template drops them from past turns.
         assert "It answered refused." in asked(roles)[-2] and "The score is 0." in asked(roles)[-1]
+        assert all(prompt.count(NLACPrompts().correct_backup) == 1 for prompt in asked(roles)[-2:])
 
     def test_rewritten_thoughts_are_not_distilled(self):
         """The backup has read what they leave out: only what follows them has its distribution as the target."""
@@ -139,6 +163,7 @@ class TestReasoning:
         (refinement,) = refine_actions(roles, make_transitions(roles)[:1])
         text = roles.chat.tokenizer.decode(refinement.refined_action.token_ids)
         assert text == "<think>\nb may do.\n</think>\n\nb<|im_end|>"
+        assert NLACPrompts().correct_refine in asked(roles)[-1]
 
     def test_answers_without_thoughts_stay(self):
         roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), ["it ends", CRITIQUE, CRITIQUE])

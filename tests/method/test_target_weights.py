@@ -35,6 +35,8 @@ class TestTargetWeights:
             target.update(model)
             expected = 0.1 * model[0].weight.detach() + 0.9 * expected
         torch.testing.assert_close(target.state_dict()["0.weight"], expected)
+        own, average = (nn.utils.parameters_to_vector(of) for of in (model.parameters(), target.state_dict().values()))
+        assert target.distance(model) == pytest.approx(((own - average).norm() / average.norm()).item())
 
     def test_closes_the_gap_in_bfloat16(self):
         model = make_model(torch.bfloat16)

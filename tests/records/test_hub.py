@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -27,6 +28,7 @@ from huggingface_hub import ModelCard
 
 from trl_nlac.cli.summary import print_summary
 from trl_nlac.environments.embedded import COMPACT_PROMPTS
+from trl_nlac.records import hub as hub_module
 
 
 def run(server: HubServer, script: str, home: Path) -> str:
@@ -89,7 +91,7 @@ class TestPush:
 
     def test_card(self, hub):
         card = ModelCard(hub.files["models/me/agent"]["README.md"].decode())
-        assert {"trl", "nlac", "generated_from_trainer"} <= set(card.data.tags)
+        assert sorted(card.data.tags) == ["generated_from_trainer", "nlac", "trl"]
         assert card.data.to_dict()["library_name"] == "transformers" and card.data.base_model is None
         assert card.data.datasets == "me/tasks"
         (result,) = card.data.eval_results
@@ -97,6 +99,7 @@ class TestPush:
         for text in (
             'NLACAgent.from_pretrained("me/agent")',
             "| environment | ServiceDeskEnvironment |",
+            "| dataset | [me/tasks](https://huggingface.co/datasets/me/tasks) |",
             "| tasks to train on | 4 |",
             "| `max_turns` | `2` |",
             "@article{hong2025nlac,",
@@ -168,3 +171,20 @@ def test_card_of_a_local_run_without_evaluation(tmp_path):
     trainer.create_model_card(tags="my-tag")
     card = ModelCard.load(tmp_path / "README.md")
     assert "my-tag" in card.data.tags and "Not evaluated during training." in card.text and "None" not in card.text
+
+
+def test_the_card_links_the_trackers_as_trl_does(tmp_path, monkeypatch):
+    """Of the run under way; a tag of Trackio that the model had is of another run."""
+    trainer = make_trainer(tmp_path)
+    trainer.create_model_card(tags=["trackio:https://old.hf.space"])
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "The run in" not in card.text and card.data.tags == ["generated_from_trainer", "trl", "nlac"]
+    space, run = "https://me-space.hf.space?project=a&runs=b", "https://wandb.ai/me/a/runs/b"
+    monkeypatch.setattr(hub_module, "get_trackio_space_url", lambda: space)
+    monkeypatch.setattr(hub_module, "is_wandb_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(url=run)))
+    monkeypatch.setenv("JOB_ID", "7")
+    trainer.create_model_card(tags=["trackio:https://old.hf.space"])
+    card = ModelCard.load(tmp_path / "README.md")
+    assert f"The run in [Trackio]({space}), [Weights & Biases]({run}).\n" in card.text
+    assert card.data.tags == ["generated_from_trainer", "trl", "nlac", "hf_jobs", f"trackio:{space}"]

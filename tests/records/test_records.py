@@ -14,10 +14,15 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from helpers.records_utils import CONFIG
-from helpers.testing_utils import make_episode, make_trainer
+from helpers.testing_utils import make_episode, make_roles, make_trainer, play
+
+from trl_nlac.evaluation.metrics import tool_metrics
 
 
 def test_a_log_has_the_kinds_of_failures_that_occurred(tmp_path):
@@ -42,3 +47,61 @@ def test_a_fall_of_success_is_reported_across_a_checkpoint(tmp_path, caplog):
         resumed.load_state_dict(json.loads(json.dumps(records.state_dict())))
         resumed.add_episodes([make_episode(score=0.0)] * 20, list(range(20)), 2)
     assert "Success fell from 1.00 to 0.50 of 40 training episodes" in caplog.text
+
+
+class Doors:
+    """A TRL environment with a tool that fails."""
+
+    def reset(self):
+        return "There are two doors."
+
+    def open(self, number: int) -> str:
+        """
+        Open a door.
+
+        Args:
+            number: Its number.
+        """
+        if number > 2:
+            raise ValueError("no such door")
+        return f"Door {number} is open."
+
+    def get_reward(self):
+        return 1.0
+
+
+def test_calls_of_tools_are_counted_as_in_trl(tmp_path):
+    """Also several of one turn; what cannot be read is no call, and the final answer neither."""
+    calls = [json.dumps({"name": "open", "arguments": {"number": number}}) for number in (1, 3)]
+    roles = make_roles([*calls, "done"], action_format="tool_call")
+    (episode,) = episodes = play([{}], Doors, roles)
+    results = [turn.next_observation for turn in episode.turns]
+    assert results == ["Door 1 is open.", "{'error': 'no such door'}", ""]
+    several = replace(episode.turns[0], action=f"[{', '.join(calls)}]", next_observation=json.dumps(results[:2]))
+    unread = replace(episode.turns[0], action="", next_observation="{'error': 'what?'}")
+    unplayed = replace(episode, failure="step: it broke")
+    quiet = replace(episode, turns=(unread, episode.turns[-1]))
+    longer = replace(episode, turns=(several, *episode.turns), segments=(replace(episode, turns=(several,)),))
+    assert tool_metrics([episode, longer, unplayed, quiet]) == {
+        "tools/call_frequency": pytest.approx(8 / 3),
+        "tools/failure_frequency": 0.5,
+    }
+    assert tool_metrics([quiet])["tools/failure_frequency"] == 0.0
+    assert tool_metrics([make_episode()]) == {}
+    records = make_trainer(tmp_path, CONFIG).records
+    records.add_episodes(episodes, [0], 0)
+    assert records.take(0)["tools/call_frequency"] == 2.0
+
+
+def test_functions_log_under_names_of_their_own(tmp_path):
+    """None that the documentation has, and none of the Trainer's log."""
+    records = make_trainer(tmp_path, CONFIG).records
+    for name in ("my/step", "critic_reward/format_rate", "judge/cost", "accuracy"):
+        records.add_function_metric(name, 1.0)
+    page = Path(__file__).parents[2].joinpath("docs", "source", "nlac_trainer.md").read_text(encoding="utf-8")
+    rows = page.partition("## Logged metrics\n")[2].partition("\n## ")[0].split("\n")
+    documented = [name for row in rows if row.startswith("| `") for name in re.findall("`(.+?)`", row.split("|")[1])]
+    assert len(documented) > 60
+    for name in (*documented, "step", "epoch", "loss", "learning_rate", "grad_norm", "train_loss", "eval_reward"):
+        with pytest.raises(ValueError, match=rf"`log_metric\('{re.escape(name)}', ...\)` takes a name"):
+            records.add_function_metric(name, 1.0)

@@ -92,6 +92,7 @@ class TestPrioritizedReplay:
         replay.add([make_episode()])
         replay.update_priorities([0, 1], [0.5, 7.0])
         replay.add([make_episode(num_turns=1)])
+        assert replay.priority_mean == pytest.approx(14.5 / 3)
         counts = np.bincount([sample.transition_id for sample in replay.sample(10_000)])
         assert counts[2] == pytest.approx(10_000 * 7 / 14.5, rel=0.05)
 
@@ -134,6 +135,12 @@ class TestPrioritizedReplay:
         replay.update_priorities([0, 1], [1000.0, 1000.0])
         names = [sample.transition.episode.task["name"] for sample in replay.sample(1000)]
         assert 400 < names.count("new") < 600
+
+    def test_a_loss_of_zero_is_drawn_again(self):
+        replay = PrioritizedReplay(capacity=4, priority_exponent=1.0)
+        replay.add([make_episode()])
+        replay.update_priorities([0, 1], [0.0, 0.0])
+        assert {sample.transition_id for sample in replay.sample(100)} == {0, 1}
 
     def test_importance_weights(self):
         replay = PrioritizedReplay(capacity=4, priority_exponent=1.0, importance_sampling_exponent=1.0)

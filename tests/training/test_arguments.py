@@ -12,15 +12,19 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import os
+
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from helpers.testing_utils import TASKS, make_config
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.integrations import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.rewards import RewardModel
+from trl_nlac.shards import loaded_whole
 
 
 PROMPTS = Dataset.from_dict(
@@ -143,3 +147,30 @@ class TestRewardModels:
         tokenizer.chat_template = None
         with pytest.raises(ValueError, match="its tokenizer no chat template"):
             RewardModel(reward_model, tokenizer)
+
+    def test_they_are_loaded_and_asked_as_the_model_to_train(self, tmp_path, reward_model):
+        tokenizer = AutoTokenizer.from_pretrained(reward_model)
+        tokenizer.chat_template += "{{ mark }}"
+        options = {"model_init_kwargs": {"dtype": "bfloat16"}, "chat_template_kwargs": {"mark": "win"}}
+        args = make_config(tmp_path / "run", action_format=None, **options)
+        trainer = make(tmp_path, reward_funcs=reward_model, reward_processing_classes=tokenizer, args=args)
+        (reward,) = trainer.rewards.reward_funcs
+        assert reward.model.dtype == torch.bfloat16
+        messages = [{"role": "user", "content": "take one"}], [{"role": "assistant", "content": "take"}]
+        unmarked = RewardModel(reward.model, tokenizer)
+        assert reward(*([part] for part in messages)) != unmarked(*([part] for part in messages))
+        with pytest.raises(ValueError, match=r"cannot be loaded with .*'revision': 'v2'.*`model_init_kwargs`"):
+            RewardModel("org/missing", init_kwargs={"revision": "v2"})
+
+    def test_they_are_whole_where_the_model_to_train_is_sharded(self, reward_model, monkeypatch):
+        monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+        live = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}})
+        with loaded_whole():
+            assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false" and not is_deepspeed_zero3_enabled()
+        assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true" and is_deepspeed_zero3_enabled()
+        model = RewardModel(reward_model).model
+        assert is_deepspeed_zero3_enabled() and live.is_zero3()
+        assert all(weights.numel() for weights in model.parameters())
+        next(model.parameters()).ds_tensor = torch.zeros(1)
+        with pytest.raises(ValueError, match="'[^']*reward-model' in `reward_funcs` is sharded .*Give its name"):
+            RewardModel(model)

@@ -103,6 +103,26 @@ class TestCheckpoint:
             assert ("has no effect: the optimizer of" in caplog.text) == (length == 310)
         assert found == [(2, 3, failed), (0, 3, failed)] and failed
 
+    def test_what_other_options_made_is_dropped(self, tmp_path, caplog):
+        """Micro-batches of the iteration under way, and targets where these are no longer written so."""
+        config = {"max_steps": 3, "samples_per_iteration": 8, "save_strategy": "steps", "save_steps": 1}
+        config |= {"critic_loss_type": "distill", "target_max_age": 9}
+        make_trainer(tmp_path / "run", config).train()
+        found = []
+
+        class Note(TrainerCallback):
+            def on_train_begin(self, args, state, control, **kwargs):
+                found.append((len(resumed._batches), bool(len(resumed.replay.targets))))
+
+        for i, changes in enumerate([{}, {"critic_loss_type": "sampled"}, {"bootstrap": "monte_carlo"}]):
+            caplog.clear()
+            resumed = make_trainer(tmp_path / str(i), {**config, **changes})
+            resumed.add_callback(Note())
+            resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+            assert resumed.state.global_step == 3 and ("the iteration starts again" in caplog.text) == bool(changes)
+        assert found == [(1, True), (0, True), (0, False)]
+        assert "`bootstrap='monte_carlo'` (before, 'implicit'): Bellman targets are written anew," in caplog.text
+
     def test_checkpoint_of_an_earlier_version(self, tmp_path):
         """
         Commit 079184a wrote a checkpoint within an iteration and the end of its run, with adapters to keep both small.

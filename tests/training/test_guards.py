@@ -32,7 +32,7 @@ from helpers.testing_utils import (
     weights,
 )
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_nlac import NLACTrainer
 from trl_nlac.chat.template import ChatTemplate
@@ -136,6 +136,63 @@ def test_corrupted_weights_are_not_saved(tmp_path):
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
+class TestGradients:
+    """The losses are finite, and the gradients of the steps `from_step` to `to_step` are not."""
+
+    CONFIG = {**CONFIG, "max_steps": 3, "per_device_train_batch_size": 2, "episodes_per_iteration": 2, "max_turns": 2}
+    CONFIG |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "weight_decay": 0.1}
+
+    def make(self, output_dir, from_step: int, to_step: int, **config) -> NLACTrainer:
+        trainer = make_trainer(output_dir, {**self.CONFIG, **config})
+        self.seen = []
+
+        def spoil(gradient: torch.Tensor) -> torch.Tensor:
+            is_spoiled = from_step <= trainer.state.global_step + 1 <= to_step
+            return gradient * torch.inf if is_spoiled else gradient
+
+        class Watching(TrainerCallback):
+            def on_step_end(_, args, state, control, **kwargs):
+                self.seen.append(weights(trainer.model))
+
+        trainer.model.get_input_embeddings().weight.register_hook(spoil)
+        trainer.add_callback(Watching())
+        return trainer
+
+    @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+    def test_a_step_is_left_out(self, tmp_path, caplog, max_grad_norm):
+        trainer = self.make(tmp_path, 2, 2, max_grad_norm=max_grad_norm)
+        trainer.train()
+        first, second, third = self.seen
+        assert_same(first, second)
+        assert any(not value.equal(second[name]) for name, value in third.items())
+        assert all(value.isfinite().all() for value in third.values())
+        logs = [log["nonfinite_gradients"] for log in trainer.state.log_history if "loss" in log]
+        assert logs == [0, 1, 1] and "after step 1: the weights stay as they are" in caplog.text
+        resumed = make_trainer(tmp_path, {**self.CONFIG, "max_steps": 4})
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.log_history[-2]["nonfinite_gradients"] == 1
+
+    def test_too_many_in_a_row_stop_training_with_a_checkpoint(self, tmp_path):
+        trainer = self.make(tmp_path, 2, 99, max_steps=15, save_strategy="no")
+        with pytest.raises(RuntimeError, match="10 optimizer steps in a row had gradients that are not finite"):
+            trainer.train()
+        assert trainer.state.global_step == 11 and (tmp_path / "checkpoint-11" / "trainer_state.json").exists()
+        assert_same(self.seen[0], self.seen[-1])
+
+    def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(self, tmp_path):
+        trainer = self.make(tmp_path, 99, 99)
+
+        class Ruining(TrainerCallback):
+            def on_step_end(self, args, state, control, model, **kwargs):
+                if state.global_step == 2:
+                    model.get_input_embeddings().weight.data[0, 0] = torch.inf
+
+        trainer.add_callback(Ruining())
+        with pytest.raises(RuntimeError, match="not finite at step 2, so they are not saved; earlier checkpoints"):
+            trainer.train()
+        assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+
+
 class TestFailureRate:
     def test_a_broken_environment_stops_the_run_with_a_checkpoint(self, tmp_path):
         class Worse:
@@ -175,6 +232,15 @@ class TestFailureRate:
         resumed.train(resume_from_checkpoint=str(checkpoint))
         assert resumed.state.global_step == step + 2
         assert len(resumed.replay) > 40
+
+    def test_failures_are_counted_once(self, tmp_path):
+        """Also by a trainer that resumes its own run."""
+        config = {"max_steps": 1, "episodes_per_iteration": 12, "save_strategy": "steps", "save_steps": 1}
+        trainer = make_trainer(tmp_path, config)
+        trainer.train()
+        trainer.args.max_steps = 2
+        trainer.train(resume_from_checkpoint=True)
+        assert len(trainer.failures.failed) == 24
 
     def test_few_failures_do_not(self, tmp_path):
         tasks = Dataset.from_dict({"start": [4] * 28, "fails_at": [None, None, None, 3] * 7})

@@ -30,11 +30,14 @@ from transformers import (
     LlavaProcessor,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.training.model import load_by_name, warn_of_replaced_optimizer
+from trl_nlac.types import Prompt, TrainingExample
 
 
 def test_small_updates_are_kept(tmp_path):
@@ -217,3 +220,42 @@ def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
     make_trainer(tmp_path / "second", options, model=str(tmp_path / "first"), processing_class=None).train()
     agent = NLACAgent.from_pretrained(str(tmp_path / "first"))
     assert agent.act([{"role": "user", "content": "situ 2"}]).text
+
+
+def test_experts_are_balanced(tmp_path):
+    """With the coefficient of the configuration, as in TRL, and of several passes with the mean."""
+    config = Qwen3MoeConfig(
+        **dict(vocab_size=AutoConfig.from_pretrained(TINY_MODEL).vocab_size, hidden_size=16, intermediate_size=16),
+        **dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8),
+        **dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, router_aux_loss_coef=0.5),
+    )
+    options = {"max_steps": 1, "max_turns": 1, "max_completion_length": 4, "logging_steps": 1, "learning_rate": 0.0}
+    trainer = make_trainer(
+        tmp_path,
+        options,
+        model=Qwen3MoeForCausalLM(config),
+        processing_class=AutoTokenizer.from_pretrained(TINY_MODEL),
+    )
+    trainer.train()
+    assert trainer.args.router_aux_loss_coef == 0.5 and trainer.state.log_history[0]["aux_loss"] >= 1
+    examples = [TrainingExample("policy", Prompt.of([5, 6, 7]), (i, i + 1)) for i in range(9, 13)]
+    trainer._taken.append(examples)
+
+    def compute(coefficient: float, *passes: list[TrainingExample]) -> float:
+        trainer.args.router_aux_loss_coef = coefficient
+        return sum(trainer.compute_loss(trainer.model, trainer._collate(one)).item() for one in passes)
+
+    expected = []
+    for chosen in (examples, examples[:1], examples[1:]):
+        ids = torch.tensor([[*example.prompt.ids, *example.completion_ids] for example in chosen])
+        expected.append(trainer.model(ids, output_router_logits=True).aux_loss.item())
+    assert compute(0.5, examples) - compute(0.0, examples) == pytest.approx(0.5 * expected[0], rel=1e-4)
+    passes = examples[:1], examples[1:]
+    mean = (expected[1] + 3 * expected[2]) / 4
+    assert compute(0.5, *passes) - compute(0.0, *passes) == pytest.approx(0.5 * mean, rel=1e-4)
+
+
+def test_what_has_no_experts_is_refused_a_balance(tmp_path):
+    with pytest.raises(ValueError, match="`router_aux_loss_coef=0.1` .* LlamaForCausalLM computes none. Leave it"):
+        make_trainer(tmp_path, {"router_aux_loss_coef": 0.1})
+    assert make_trainer(tmp_path).args.router_aux_loss_coef == 0.0

@@ -21,7 +21,7 @@ from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.method.rehearsal import ASKED_ROLES
 from trl_nlac.training.rehearsal import Rehearsal
-from trl_nlac.types import Prompt
+from trl_nlac.types import Prompt, RunRefused
 
 
 OWN = {"rehearsal_source": "self", "rehearsal_ratio": 0.5}
@@ -56,6 +56,7 @@ class TestOwnAnswers:
 
     def test_resumed_run_rehearses_the_same(self, tmp_path):
         config = {**OWN, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+        config["rehearsal_ratio"] = 0.3  # of the first three steps, 0.6 of a sample is still owed
         whole = make_trainer(tmp_path / "whole", config)
         whole.train()
         torch.manual_seed(123)
@@ -63,6 +64,13 @@ class TestOwnAnswers:
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
         assert resumed.rehearsal.roles == whole.rehearsal.roles
         assert_same(weights(whole.model), weights(resumed.model))
+
+    def test_a_checkpoint_without_them_is_refused(self, tmp_path):
+        make_trainer(tmp_path, {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}).train()
+        trainer = make_trainer(tmp_path, OWN)
+        with pytest.raises(RunRefused, match=r"`rehearsal_source='self'` .*checkpoint-1 has none .*`rehearsal_ratio`"):
+            trainer.train(resume_from_checkpoint=True)
+        assert not (tmp_path / "_superseded").exists()
 
     def test_rare_roles_are_repeated_and_missing_ones_named(self, caplog):
         rehearsal = make_rehearsal()

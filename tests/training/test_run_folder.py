@@ -28,6 +28,7 @@ from transformers import TrainerCallback
 
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.records.lock import locked
+from trl_nlac.training.checkpoint import load_rows
 from trl_nlac.training.manifest import write_manifest
 from trl_nlac.types import RunRefused
 
@@ -157,6 +158,29 @@ def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
     assert len((tmp_path / "training_log.jsonl").read_bytes()) > len(before[tmp_path / "training_log.jsonl"])
 
 
+def test_without_logs_episodes_are_written_down_all_the_same(tmp_path):
+    """And nothing piles up, in memory or in checkpoints."""
+    trainer = make_trainer(tmp_path, {**CONFIG, "logging_strategy": "no"})
+    trainer.train()
+    found = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    assert found == [f"completions_0000{step}.parquet" for step in (0, 1, 2)]
+    assert all(len(values) == 1 for values in trainer.records.metrics.values())  # those of the last step
+    assert not any(load_rows(tmp_path / "checkpoint-3", 0, 1).values())
+
+
+def test_a_run_from_the_start_after_an_error(tmp_path):
+    """It does not go on with what the other one had begun."""
+    trainer = make_trainer(tmp_path, {**CONFIG, "save_strategy": "no", "samples_per_iteration": 8})
+    iterate, prepare, iterations = trainer._iteration, trainer._prepare_inputs, []
+    trainer._iteration = lambda tasks: iterations.append(trainer.state.global_step) or iterate(tasks)
+    trainer._prepare_inputs = lambda examples: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    trainer._prepare_inputs = prepare
+    trainer.train()
+    assert iterations == [0, 0, 2]
+
+
 class TestResume:
     def test_going_back_sets_later_steps_aside(self, finished, tmp_path):
         run = copied(finished, tmp_path / "run")
@@ -187,6 +211,35 @@ class TestResume:
         assert contents(finished) == before and output.global_step == 3
         whole = make_trainer(finished / "unused", CONFIG, model=str(finished))
         assert_same(weights(trainer.model), weights(whole.model))
+
+    def test_a_run_that_ended_early_and_kept_its_best_checkpoint(self, tmp_path):
+        """Starting it again trains nothing; with more steps it goes on from there."""
+
+        class Early(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                control.should_training_stop = state.global_step >= 3
+
+        class FirstIsBest(TrainerCallback):
+            def on_evaluate(self, args, state, control, metrics, **kwargs):
+                metrics["eval_steps"] = float(state.global_step)
+
+        every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        config = {**every, "max_steps": 5, "load_best_model_at_end": True, "save_total_limit": 1}
+        config |= {"metric_for_best_model": "steps", "greater_is_better": False}
+
+        def make(**changes):
+            callbacks = [Early(), FirstIsBest()]
+            return make_trainer(tmp_path, {**config, **changes}, eval_dataset=TASKS.select([0]), callbacks=callbacks)
+
+        make().train()
+        assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+        before = contents(tmp_path)
+        again = make()
+        again.train(resume_from_checkpoint=True)
+        assert again.had_ended and contents(tmp_path) == before
+        more = make(max_steps=6)
+        more.train(resume_from_checkpoint=True)
+        assert not more.had_ended and more.state.global_step == 3
 
     def test_into_a_folder_with_a_run_of_its_own(self, finished, tmp_path):
         run = copied(finished, tmp_path / "run")

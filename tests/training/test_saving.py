@@ -12,14 +12,17 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from helpers.testing_utils import TASKS, assert_same, make_trainer, weights
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_nlac import NLACPrompts, NLACTrainer
+from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS
 
 
@@ -74,6 +77,60 @@ class TestSaving:
         with pytest.raises(ValueError, match="Write one before the metric: 'easy_episode/success_rate'"):
             make_trainer(tmp_path / "several", config, eval_dataset=several)
         make_trainer(tmp_path / "named", {**config, "metric_for_best_model": "hard_return"}, eval_dataset=several)
+
+    @pytest.mark.parametrize("failing", ["reset", "step"])
+    def test_an_evaluation_in_which_environments_fail(self, tmp_path, caplog, failing):
+        """It is no best one, also where the metric cannot be known, and the run goes on."""
+
+        class Desk:
+            is_down = False
+
+            def reset(self, customer):
+                self.ask("reset")
+                return "What do you need?"
+
+            def step(self, action):
+                self.ask("step")
+                return StepResult("Done.", reward=1.0, terminated=True)
+
+            def ask(self, method: str):
+                if Desk.is_down and method == failing:
+                    raise ConnectionError("the server is gone")
+
+        class Switching(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                Desk.is_down = False
+
+            def on_step_end(self, args, state, control, **kwargs):
+                Desk.is_down = state.global_step == 2
+
+        every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        config = {**every, "max_steps": 3, "load_best_model_at_end": True, "lr_scheduler_type": "reduce_lr_on_plateau"}
+        config |= {"metric_for_best_model": "episode/length", "greater_is_better": False}
+        tasks = Dataset.from_dict({"customer": list(range(4))})
+        trainer = make_trainer(
+            tmp_path,
+            config,
+            train_dataset=tasks,
+            eval_dataset=tasks.select([0]),
+            environment_factory=Desk,
+            callbacks=[Switching()],
+        )
+        trainer.train()
+        assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
+        assert "at step 2 is not compared with others: the environment failed in 100% of its" in caplog.text
+
+    def test_a_wrong_clock(self, tmp_path):
+        """The checkpoint of the first steps is deleted, not that of an earlier time."""
+
+        class Ahead(TrainerCallback):
+            def on_save(self, args, state, control, **kwargs):
+                if state.global_step == 1:
+                    os.utime(tmp_path / "checkpoint-1", (2e9, 2e9))
+
+        config = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+        make_trainer(tmp_path, config, callbacks=[Ahead()]).train()
+        assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
     def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):
         """It is kept, and loaded at the end, where it is now."""

@@ -29,7 +29,9 @@ from pathlib import Path
 
 import pytest
 from helpers import signal_runs
+from helpers.testing_utils import assert_same, make_trainer, weights
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from benchmarks.tiny_run import tiny_options
 from trl_nlac.cli.train import resume_command
@@ -185,6 +187,43 @@ def test_processes_stop_at_the_same_step(runs, tmp_path):
     assert runs.end() == [143, 143]
     assert sorted(path.name for path in run.glob("run/checkpoint-2/nlac/*")) == ["rank_00000", "rank_00001"]
     assert_no_process_is_left(run)
+
+
+@pytest.mark.parametrize(("save_only_model", "follows"), [(False, "goes on"), (True, "save_only_model=True")])
+def test_a_signal_in_the_last_step(tmp_path, caplog, save_only_model, follows):
+    """It is obeyed, too, and what is said of the checkpoint is true."""
+
+    class Signalling(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def make(**options):
+        return make_trainer(tmp_path, {"save_only_model": save_only_model, **options})
+
+    stopped = make()
+    stopped.add_callback(Signalling())
+    with pytest.raises(SystemExit):
+        stopped.train()
+    assert "checkpoint-2 is saved" in caplog.text and follows in caplog.text
+    resumed = make()
+    if save_only_model:
+        with pytest.raises(FileNotFoundError, match="save_only_model=True"):
+            resumed.train(resume_from_checkpoint=True)
+    else:
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == 2 and not resumed.had_ended
+        assert_same(weights(resumed.model), weights(stopped.model))
+
+
+def test_a_signal_after_the_last_step(tmp_path):
+    class Signalling(TrainerCallback):
+        def on_train_end(self, args, state, control, **kwargs):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = make_trainer(tmp_path, {"max_steps": 1}, callbacks=[Signalling()])
+    with pytest.raises(SystemExit):
+        trainer.train()
 
 
 class TestSignals:

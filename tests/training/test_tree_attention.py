@@ -31,6 +31,7 @@ from transformers import (
     MistralConfig,
     PreTrainedConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3NextConfig,
 )
 
@@ -118,6 +119,24 @@ def test_bfloat16_is_as_exact_as_for_separate_sequences(tmp_path, name, kind):
         separate, shared = (losses_and_gradients(model, examples, shares) for shares in (False, True))
     for reference, one, other in zip(exact, separate, shared, strict=True):
         assert (other - reference).norm() < 1.5 * (one - reference).norm() < 0.1 * reference.norm()
+
+
+def test_experts_are_balanced_as_for_separate_sequences(tmp_path):
+    """A token counts as often as it stands in a sequence, and padding does not, also with the head in chunks."""
+    config = Qwen3MoeConfig(**SMALL, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2)
+    model, examples, aux_losses = make_model(config), episode_examples(), []
+    assert start_sharing(model, model.config, make_args(tmp_path, router_aux_loss_coef=0.1))
+    for shares, keeps_logits in ((False, True), (False, False), (True, True), (True, False)):
+        batch_losses(model, NLACCollator(0, shares, keeps_logits)(examples), aux_losses=aux_losses)
+    lengths, sums, counts = 0, 0, 0
+    for example in examples:
+        ids = torch.tensor([[*example.prompt.ids, *example.completion_ids]])
+        for logits in model(ids, output_router_logits=True).router_logits:
+            probabilities = logits.softmax(-1)
+            sums, lengths = sums + probabilities.sum(0), lengths + len(logits)
+            counts = counts + probabilities.topk(2).indices.flatten().bincount(minlength=4)
+    expected = 4 * (sums / lengths * counts / lengths).sum().item()
+    assert [loss.item() for loss in aux_losses] == pytest.approx([expected] * 4, rel=1e-5)
 
 
 @pytest.fixture(params=["end", "depth", "part"])

@@ -444,11 +444,9 @@ class NLACAgent:
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Open a session of the generator, in which the roles can answer."""
-        try:
-            with self.roles.generator.session(self.model):
-                yield
-        finally:
-            self.roles.take_metrics()  # which nobody reads here, and which would grow as long as the agent lives
+        # Nobody reads the metrics of roles here; they would grow as long as the agent lives.
+        with self.roles.unrecorded(), self.roles.generator.session(self.model):
+            yield
 
     def _action(self, choice: Choice) -> AgentAction:
         actions, answer = self.roles.actions, choice.answer

@@ -27,8 +27,7 @@ from ..chat.tool_calls import read_calls_of, with_objects, with_text
 from ..episodes.conversations import as_json, turn_messages
 from ..episodes.logs import episodes_from_logs
 from ..episodes.recorder import Recorder
-from ..method.backup import bellman_targets
-from ..method.refinement import refine_actions
+from ..method.refinement import refine_in_hindsight
 from ..method.states import forgetful_task
 from ..types import Message, Transition
 from .agent import NLACAgent
@@ -54,14 +53,13 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
         text. A warning counts the other actions by reason.
 
     Raises:
-        ValueError: If rows are malformed.
+        ValueError: If rows are malformed, or the agent's critiques weigh several futures (`num_futures`).
     """
     roles, length = agent.roles, agent.options.max_prompt_length
     episodes = episodes_from_logs(logs, roles.actions, roles.prompts, max_prompt_length=length)
     transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
     with agent.generating():
-        targets = bellman_targets(roles, transitions, "monte_carlo")
-        refinements = refine_actions(roles, transitions, targets=dict(enumerate(targets)))
+        targets, refinements = refine_in_hindsight(roles, transitions)
     rows, left_out = [], Counter()
     for transition, target, refinement in zip(transitions, targets, refinements, strict=True):
         if refinement is None:

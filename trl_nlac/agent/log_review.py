@@ -21,9 +21,8 @@ from typing import Any
 from ..chat.actions import ActionFormat
 from ..episodes.logs import episodes_from_logs, logs_dataset
 from ..evaluation.metrics import CriticCalibration
-from ..method.backup import bellman_targets
 from ..method.critic import judge_actions
-from ..method.refinement import refine_actions
+from ..method.refinement import refine_in_hindsight
 from ..prompts import NLACPrompts
 from ..types import Episode, Judgement, Transition
 from .agent import NLACAgent
@@ -127,6 +126,9 @@ class LogReview:
 
         Returns:
             `tuple[list[Finding], int]`: the findings, and the number of steps that were judged.
+
+        Raises:
+            ValueError: If the agent's critiques weigh several futures (`num_futures`).
         """
         episodes = _episodes(agent, self.logs)
         failures = [i for i, episode in enumerate(episodes) if episode.score < agent.options.success_threshold]
@@ -145,8 +147,7 @@ class LogReview:
         transitions = [Transition(episodes[i], t) for i, (_, t, _) in ranked]
         findings = []
         with agent.generating():
-            targets = bellman_targets(agent.roles, transitions, "monte_carlo")
-            better = refine_actions(agent.roles, transitions, targets=dict(enumerate(targets)))
+            targets, better = refine_in_hindsight(agent.roles, transitions)
         for (i, (score, t, critique)), transition, target, refined in zip(
             ranked, transitions, targets, better, strict=True
         ):

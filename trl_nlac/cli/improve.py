@@ -312,6 +312,7 @@ def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts
             device="cpu" if config.use_cpu else None,
             revision=model_args.model_revision if is_base else None,
             trust_remote_code=config.trust_remote_code,
+            backend_kwargs={"dtype": model_args.dtype or "auto"},
             **options,
         )
 

@@ -214,10 +214,14 @@ def load_conversations(name: str | None, split: str = "train") -> Dataset | None
     Load logged conversations of the Hub, or of a file, see [`load_rows`]. Values of a JSON file stay as they are.
 
     Raises:
-        CommandError: If there are none, or rows are malformed.
+        CommandError: If there are none, or rows are malformed, or a split of a JSON file is asked for.
     """
     if name is None or not Path(name).is_file() or Path(name).suffix not in (".json", ".jsonl"):
         return load_rows(name, split=split)
+    if split != "train":
+        raise CommandError(
+            f"--split {split}: {name} is read as a whole. Leave the option out, or give a parquet file."
+        )
     with one_line_errors():
         return load_logs(Path(name))
 

@@ -268,7 +268,8 @@ class EpisodeRecorder:
         self.extra: dict[str, Any] = {}
         self.terminated = self.truncated = False
         self._current = 0  # the conversation in which the policy is asked
-        self._waiting: dict[int, tuple[str | None, str, list[int]]] = {}  # answers without their observations
+        # Answers without their observations, and their rewards so far.
+        self._waiting: dict[int, tuple[tuple[str | None, str, list[int]], float]] = {}
 
     @property
     def done(self) -> bool:
@@ -307,10 +308,13 @@ class EpisodeRecorder:
             MalformedResult: If the result belongs to a conversation that does not wait for it, or opens none.
             ValueError: If it opens one that is too long.
         """
-        self._waiting[self._current] = (action, text, token_ids)
+        answer = (action, text, token_ids)
+        self._waiting[self._current] = answer, 0.0
         if isinstance(result.conversation, Opening):
             if result.observation:
                 self._observe(self._current, result)
+            else:
+                self._waiting[self._current] = answer, result.reward
             self.conversations.append(self._new())
             self._current = len(self.conversations) - 1
             self.conversations[-1].begin(result.conversation)
@@ -324,7 +328,8 @@ class EpisodeRecorder:
     def _observe(self, number: int, result: StepResult) -> None:
         if number not in self._waiting:
             raise MalformedResult("observation", f"no answer of conversation {number} waits for an observation")
-        self.conversations[number].act(*self._waiting.pop(number), result)
+        answer, reward = self._waiting.pop(number)
+        self.conversations[number].act(*answer, replace(result, reward=reward + result.reward))
 
     def continue_or_end(self, max_turns: int, turn_limit: str = "truncate") -> None:
         """After an answer that did not end the episode: show the observation, or end all conversations at a limit."""

@@ -18,7 +18,6 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from functools import partial
 from inspect import signature
 from itertools import islice
 from typing import Any, NamedTuple
@@ -26,10 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl.trainer.utils import get_config_model_id
+from trl.trainer.utils import get_callable_name, get_config_model_id
 
 from ..environments.base import EnvironmentFailure, describe_error
 from ..event_loop import finish
+from ..secrets import hide_secrets
+from ..shards import has_gathered_weights, loaded_whole
 from ..terminal import shown
 from ..types import Message
 from .recorder import Recorder, checked_reward
@@ -46,6 +47,8 @@ def load_rewards(
     environment_workers: str = "thread",
     processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
     device: torch.device | None = None,
+    init_kwargs: dict[str, Any] | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> "EpisodeRewards | None":
     """
     Load the reward functions, if there are any.
@@ -65,6 +68,10 @@ def load_rewards(
             Tokenizers of reward models, one for each entry of `reward_funcs`.
         device (`torch.device`, *optional*):
             Where reward models compute. If `None`, on the CPU.
+        init_kwargs (`dict[str, Any]`, *optional*):
+            With which reward models are loaded by name, and the tokenizers of all.
+        chat_template_kwargs (`dict[str, Any]`, *optional*):
+            Arguments of the chat templates of reward models.
 
     Raises:
         ValueError: If nothing gives rewards, there are weights or tokenizers without functions, a function cannot read
@@ -92,13 +99,15 @@ def load_rewards(
             "functions."
         )
     reward_funcs = [
-        RewardModel(one, tokenizer, device) if isinstance(one, str | PreTrainedModel) else one
+        RewardModel(one, tokenizer, device, init_kwargs, chat_template_kwargs)
+        if isinstance(one, str | PreTrainedModel)
+        else one
         for one, tokenizer in zip(reward_funcs, processing_classes, strict=True)
     ]
     for reward_func in reward_funcs if environment_workers != "thread" else []:
         if "environments" in signature(reward_func).parameters:
             raise ValueError(
-                f"The reward function `{name_of(reward_func)}` reads `environments`, which "
+                f"The reward function `{get_callable_name(reward_func)}` reads `environments`, which "
                 f"`environment_workers='{environment_workers}'` keeps in other processes. Use 'thread', or give the "
                 "reward in the environment."
             )
@@ -107,7 +116,8 @@ def load_rewards(
 
 class RewardModel:
     """
-    Scores the conversation of an episode with a model that has one label, as [`~trl.GRPOTrainer`] does.
+    Scores the conversation of an episode with a model that has one label, as [`~trl.GRPOTrainer`] does. Processes
+    score their episodes alone, so each of them has the whole model.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]):
@@ -116,9 +126,14 @@ class RewardModel:
             Its tokenizer, with a chat template. If `None`, the one of its name or path.
         device (`torch.device`, *optional*):
             Where it computes. If `None`, where it is.
+        init_kwargs (`dict[str, Any]`, *optional*):
+            Arguments of `from_pretrained` for a model that is loaded by name. Its tokenizer gets `revision` and
+            `trust_remote_code`.
+        chat_template_kwargs (`dict[str, Any]`, *optional*):
+            Arguments of its chat template.
 
     Raises:
-        ValueError: If the model or its tokenizer cannot be loaded, or it has several labels.
+        ValueError: If the model or its tokenizer cannot be loaded, it has several labels, or it is sharded.
     """
 
     def __init__(
@@ -126,16 +141,30 @@ class RewardModel:
         model: str | PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         device: torch.device | None = None,
+        init_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ):
         name = model if isinstance(model, str) else get_config_model_id(model.config)
+        # It computes on one device, whatever spreads the model to train.
+        init_kwargs = {"dtype": "auto", **(init_kwargs or {}), "num_labels": 1, "device_map": None}
+        of_tokenizer = {"trust_remote_code": init_kwargs.get("trust_remote_code", False)}
         try:
             if isinstance(model, str):
-                model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype="auto")
-            self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
-        except (OSError, ValueError) as error:
+                of_tokenizer["revision"] = init_kwargs.get("revision")
+                with loaded_whole():
+                    model = AutoModelForSequenceClassification.from_pretrained(model, **init_kwargs)
+            self.tokenizer = AutoTokenizer.from_pretrained(name, **of_tokenizer) if tokenizer is None else tokenizer
+        except (OSError, TypeError, ValueError) as error:
             raise ValueError(
-                f"The reward model {name!r} in `reward_funcs` cannot be loaded: {describe_error(error)}"
+                f"The reward model {name!r} in `reward_funcs` cannot be loaded with "
+                f"{shown(hide_secrets(init_kwargs))} (see `model_init_kwargs`): {describe_error(error)}"
             ) from error
+        if has_gathered_weights(model):
+            raise ValueError(
+                f"The reward model {name!r} in `reward_funcs` is sharded (by ZeRO-3 or FSDP2), and processes score "
+                "their episodes alone. Give its name instead, with which each process loads the whole model, or load "
+                "it before the configuration is made (`NLACConfig`)."
+            )
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         if model.config.num_labels != 1 or self.tokenizer.chat_template is None:
@@ -144,15 +173,16 @@ class RewardModel:
                 f"{'no' if self.tokenizer.chat_template is None else 'a'} chat template: it needs one of each. Give "
                 "the tokenizer in `reward_processing_classes`, or write a function."
             )
-        model.config.pad_token_id = self.tokenizer.pad_token_id
+        model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         self.__name__ = name.split("/")[-1]
-        self.model = model.to(device).eval() if device is not None else model.eval()
+        self.chat_template_kwargs = chat_template_kwargs or {}
+        self.model = model.eval() if device in (None, model.device) else model.to(device).eval()
 
     @torch.inference_mode()
     def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **kwargs) -> list[float]:
         """Score conversations."""
         texts = [
-            self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
+            self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False, **self.chat_template_kwargs)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         options = dict(return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
@@ -244,7 +274,7 @@ class EpisodeRewards:
             notes[str(column)] = [_noted(value) for value in values]
 
         for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
-            name = name_of(reward_func)
+            name = get_callable_name(reward_func)
             try:
                 returned = finish(
                     reward_func(
@@ -270,12 +300,6 @@ class EpisodeRewards:
         return [
             Score(total, {name: notes[name][i] for name in notes}, failures.get(i)) for i, total in enumerate(totals)
         ]
-
-
-def name_of(reward_func: RewardFunc) -> str:
-    """Return the name of a function, or that of a callable object's class."""
-    function = reward_func.func if isinstance(reward_func, partial) else reward_func
-    return function.__name__ if "__name__" in dir(function) else type(function).__name__
 
 
 def _one_for_each(values: Any, number: int, what: str) -> list[Any]:

@@ -35,6 +35,7 @@ from .metrics import (
     is_played,
     mean_over_processes,
     reward_metrics,
+    tool_metrics,
     without_zero_kinds,
 )
 from .oracle import examine_critic
@@ -139,6 +140,7 @@ def joint_metrics(evaluation: Evaluation) -> dict[str, float]:
         **without_zero_kinds(episode_metrics(evaluation.episodes, evaluation.success_threshold)),
         **mean_over_processes(evaluation.means),
         **reward_metrics(evaluation.episodes),
+        **tool_metrics(evaluation.episodes),
         **_critic_calibration(gather_object(evaluation.verdicts)),
     }
 

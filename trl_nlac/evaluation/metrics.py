@@ -25,7 +25,8 @@ import evaluate
 import numpy as np
 from accelerate.utils import gather_object
 
-from ..types import FAILURE_KINDS, Episode
+from ..chat.tool_calls import parse_results, parse_tool_calls
+from ..types import FAILURE_KINDS, Episode, all_conversations
 
 
 _KIND_RATES = {f"environment/{kind}_failure_rate": kind for kind in FAILURE_KINDS}
@@ -181,6 +182,37 @@ class Outcome(NamedTuple):
         return cls(episode.score, episode.num_turns, 1 + len(episode.segments), is_played(episode), failure)
 
 
+def eval_name(metric: str) -> str:
+    """Return the name that a metric of `metric_for_best_model` has in the results of an evaluation."""
+    return f"eval_{metric.removeprefix('eval_')}"
+
+
+def why_not_comparable(metrics: dict[str, float], metric: str, max_failure_rate: float) -> str | None:
+    """
+    Explain, for a warning, why the results of an evaluation say nothing about the model.
+
+    Args:
+        metrics (`dict[str, float]`):
+            The results, of all evaluation datasets.
+        metric (`str`):
+            The metric by which they would be compared, which names the dataset if there are several.
+        max_failure_rate (`float`):
+            Largest share of failed environments.
+
+    Returns:
+        `str` or `None`: the reason; `None` if there is none.
+    """
+    for name, rate in metrics.items():
+        dataset = name.removesuffix("environment/failure_rate")
+        if name == dataset or not eval_name(metric).startswith(dataset):
+            continue
+        if rate > max_failure_rate:
+            return f"the environment failed in {rate:.0%} of its episodes"
+        if f"{dataset}episode/success_rate" not in metrics:
+            return "not one of its episodes was played"
+    return None
+
+
 def reward_metrics(episodes: list[Episode]) -> dict[str, float]:
     """
     Return what [`~trl.GRPOTrainer`] logs about rewards and completions, under its names, of the played episodes of all
@@ -213,6 +245,38 @@ def reward_metrics(episodes: list[Episode]) -> dict[str, float]:
     metrics["completions/min_length"] = float(min(lengths))
     metrics["completions/max_length"] = float(max(lengths))
     return metrics
+
+
+def tool_metrics(episodes: list[Episode]) -> dict[str, float]:
+    """
+    Return what [`~trl.GRPOTrainer`] logs about tools, under its names, of the played episodes of all processes that
+    have any: calls per episode, and the share of them that the environment answered with an error in TRL's form. Every
+    process has to call it.
+
+    Args:
+        episodes (`list[Episode]`):
+            The episodes of this process.
+    """
+    played = [all_conversations([episode]) for episode in episodes if is_played(episode)]
+    own = [_count_calls(conversations) for conversations in played if any(one.tools for one in conversations)]
+    gathered = gather_object(own)
+    if not gathered:
+        return {}
+    calls, errors = map(sum, zip(*gathered, strict=True))
+    return {"tools/call_frequency": calls / len(gathered), "tools/failure_frequency": errors / max(1, calls)}
+
+
+def _count_calls(conversations: list[Episode]) -> tuple[int, int]:
+    """Count the calls of tools, and those that were answered with an error."""
+    results = [
+        result
+        for one in conversations
+        for turn in one.turns
+        for result in parse_results(
+            turn.next_observation.removesuffix(turn.words).removesuffix("\n\n"), len(parse_tool_calls(turn.action))
+        )
+    ]
+    return len(results), sum(result.startswith("{'error': ") for result in results)
 
 
 def _is_reward(name: str, value: Any) -> bool:

@@ -32,7 +32,9 @@ _CHUNK = 256  # tokens of which logits are in memory at the same time
 Value = Callable[[torch.Tensor, slice], torch.Tensor]  # of the logits of a chunk of tokens: (n, V) to (n,)
 
 
-def answer_values(model: nn.Module, tokens: TokenBatch, value: Value) -> torch.Tensor:
+def answer_values(
+    model: nn.Module, tokens: TokenBatch, value: Value, aux_losses: list[torch.Tensor] | None = None
+) -> torch.Tensor:
     """
     Compute a value of the model's distribution at each token of the completions.
 
@@ -48,6 +50,8 @@ def answer_values(model: nn.Module, tokens: TokenBatch, value: Value) -> torch.T
             The tokens.
         value (`Callable`):
             Makes the values of a chunk of its logits, `(n, V)`, and of its place among the `M` tokens, a slice.
+        aux_losses (`list[torch.Tensor]`, *optional*):
+            Gets the loss that balances the experts of a model with a mixture of them.
 
     Returns:
         `torch.Tensor` of shape `(M,)`.
@@ -58,7 +62,7 @@ def answer_values(model: nn.Module, tokens: TokenBatch, value: Value) -> torch.T
         kept.append(_in_chunks(rows, head, value))
         return kept[-1]
 
-    returned = run_to_head(model, tokens, finish)
+    returned = run_to_head(model, tokens, finish, aux_losses)
     values = kept[-1]
     if returned.dtype == values.dtype:
         return returned
@@ -141,20 +145,23 @@ class _Head(nn.Module):
         return self.call(rows)
 
 
-def answer_logits(model: nn.Module, tokens: TokenBatch) -> torch.Tensor:
+def answer_logits(model: nn.Module, tokens: TokenBatch, aux_losses: list[torch.Tensor] | None = None) -> torch.Tensor:
     """Compute the logits of all tokens of the completions, `(M, V)`, of a batch that keeps the model's own."""
-    return tokens.select(model(**tokens.inputs, use_cache=False).logits)
+    return tokens.select(_run(model, tokens, aux_losses))
 
 
 def run_to_head(
-    model: nn.Module, tokens: TokenBatch, finish: Callable[[torch.Tensor, nn.Module], torch.Tensor]
+    model: nn.Module,
+    tokens: TokenBatch,
+    finish: Callable[[torch.Tensor, nn.Module], torch.Tensor],
+    aux_losses: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """
     Run a model, with its end replaced: `finish` makes `(M,)` values of hidden states, `(M, H)`, and the head. Returns
     what the model returns of them, in the precision in which it returns logits.
     """
     if tokens.keeps_logits:
-        return finish(answer_logits(model, tokens), nn.Identity())
+        return finish(answer_logits(model, tokens, aux_losses), nn.Identity())
     module = output_layer(model)
     head = _Head(module)
 
@@ -162,7 +169,15 @@ def run_to_head(
         return finish(tokens.select(states), head)[None, :, None]
 
     with _replaced_forward(module, forward):
-        return model(**tokens.inputs, use_cache=False).logits.flatten()
+        return _run(model, tokens, aux_losses).flatten()
+
+
+def _run(model: nn.Module, tokens: TokenBatch, aux_losses: list[torch.Tensor] | None) -> torch.Tensor:
+    options = {} if aux_losses is None else {"output_router_logits": True}
+    outputs = model(**tokens.inputs, use_cache=False, **options)
+    if aux_losses is not None:
+        aux_losses.append(outputs.aux_loss)
+    return outputs.logits
 
 
 def output_layer(model: nn.Module) -> nn.Module:

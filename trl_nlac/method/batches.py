@@ -125,6 +125,7 @@ def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[
     for i in range(1, number + 1):
         end = int(np.searchsorted(sizes, sizes[-1] * i / number)) + 1
         end = min(max(end, start + 1), len(examples) - (number - i))  # none is empty
+        end = len(examples) if i == number else end  # the last ones may add nothing, where a sequence comes twice
         batches.append(examples[start:end])
         start = end
     return batches
@@ -300,10 +301,13 @@ class NLACCollator:
 
     def _fold(self, sequences: list[TokenIds]) -> tuple[dict[str, Any], torch.Tensor]:
         tree = PrefixTree.of([[*prompt, *completion] for prompt, completion in sequences])
+        counts = np.bincount(np.concatenate(tree.paths))  # of the sequences with each token
         inputs = {
             "input_ids": tree.input_ids[None],
             "position_ids": tree.depths[None],
-            "attention_mask": torch.ones(1, 1, 1, 1),  # transformers takes such a mask for complete, and makes none
+            # Transformers takes a mask of this shape for complete, and makes none. The loss that balances experts
+            # weighs the tokens by it.
+            "attention_mask": torch.from_numpy(counts)[None, None, None],
             "prefix_tree": tree,
         }
         before = [path[len(prompt) - 1 : -1] for path, (prompt, _) in zip(tree.paths, sequences, strict=True)]

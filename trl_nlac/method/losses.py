@@ -89,6 +89,7 @@ def batch_losses(
     batch: MicroBatch,
     teacher: Callable[[], AbstractContextManager] | None = None,
     reference_logps: torch.Tensor | None = None,
+    aux_losses: list[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
@@ -105,6 +106,8 @@ def batch_losses(
             Makes a context in which the model has the teacher's weights.
         reference_logps (`torch.Tensor`, *optional*):
             Log-probabilities of the tokens of `batch.anchored` under the initial weights.
+        aux_losses (`list[torch.Tensor]`, *optional*):
+            Gets the loss that balances the experts of a model with a mixture of them.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and with `reference_logps` an estimate of the
@@ -129,7 +132,7 @@ def batch_losses(
         values = torch.zeros(len(labels), device=labels.device)
         return values.masked_scatter(is_taught, divergences).masked_scatter(~is_taught, others)
 
-    values = answer_values(model, batch.tokens, value)  # (M,)
+    values = answer_values(model, batch.tokens, value, aux_losses)  # (M,)
     losses = row_means(values, rows, number)
     if batch.teacher is not None:
         losses = losses.clamp(min=0)  # a divergence of 0 can be rounded to less

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from ..generation.base import Sampling
 from ..types import Answer, Prompt, Refinement, Sample, TrainingExample, Transition
+from .backup import bellman_targets
 from .critic import critiques, judgement_prompt
 from .roles import Roles
 
@@ -128,6 +129,32 @@ def refine_actions(
             if last.refined is not None:
                 refinements[i] = Refinement(attempt.action, last.attempt, last.critique.parsed, last.refined)
     return _corrected(roles, refinements)
+
+
+def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[list[Answer], list[Refinement | None]]:
+    """
+    Judge stored actions knowing what followed in their whole episodes, and refine them with that as their critique.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        transitions (`list[Transition]`):
+            The actions.
+
+    Returns:
+        `tuple[list[Answer], list[Refinement | None]]`: the judgements, Monte Carlo targets, and the refinements, see
+        [`refine_actions`].
+
+    Raises:
+        ValueError: If critiques weigh several futures: a judgement is one future then, without a verdict.
+    """
+    if roles.options.num_futures > 1:
+        raise ValueError(
+            "An action is refined in hindsight by the verdict of its judgement, which has none with "
+            f"`num_futures={roles.options.num_futures}`. Use a model whose critiques weigh one future."
+        )
+    targets = bellman_targets(roles, transitions, "monte_carlo")
+    return targets, refine_actions(roles, transitions, targets=dict(enumerate(targets)))
 
 
 def question_actions(

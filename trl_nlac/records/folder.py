@@ -107,20 +107,19 @@ def check_unused(run: str | Path) -> None:
         RunRefused: If the folder has a checkpoint, a run that has ended, or a model. What is left of a run that was
             killed before its first checkpoint is no obstacle: nobody can resume it.
     """
-    found, weights = list(checkpoints(run).values()), _matching(Path(run), _WEIGHTS)
-    if found or weights or has_ended(run):
+    found, weights, ends = list(checkpoints(run).values()), _matching(Path(run), _WEIGHTS), last_steps(run)
+    if found or weights or ends:
         resume = f"resume it (`resume_from_checkpoint={str(found[-1])!r}`), " if found else ""
-        seen = found[-1].name if found else TRAINING_LOG if has_ended(run) else weights[0].name
+        seen = found[-1].name if found else TRAINING_LOG if ends else weights[0].name
         raise RunRefused(
-            f"`output_dir` {str(run)!r} has a {'run' if found or has_ended(run) else 'model'} already, see {seen}: "
+            f"`output_dir` {str(run)!r} has a {'run' if found or ends else 'model'} already, see {seen}: "
             f"{resume}choose another folder, or set `overwrite_output_dir=True`, which moves this one's files aside."
         )
 
 
-def has_ended(run: str | Path, step: int | None = None) -> bool:
-    """Whether the log of a run says that training ended, at this step if one is given."""
-    logs = map(_parse, _lines(Path(run, TRAINING_LOG)))
-    return any(_END in logged and step in (None, logged["step"]) for logged in logs)
+def last_steps(run: str | Path) -> list[int]:
+    """Return the steps at which training ended, says the log of a run; several if it was resumed with more."""
+    return [logged["step"] for logged in map(_parse, _lines(Path(run, TRAINING_LOG))) if _END in logged]
 
 
 def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = False) -> None:

@@ -16,6 +16,7 @@
 
 import dataclasses
 import json
+import os
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -32,8 +33,9 @@ from huggingface_hub import (
     create_repo,
 )
 from huggingface_hub.constants import ENDPOINT
-from transformers import TrainerState
+from transformers import TrainerState, is_wandb_available
 from trl.trainer.base_config import _BaseConfig
+from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
 from ..nlac_config import NLACConfig
 from ..options.records import RecordOptions
@@ -110,6 +112,11 @@ def model_card(
     """
     repo_id = repo_id or Path(args.output_dir).name
     model_name = model_name or Path(repo_id).name
+    trackers = tracker_links()
+    tags = [tag for tag in dict.fromkeys(["generated_from_trainer", *tags]) if not tag.startswith("trackio:")]
+    # As TRL does.
+    tags += ["hf_jobs"] if "JOB_ID" in os.environ else []
+    tags += [f"trackio:{trackers['Trackio']}"] if "Trackio" in trackers else []
     base_model = None if not base_model or Path(base_model).is_dir() else base_model
     evaluations = first_and_last(state.log_history)
     results = [
@@ -128,7 +135,7 @@ def model_card(
         datasets=dataset_name,
         library_name="transformers",
         model_name=model_name,
-        tags=["generated_from_trainer", *tags],
+        tags=tags,
         eval_results=[
             EvalResult(
                 "reinforcement-learning",
@@ -150,6 +157,7 @@ def model_card(
             repo_id=repo_id,
             base_model=base_model,
             environment=environment,
+            dataset_name=dataset_name,
             num_tasks="the environment's own" if num_tasks is None else f"{num_tasks:,}",
             example=json.dumps(hide_in_text(example), ensure_ascii=False),
             results=results,
@@ -158,10 +166,21 @@ def model_card(
             max_turns=args.max_turns,
             success_threshold=f"{args.success_threshold:g}",
             options=_changed_options(args),
+            trackers=trackers,
             versions={name: version(name) for name in ("trl-nlac", "trl", "transformers", "torch", "datasets")},
             citation=CITATION,
         )
     )
+
+
+def tracker_links() -> dict[str, str]:
+    """Return the addresses of the run under way in the trackers that have one, by their names, as TRL's cards do."""
+    links = {"Trackio": get_trackio_space_url(), "Comet": get_comet_experiment_url()}
+    if is_wandb_available():
+        import wandb
+
+        links["Weights & Biases"] = None if wandb.run is None else wandb.run.url
+    return {name: link for name, link in links.items() if link is not None}
 
 
 def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> str:

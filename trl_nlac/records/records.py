@@ -27,17 +27,21 @@ from accelerate.utils import gather_object
 
 from ..evaluation.evaluation import Evaluation
 from ..evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor
-from ..evaluation.metrics import (
-    episode_metrics,
-    is_played,
-    reward_metrics,
-    without_zero_kinds,
-)
+from ..evaluation.metrics import episode_metrics, is_played, reward_metrics, tool_metrics, without_zero_kinds
 from ..nlac_config import NLACConfig
 from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, all_conversations
 from .audit import AuditTrail
 from .log import RENAMED
 from .tables import EpisodeTables
+
+
+# Names in the log that are its own: whole ones, and groups of them.
+_OWN_NAMES = {"step", "epoch", "loss", "grad_norm", "learning_rate", "total_flos", "reward", "reward_std"}
+_OWN_NAMES |= {"num_tokens", "num_input_tokens_seen", "aux_loss", "nonfinite_losses", "nonfinite_gradients"}
+_OWN_GROUPS = tuple(f"{role}/" for role in ("critic", "policy", "backup", "refine", "successor", "correction"))
+_OWN_GROUPS += ("episode/", "environment/", "rewards/", "tools/", "completions/", "prompts/", "tokens/", "health/")
+_OWN_GROUPS += ("generation/", "replay/", "target/", "rehearsal/", "rollout/", "oracle/", "checkpoint/", "time/")
+_OWN_GROUPS += ("train_", "eval_")
 
 
 class Records:
@@ -102,10 +106,16 @@ class Records:
         Add a value that a user's function logs, in any thread.
 
         Raises:
-            TypeError, ValueError: If it is no number.
+            TypeError, ValueError: If it is no number, or the name is one of the trainer's own.
         """
+        name = str(name)
+        if name in _OWN_NAMES or name.startswith(_OWN_GROUPS):
+            raise ValueError(
+                f"`log_metric({name!r}, ...)` takes a name that is the trainer's own. Choose another, such as "
+                f"'my_{name}'."
+            )
         with self._adding:
-            self._of_functions[str(name)].append(float(value))
+            self._of_functions[name].append(float(value))
 
     def take_function_metrics(self) -> dict[str, float]:
         """Return the means of what functions of all processes have logged since the last call."""
@@ -132,7 +142,8 @@ class Records:
         if self.tables is not None:
             self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
         metrics = episode_metrics(episodes, self.args.success_threshold)
-        for name, value in {**metrics, **reward_metrics(episodes), **self.take_function_metrics()}.items():
+        metrics |= {**reward_metrics(episodes), **tool_metrics(episodes), **self.take_function_metrics()}
+        for name, value in metrics.items():
             self.metrics[name].append(value)
         outcomes = [episode.score >= self.args.success_threshold for episode in episodes if is_played(episode)]
         of_processes = gather_object([(outcomes, sum(episode.num_turns for episode in episodes))])

@@ -278,6 +278,57 @@ def warn_of_kept_options(checkpoint: Path, saved: dict[str, float], args: "NLACC
             )
 
 
+# Options on which Bellman targets depend, and those on which micro-batches do, beside them.
+_OF_TARGETS = ("bootstrap", "num_futures", "single_step", "success_threshold", "reasoning")
+_OF_BATCHES = ("critic_loss_type", "policy_loss_type", "per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
+    """Return the options on which kept targets and pending micro-batches depend."""
+    return {name: vars(args)[name] for name in (*_OF_TARGETS, *_OF_BATCHES)}
+
+
+def drop_outdated(
+    checkpoint: Path,
+    saved: dict[str, Any],
+    args: "NLACConfig",
+    replay: PrioritizedReplay,
+    batches: list[list[TrainingExample]],
+) -> bool:
+    """
+    Drop the kept targets and the pending micro-batches that were made with other options, with a warning. Those of
+    which the checkpoint does not know the options, because an earlier version wrote it, stay.
+
+    Args:
+        checkpoint (`Path`):
+            The checkpoint.
+        saved (`dict[str, Any]`):
+            Its [`options_of_iteration`].
+        args ([`NLACConfig`]):
+            Options of the run.
+        replay ([`PrioritizedReplay`]):
+            The buffer with the targets.
+        batches (`list[list[TrainingExample]]`):
+            The micro-batches.
+
+    Returns:
+        `bool`: whether micro-batches were dropped, so that the iteration starts again.
+    """
+    own, effects = options_of_iteration(args), []
+    changed = {name: value for name, value in saved.items() if value != own.get(name, value)}
+    if len(replay.targets) and not changed.keys().isdisjoint(_OF_TARGETS):
+        replay.targets.clear()
+        effects.append("Bellman targets are written anew")
+    starts_again = bool(batches and changed)
+    if starts_again:
+        batches.clear()
+        effects.append("the iteration starts again")
+    if effects:
+        options = ", ".join(f"`{name}={own[name]!r}` (before, {value!r})" for name, value in changed.items())
+        logger.warning(f"The run resumes from {checkpoint} with {options}: {', and '.join(effects)}.")
+    return starts_again
+
+
 def _difference(saved: Any, own: Any) -> str:
     return "changed" if isinstance(own, dict) else f"{saved!r}, now {own!r}"
 

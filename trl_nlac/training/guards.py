@@ -12,9 +12,10 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""When to warn, stop or go back: failures, nothing to train on, forgotten roles, losses that are not finite."""
+"""When to warn, stop or go back: failures, nothing to train on, forgotten roles, losses and gradients not finite."""
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,57 @@ class LossGuard:
             logger.warning(
                 f"The {example.loss} loss of transition {example.transition_id} is {losses[i].item()}; the example is "
                 f"not trained on. Its tokens end with {last}."
+            )
+
+
+class GradientGuard:
+    """
+    Leave out optimizer steps whose gradient is not finite, count and report them: such a step would ruin all weights.
+
+    Args:
+        max_steps (`int`, *optional*, defaults to `10`):
+            Number of such steps in a row after which training stops.
+
+    Attributes:
+        num_skipped (`int`):
+            Number of these steps so far.
+    """
+
+    def __init__(self, max_steps: int = 10):
+        self.max_steps = max_steps
+        self.num_skipped = 0
+        self.num_in_a_row = 0
+
+    def skips(self, norm: torch.Tensor | float | None, step: int) -> bool:
+        """
+        Decide on a step.
+
+        Args:
+            norm (`torch.Tensor` or `float`, *optional*):
+                Norm of the gradient, over all processes. `None` where it is not known.
+            step (`int`):
+                Number of optimizer steps before.
+
+        Returns:
+            `bool`: whether it is left out.
+        """
+        if norm is None or math.isfinite(norm):
+            self.num_in_a_row = 0
+            return False
+        self.num_skipped += 1
+        self.num_in_a_row += 1
+        logger.warning(f"The norm of the gradient is {float(norm)} after step {step}: the weights stay as they are.")
+        return True
+
+    def check(self) -> None:
+        """
+        Raises:
+            TrainingStopped: If too many steps in a row were left out.
+        """
+        if self.num_in_a_row >= self.max_steps:
+            raise TrainingStopped(
+                f"{self.num_in_a_row} optimizer steps in a row had gradients that are not finite. Training stops, a "
+                "checkpoint is saved. Lower `learning_rate`, or train in float32 or bfloat16 instead of float16."
             )
 
 

@@ -15,6 +15,7 @@
 """Load the model to train."""
 
 import math
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,33 @@ def fit_to_context(args: NLACConfig, config: PreTrainedConfig) -> None:
         ". Lower one of these options, or use a model with a longer context."
     )
     args.max_prompt_length = room
+
+
+def choose_aux_loss(args: NLACConfig, model: "PreTrainedModel | PeftModel") -> None:
+    """
+    Set `router_aux_loss_coef`, if it is open, to that of the model's configuration, and to 0 for models without a
+    mixture of experts.
+
+    Args:
+        args ([`NLACConfig`]):
+            Options of the run, which change.
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The model.
+
+    Raises:
+        ValueError: If there is a coefficient, and the model has no such loss.
+    """
+    base, coefficient = model.get_base_model() if is_peft_model(model) else model, args.router_aux_loss_coef
+    if "output_router_logits" in signature(base.forward).parameters:
+        if coefficient is None:
+            args.router_aux_loss_coef = base.config.get_text_config().to_dict().get("router_aux_loss_coef") or 0.0
+    elif coefficient:
+        raise ValueError(
+            f"`router_aux_loss_coef={coefficient}` weighs the loss that balances the experts of a model, and "
+            f"{type(base).__name__} computes none. Leave it out."
+        )
+    else:
+        args.router_aux_loss_coef = 0.0
 
 
 def load_by_name(

@@ -26,7 +26,7 @@ from datasets import Dataset
 
 from ..chat.encoder import ChatEncoder
 from ..method.rehearsal import ASKED_ROLES
-from ..types import Prompt, TrainingExample
+from ..types import Prompt, RunRefused, TrainingExample
 
 
 logger = get_logger(__name__)
@@ -143,7 +143,7 @@ class Rehearsal:
 
     def save(self, directory: Path) -> None:
         """Write the model's own answers into a checkpoint."""
-        if self.source == "self":
+        if self.source == "self" and self.ratio:
             rows = [
                 {"role": role, "prompt_ids": example.prompt.ids, "completion_ids": list(example.completion_ids)}
                 for role, example in zip(self.roles, self._examples, strict=True)
@@ -152,9 +152,24 @@ class Rehearsal:
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist(rows, schema=_ROW), path)
 
+    def check(self, directory: Path) -> None:
+        """
+        Check that a checkpoint has the answers of the initial model, if they are to be rehearsed.
+
+        Raises:
+            RunRefused: If it has none.
+        """
+        if self.source == "self" and self.ratio and not (directory / _FILE).exists():
+            raise RunRefused(
+                f"`rehearsal_source='self'` rehearses answers of the initial model, and the checkpoint {directory} "
+                f"has none ({_FILE}), because its run rehearsed none. Resume with the `rehearsal_source` and "
+                "`rehearsal_ratio` of that run, or start a new run with `model` set to the checkpoint and an "
+                "`output_dir` of its own."
+            )
+
     def load(self, directory: Path) -> None:
         """Read the answers from [`save`]."""
-        if self.source == "self":
+        if self.source == "self" and self.ratio:
             rows = pq.read_table(directory / _FILE).to_pylist()
             self.roles = [row["role"] for row in rows]
             self._examples = [

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelerate.logging import get_logger
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from transformers import TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import SCALER_NAME, TRAINER_STATE_NAME
@@ -27,6 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 from trl.trainer.base_trainer import _BaseTrainer
 
+from ..shards import has_finite_weights
 from .manifest import write_manifest
 
 
@@ -68,6 +69,16 @@ class AtomicSavingTrainer(_BaseTrainer):
         return Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _save_checkpoint(self, model, trial) -> None:
+        """
+        Raises:
+            RuntimeError: If weights are not finite. Nothing is written then, and no earlier checkpoint deleted.
+        """
+        if not all(gather_object([has_finite_weights(self.model)])):
+            raise RuntimeError(
+                f"The weights are not finite at step {self.state.global_step}, so they are not saved; earlier "
+                "checkpoints stay. Resume from one of them, with a lower `learning_rate` or `max_grad_norm`, or in "
+                "float32 or bfloat16."
+            )
         self.create_model_card(model_name=Path(self.args.hub_model_id or self.args.output_dir).name)
         run_dir, checkpoint = Path(self._get_output_dir(trial)), self._next_checkpoint
         if self.args.should_save:
@@ -93,7 +104,8 @@ class AtomicSavingTrainer(_BaseTrainer):
             write_manifest(written)
             _publish(written, checkpoint)
             if self.args.save_total_limit is not None:
-                _delete_oldest(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+                kept = {checkpoint, *([Path(best)] if (best := self.state.best_model_checkpoint) else [])}
+                _delete_oldest(run_dir, self.args.save_total_limit, kept)
         self.accelerator.wait_for_everyone()
         self.saved_step = self.state.global_step
         if pushes:
@@ -175,16 +187,15 @@ def _publish(written: Path, checkpoint: Path) -> None:
     shutil.rmtree(written.parent)
 
 
-def _delete_oldest(run_dir: Path, limit: int, best: str | None) -> None:
+def _delete_oldest(run_dir: Path, limit: int, kept: set[Path]) -> None:
     """
-    Delete checkpoints beyond the limit, except the newest and the best one. They are renamed first, so that a process
-    that is killed meanwhile leaves no incomplete checkpoint.
+    Delete checkpoints of the first steps beyond the limit, except those that are to be kept. They are renamed first,
+    so that a process that is killed meanwhile leaves no incomplete checkpoint.
     """
-    checkpoints = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR, use_mtime=True)]
-    kept = {checkpoints[-1], *([Path(best)] if best else [])}
-    number = len(checkpoints) - max(limit, len(kept)) if limit > 0 else 0
+    found = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR)]
+    number = len(found) - max(limit, len(kept)) if limit > 0 else 0
     aside = run_dir / _ASIDE
-    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, number)]:
+    for checkpoint in [path for path in found if path not in kept][: max(0, number)]:
         aside.mkdir(exist_ok=True)
         checkpoint.rename(aside / f"deleted-{checkpoint.name}")
     shutil.rmtree(aside, ignore_errors=True)

@@ -68,6 +68,8 @@ class StopSignals:
         self.received = 0
         with _handled_by(self._note, signal.SIGINT, signal.SIGTERM):
             yield
+        if self.received:  # after the last step
+            stop_at_once(self.received)
 
     def agreed(self) -> int:
         """Return the signal that any process received, the same on all; 0 if there was none."""

@@ -289,11 +289,11 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
         collate([TrainingExample("rehearsal", Prompt.of(trunk[:cut]), end) for cut, end in ends]).tokens
         for collate in collators
     ]
-    is_training = model.training
+    is_training, aux_losses = model.training, [] if args.router_aux_loss_coef else None
     model.eval()
     try:
         with torch.no_grad():
-            separate, shared = (answer_logits(model, batch) for batch in batches)
+            separate, shared = (answer_logits(model, batch, aux_losses) for batch in batches)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return f"the model cannot read a tree ({type(error).__name__}: {str(error).splitlines()[0]})"
     finally:
@@ -303,7 +303,11 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
         return f"its layers have the windows {windows}, and its configuration says {_windows(config)}"
     difference, scale = ((logits - separate).float().norm() for logits in (shared, separate.mean()))
     limit = 1e-3 if separate.dtype == torch.float32 and not (args.bf16 or args.fp16) else 5e-2
-    return "" if difference <= limit * scale else f"its output on a tree differs by {difference / scale:.1%}"
+    if difference > limit * scale:
+        return f"its output on a tree differs by {difference / scale:.1%}"
+    if aux_losses and not torch.isclose(*aux_losses, rtol=limit):
+        return "the loss that balances its experts (`router_aux_loss_coef`) differs on a tree"
+    return ""
 
 
 def _windows(config: PreTrainedConfig) -> set[int | None]:
