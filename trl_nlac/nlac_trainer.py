@@ -81,6 +81,7 @@ from .training.arguments import (
     check_arguments,
     check_best_metric,
     check_tasks,
+    check_types,
     named,
     plays_prompts,
     refuse_rollout_func,
@@ -542,8 +543,10 @@ class NLACTrainer(AtomicSavingTrainer):
         warn_of_kept_options(checkpoint, state.get("kept_options", {}), self.args)
         saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         step, ends = saved.global_step, last_steps(run)
+        last = max(ends, default=-1)
         # A run can end before its last step, and keep none but its best checkpoint.
-        has_ended = is_newest and saved.max_steps >= num_steps and max(ends, default=-1) >= step
+        is_last = last < saved.max_steps or saved.best_global_step == step
+        has_ended = is_newest and last >= step and is_last and saved.max_steps >= num_steps
         is_own = checkpoint.parent.resolve() == run.resolve()
         if not is_own:
             check_unused(run)
@@ -551,7 +554,7 @@ class NLACTrainer(AtomicSavingTrainer):
         elif has_ended or step > num_steps or (step == num_steps and step in ends):
             logger.warning(
                 f"Nothing is left to train: {checkpoint} is at step {step}, and training ends at step "
-                f"{max(ends) if has_ended else num_steps}. Nothing is written. To train on, raise `max_steps` or "
+                f"{last if has_ended else num_steps}. Nothing is written. To train on, raise `max_steps` or "
                 "`num_train_epochs`."
             )
             return str(checkpoint), True
@@ -994,6 +997,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if not self.is_in_train:
             self._place_model()
         args, device, rank, dataset = self.args, self.accelerator.device, self.args.process_index, dataloader.dataset
+        check_types(eval_dataset=dataset)
         check_tasks(None, dataset, self.environments.check_task)
         tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
         numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_oracle_probes, args.seed)

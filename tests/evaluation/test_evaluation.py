@@ -15,7 +15,7 @@
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from helpers.testing_utils import TASKS, Countdown, make_roles, make_trainer
 
 from trl_nlac import nlac_trainer
@@ -48,6 +48,9 @@ class TestEvaluation:
             **metrics,
             **{k: v for k, v in trainer.state.log_history[-1].items() if "runtime" in k or "per_second" in k},
         }
+        for rows in (list(TASKS), IterableDataset.from_generator(lambda: iter(TASKS))):
+            with pytest.raises(TypeError, match="`eval_dataset`"):
+                trainer.evaluate(rows)
 
     def test_metrics_of_training_stay(self, tmp_path):
         """Those of episodes that were played beside it, for example."""

@@ -200,7 +200,7 @@ def test_traffic_of_a_training_step(tmp_path, flexes):
         del trainer
         gc.collect()
     (few, one_step), (more, two_steps), (large, _) = ((sum(c.values()), c) for c in counts)
-    assert more - few <= 24, (one_step, two_steps)
+    assert more - few <= 25, (one_step, two_steps)  # one of them asks whether the gradient is finite
     assert large <= more
 
 

@@ -212,7 +212,8 @@ class TestResume:
         whole = make_trainer(finished / "unused", CONFIG, model=str(finished))
         assert_same(weights(trainer.model), weights(whole.model))
 
-    def test_a_run_that_ended_early_and_kept_its_best_checkpoint(self, tmp_path):
+    @pytest.mark.parametrize("max_steps", [5, 3], ids=["early", "whole"])
+    def test_a_run_that_ended_early_or_kept_its_best_checkpoint(self, tmp_path, max_steps):
         """Starting it again trains nothing; with more steps it goes on from there."""
 
         class Early(TrainerCallback):
@@ -224,7 +225,7 @@ class TestResume:
                 metrics["eval_steps"] = float(state.global_step)
 
         every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-        config = {**every, "max_steps": 5, "load_best_model_at_end": True, "save_total_limit": 1}
+        config = {**every, "max_steps": max_steps, "load_best_model_at_end": True, "save_total_limit": 1}
         config |= {"metric_for_best_model": "steps", "greater_is_better": False}
 
         def make(**changes):

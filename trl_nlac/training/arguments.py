@@ -93,6 +93,16 @@ def check_arguments(**arguments: Any) -> None:
             "are in another order than those of `GRPOTrainer`: name them, as in `NLACTrainer(model, reward_funcs=..., "
             "args=..., train_dataset=...)`."
         )
+    check_types(**arguments)
+
+
+def check_types(**arguments: Any) -> None:
+    """
+    Check arguments one by one, by name.
+
+    Raises:
+        TypeError: If one has another type.
+    """
     for name, value in arguments.items():
         if isinstance(value, IterableDataset):
             raise TypeError(

@@ -83,7 +83,7 @@ def make_examples(turns: int, turn: int, answer: int, vocabulary: int, seed: int
 
 def options_of_run(device: torch.device, bf16: bool = False) -> SimpleNamespace:
     """What a model's trial reads of a trainer's options."""
-    return SimpleNamespace(device=device, bf16=bf16, fp16=False, torch_compile=False)
+    return SimpleNamespace(device=device, bf16=bf16, fp16=False, torch_compile=False, router_aux_loss_coef=0.0)
 
 
 def synchronize(device: torch.device) -> None:
