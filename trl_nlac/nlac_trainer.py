@@ -485,7 +485,9 @@ class NLACTrainer(AtomicSavingTrainer):
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
-            self._batches.clear()  # of a run that an error ended; a checkpoint has its own
+            self._batches.clear()  # of a run that an error ended; a checkpoint has its own, as of the failures
+            self.failures.failed.clear()
+            self.loss_guard.num_batches = self.gradient_guard.num_in_a_row = 0
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start
             output = super().train(checkpoint, *args, **kwargs)
@@ -1218,9 +1220,8 @@ class NLACTrainer(AtomicSavingTrainer):
             if starts_again or state["world_size"] != world_size:
                 self.records.end_iteration()
             self._saved_losses = state.get("losses")
-            self.loss_guard.num_dropped, self.loss_guard.num_batches = state["nonfinite_losses"], 0
+            self.loss_guard.num_dropped = state["nonfinite_losses"]
             self.gradient_guard.num_skipped = state.get("nonfinite_gradients", 0)  # earlier versions had no such guard
-            self.gradient_guard.num_in_a_row = 0
             self.target_weights.num_updates = state.get("target_updates", 0)  # earlier versions kept no targets
             self.rehearsal.load(Path(checkpoint))
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none
@@ -1229,7 +1230,6 @@ class NLACTrainer(AtomicSavingTrainer):
             if state.get("max_prompt_length", self.args.max_prompt_length) != self.args.max_prompt_length:
                 self.replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
             self.idle.num_iterations = state.get("idle_iterations", 0)  # earlier versions began again
-            self.failures.failed.clear()
             self.failures.update(state.get("environment_failures", []))
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]

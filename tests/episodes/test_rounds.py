@@ -19,6 +19,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,6 +222,14 @@ def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
+def make_rollouts(monkeypatch, play: Callable, updates: int) -> AsyncRollouts:
+    """Make rollouts without a model, which call `play` in place of `play_episodes`."""
+    monkeypatch.setattr(rounds, "play_episodes", play)
+    generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
+    roles = SimpleNamespace(generator=generator, absorb=lambda players: None)
+    return AsyncRollouts(EnvironmentPool(None), roles, None, SimpleNamespace(generator=generator), 4, updates)
+
+
 def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):
     """A reward function that waits for somebody, for example."""
     monkeypatch.setattr(rounds, "STOPPING_SECONDS", 0.2)
@@ -232,10 +241,7 @@ def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):
             goes_on.wait(60)
         return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
 
-    monkeypatch.setattr(rounds, "play_episodes", play)
-    generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
-    roles = SimpleNamespace(generator=generator, absorb=lambda players: None)
-    rollouts = AsyncRollouts(EnvironmentPool(None), roles, None, SimpleNamespace(generator=generator), 4, 1)
+    rollouts = make_rollouts(monkeypatch, play, updates=1)
     rollouts.play([{"run": 1}], 0, waits=False, is_last=False)
     while not played:
         time.sleep(0.01)
@@ -256,10 +262,7 @@ def test_only_rounds_that_would_be_too_old_are_waited_for(monkeypatch):
         ends.wait(10)
         return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
 
-    monkeypatch.setattr(rounds, "play_episodes", play)
-    generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
-    roles = SimpleNamespace(generator=generator, absorb=lambda players: None)
-    rollouts = AsyncRollouts(EnvironmentPool(None), roles, None, SimpleNamespace(generator=generator), 4, 2)
+    rollouts = make_rollouts(monkeypatch, play, updates=2)
     rollouts.play([{}], 0, waits=False, is_last=False)
     for step in (0, 2):
         rollouts.wait(step)

@@ -23,6 +23,7 @@ from ..types import Answer, Message, Prompt
 from .call_reader import read_calls, without_observation
 from .encoder import ChatEncoder
 from .tool_calls import (
+    before_words,
     call_message,
     format_results,
     format_tool_calls,
@@ -245,8 +246,7 @@ class ActionFormat:
         tools = self._tools(action)
         if not tools:
             return self.chat.reply(last_id, observation)
-        results = observation.removesuffix(words).removesuffix("\n\n") if words else observation
-        return self.chat.results(last_id, parse_results(results, len(tools)), tools, words)
+        return self.chat.results(last_id, parse_results(before_words(observation, words), len(tools)), tools, words)
 
     def shortened(self, action: str | None, observation: str, max_tokens: int) -> str:
         """Cut the environment's answer to `action` to `max_tokens` tokens: the result of each tool to its share."""

@@ -188,6 +188,11 @@ def format_results(results: list[str]) -> str:
     return results[0] if len(results) == 1 else json.dumps(results, ensure_ascii=False)
 
 
+def before_words(observation: str, words: str) -> str:
+    """Return an observation without the `words` of a user that end it, see [`~types.Turn`]: the results of tools."""
+    return observation.removesuffix(words).removesuffix("\n\n") if words else observation
+
+
 def parse_results(observation: str, number: int) -> list[str]:
     """Split an observation into the results of `number` calls. One that is not such a list answers each of them."""
     if number > 1:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..chat.actions import ActionFormat
+from ..chat.tool_calls import before_words
 from ..environments.base import Opening, StepResult, TextEnvironment, describe_error
 from ..method.states import forgetful_task, opening_ids, opening_messages
 from ..prompts import NLACPrompts
@@ -141,10 +142,7 @@ class Recorder:
         self.completion_messages.append(self.actions.message(action, text, token_ids))
         turn = self.turns[-1]
         if turn.next_observation:
-            observation = turn.next_observation.removesuffix(turn.words).removesuffix("\n\n")
-            self.completion_messages += self.actions.replies(
-                action, observation if turn.words else turn.next_observation
-            )
+            self.completion_messages += self.actions.replies(action, before_words(turn.next_observation, turn.words))
             self.completion_messages += [{"role": "user", "content": turn.words}] if turn.words else []
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 

@@ -25,7 +25,7 @@ import evaluate
 import numpy as np
 from accelerate.utils import gather_object
 
-from ..chat.tool_calls import parse_results, parse_tool_calls
+from ..chat.tool_calls import before_words, parse_results, parse_tool_calls
 from ..types import FAILURE_KINDS, Episode, all_conversations
 
 
@@ -273,7 +273,7 @@ def _count_calls(conversations: list[Episode]) -> tuple[int, int]:
         for one in conversations
         for turn in one.turns
         for result in parse_results(
-            turn.next_observation.removesuffix(turn.words).removesuffix("\n\n"), len(parse_tool_calls(turn.action))
+            before_words(turn.next_observation, turn.words), len(parse_tool_calls(turn.action))
         )
     ]
     return len(results), sum(result.startswith("{'error': ") for result in results)

@@ -122,13 +122,12 @@ def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[
     examples, size = arrange_by_prefix(examples)
     sizes = [size(0, end) for end in range(1, len(examples) + 1)]
     batches, start = [], 0
-    for i in range(1, number + 1):
+    for i in range(1, number):
         end = int(np.searchsorted(sizes, sizes[-1] * i / number)) + 1
         end = min(max(end, start + 1), len(examples) - (number - i))  # none is empty
-        end = len(examples) if i == number else end  # the last ones may add nothing, where a sequence comes twice
         batches.append(examples[start:end])
         start = end
-    return batches
+    return [*batches, examples[start:]]
 
 
 def fill_batches(number: int, size: Size, limit: int) -> list[int]:

@@ -104,8 +104,7 @@ class AtomicSavingTrainer(_BaseTrainer):
             write_manifest(written)
             _publish(written, checkpoint)
             if self.args.save_total_limit is not None:
-                kept = {checkpoint, *([Path(best)] if (best := self.state.best_model_checkpoint) else [])}
-                _delete_oldest(run_dir, self.args.save_total_limit, kept)
+                _delete_oldest(run_dir, self.args.save_total_limit, checkpoint, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()
         self.saved_step = self.state.global_step
         if pushes:
@@ -187,11 +186,12 @@ def _publish(written: Path, checkpoint: Path) -> None:
     shutil.rmtree(written.parent)
 
 
-def _delete_oldest(run_dir: Path, limit: int, kept: set[Path]) -> None:
+def _delete_oldest(run_dir: Path, limit: int, newest: Path, best: str | None) -> None:
     """
-    Delete checkpoints of the first steps beyond the limit, except those that are to be kept. They are renamed first,
+    Delete checkpoints of the first steps beyond the limit, except the newest and the best one. They are renamed first,
     so that a process that is killed meanwhile leaves no incomplete checkpoint.
     """
+    kept = {newest, *([Path(best)] if best else [])}
     found = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR)]
     number = len(found) - max(limit, len(kept)) if limit > 0 else 0
     aside = run_dir / _ASIDE
