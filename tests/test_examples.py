@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.scripts import run_script
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac import NLACPrompts
@@ -38,20 +39,13 @@ CPU = ["--use_cpu", "--bf16", "False"]
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run(script: str, *arguments: str) -> str:
-    command = [sys.executable, str(ROOT / script), *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
-
-
 @pytest.mark.parametrize(
     ("world", "action_format"), [("support_desk", "text"), ("service_desk", "react"), ("rooms", "tool_call")]
 )
 def test_quickstart(tmp_path, world, action_format):
     arguments = ["--max_steps", "3", "--eval_steps", "2", "--num_eval_episodes", "2", "--num_oracle_probes", "8"]
-    arguments += ["--action_format", action_format]
-    output = run("examples/scripts/nlac_quickstart.py", "--world", world, "--output_dir", str(tmp_path), *arguments)
+    arguments += ["--world", world, "--action_format", action_format, "--output_dir", str(tmp_path)]
+    output = run_script("examples/scripts/nlac_quickstart.py", *arguments)
     assert "What was learned" in output and "accelerate launch" in output
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["after"]["eval_environment/steps"] > results["before"]["eval_environment/steps"] == 0
@@ -84,7 +78,7 @@ def test_notebook(tmp_path, monkeypatch, capsys):
 def test_build_tiny_model(tmp_path):
     output_dir = str(tmp_path / "model")
     sizes = ["--max_steps", "2", "--num_scored", "4"]
-    run("examples/scripts/build_tiny_model.py", "--output_dir", output_dir, "--several_futures", *sizes)
+    run_script("examples/scripts/build_tiny_model.py", "--output_dir", output_dir, "--several_futures", *sizes)
     model = AutoModelForCausalLM.from_pretrained(output_dir)
     assert len(AutoTokenizer.from_pretrained(output_dir)) == model.config.vocab_size
     scores = json.loads((tmp_path / "model" / "build.json").read_text())["scores"]
@@ -100,7 +94,7 @@ def test_build_of_the_game(tmp_path):
     size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2", "--max_steps", "2"]
     game = ["--families", "guess_the_number", "--action_formats", "text", "--output_dir", str(tmp_path)]
     game += ["--roles", "critique", "critique", "refine"]
-    run("examples/scripts/build_tiny_model.py", *size, *game)
+    run_script("examples/scripts/build_tiny_model.py", *size, *game)
     scores = json.loads((tmp_path / "build.json").read_text())["scores"]
     assert scores.keys() == {"guess_the_number text"}
     assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "guesses", "hint_can_be"}
@@ -127,7 +121,7 @@ def test_a_build_goes_on_after_an_interruption(tmp_path):
         build.kill()
     assert state.exists(), "the build ended before it could be interrupted"
     for name in ("interrupted", "whole"):
-        run(*command, str(tmp_path / name))
+        run_script(*command, str(tmp_path / name))
         assert set(json.loads((tmp_path / name / "build.json").read_text())["scores"]) == {"support_desk text"}
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("interrupted", "whole")]
     assert weights[0] == weights[1] and not state.exists()

@@ -87,7 +87,9 @@ def adapter(tmp_path_factory):
     return str(path)
 
 
-@pytest.mark.parametrize("trained", [False, True], ids=["whole", "adapter"])
+@pytest.mark.parametrize(
+    "trained", [pytest.param(False, id="whole"), pytest.param(True, id="adapter", marks=pytest.mark.slow)]
+)
 def test_in_process(trained, tmp_path, request):
     model = request.getfixturevalue("adapter") if trained else TINY_MODEL
     script = tmp_path / "script.py"

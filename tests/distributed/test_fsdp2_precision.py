@@ -76,7 +76,9 @@ with kept_gathered(sharded, bool(plugin.reshard_after_forward), dtype):
     gathered = sum(p.numel() * p.element_size() for p in parameters)
 assert gathered == gathered_bytes(sharded, dtype), gathered
 
-options = SimpleNamespace(torch_compile=False, device=torch.device("cpu"), bf16=True, fp16=False)
+options = SimpleNamespace(
+    torch_compile=False, device=torch.device("cpu"), bf16=True, fp16=False, router_aux_loss_coef=0.0
+)
 print(f"done {start_sharing(sharded, sharded.config, options)}\\n", end="", flush=True)
 torch.distributed.destroy_process_group()
 """

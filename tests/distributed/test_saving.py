@@ -40,7 +40,7 @@ from trl_nlac.training.saving import recover
 
 
 NUM_STEPS = 12
-NUM_KILLS = 20
+NUM_KILLS = 12
 
 
 def train(output_dir: Path, kill: tuple[str, float] | None, max_steps: int = NUM_STEPS, **config) -> None:

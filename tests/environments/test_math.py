@@ -13,7 +13,6 @@
 # limitations under the License.
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -21,8 +20,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import datasets
 import psutil
 import pytest
+from helpers.scripts import run_script
 
 import trl_nlac.environments.math
 from trl_nlac.environments.math import AnswerVerifier, MathEnvironment, boxed_answer
@@ -173,23 +174,17 @@ def test_module_named_math_shadows_nothing(verifier):
     assert finished.returncode == 0 and finished.stdout == "true\n", finished.stderr
 
 
-def test_example_script(tmp_path):
+def test_example_script(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     rows = [
         {"problem": f"{i} + 1", "solution": rf"It is $\boxed{{{i + 1}}}$.", "level": f"Level {4 + i % 2}"}
         for i in range(8)
     ]
     rows[0]["solution"] = "I do not know."  # will be dropped
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    command = f"""{sys.executable} examples/scripts/nlac_math.py --output_dir {tmp_path} --report_to none
+    arguments = f"""--output_dir {tmp_path} --report_to none
         --model_name_or_path trl_nlac/tiny_model --prompts trl_nlac/tiny_model/nlac_prompts.json --use_cpu --bf16 False
         --dataset {tmp_path}/sums.jsonl --num_eval_problems 3 --max_completion_length 16
         --per_device_train_batch_size 2 --max_steps 2 --save_strategy no"""
-    finished = subprocess.run(
-        command.split(),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
-        cwd=Path(__file__).parents[2],
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "Trained on 4 problems. The model solves" in finished.stdout
+    output = run_script("examples/scripts/nlac_math.py", *arguments.split())
+    assert "Trained on 4 problems. The model solves" in output

@@ -15,13 +15,10 @@
 
 """Tests with OpenEnv's own servers, clients and base classes; the servers run locally during a test."""
 
-import os
-import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -30,6 +27,7 @@ pytest.importorskip("openenv.core")
 
 import uvicorn  # noqa: E402
 from fastmcp import FastMCP  # noqa: E402
+from helpers.scripts import run_script  # noqa: E402
 from openenv.core import EnvClient, GenericEnvClient, MCPToolClient  # noqa: E402
 from openenv.core.client_types import StepResult as ClientResult  # noqa: E402
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app  # noqa: E402
@@ -295,7 +293,6 @@ class TalkingGame(Environment[Say, Conversation, State]):
 
 
 def test_example_script(tmp_path):
-    root = Path(__file__).parents[2]
     settings = {
         "model_name_or_path": TINY_MODEL,
         "use_cpu": True,
@@ -310,12 +307,7 @@ def test_example_script(tmp_path):
         "max_turns": 3,
         "max_completion_length": 16,
     }
-    command = [sys.executable, str(root / "examples/scripts/nlac_openenv.py")]
-    command += [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    arguments = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
     with serving(TalkingGame, Say, Conversation, max_concurrent_envs=2) as url:
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        finished = subprocess.run(
-            [*command, "--env_url", url], capture_output=True, text=True, env=environment, cwd=root
-        )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "of 2 games on http://127.0.0.1" in finished.stdout and (tmp_path / "model.safetensors").exists()
+        output = run_script("examples/scripts/nlac_openenv.py", *arguments, "--env_url", url)
+    assert "of 2 games on http://127.0.0.1" in output and (tmp_path / "model.safetensors").exists()

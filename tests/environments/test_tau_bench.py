@@ -17,12 +17,10 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -31,6 +29,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise litel
 pytest.importorskip("tau_bench")
 
 from helpers.http_utils import JSONHandler  # noqa: E402
+from helpers.scripts import run_script  # noqa: E402
 from helpers.testing_utils import make_tokenizer  # noqa: E402
 from tau_bench.envs.airline.tasks_test import TASKS as AIRLINE_TASKS  # noqa: E402
 from tau_bench.envs.retail.tasks_test import TASKS_TEST  # noqa: E402
@@ -277,11 +276,7 @@ def test_example_script(server, tmp_path):
         "user_model": "customer",
         "user_base_url": server.url,
     }
-    root = Path(__file__).parents[2]
-    command = [sys.executable, str(root / "examples/scripts/nlac_tau_bench.py")]
-    command += [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "retail: solves" in finished.stdout and "airline: solves" in finished.stdout
+    arguments = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    output = run_script("examples/scripts/nlac_tau_bench.py", *arguments)
+    assert "retail: solves" in output and "airline: solves" in output
     assert len(server.requests) >= 4  # two training tasks, and one of each company

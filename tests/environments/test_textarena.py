@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from helpers.scripts import run_script
 from helpers.testing_utils import ScriptedGenerator, make_config
 
 from trl_nlac import NLACTrainer
@@ -282,13 +283,12 @@ def test_training(tmp_path):
 
 
 def test_example(tmp_path):
-    command = f"""{sys.executable} examples/scripts/nlac_textarena.py --output_dir {tmp_path}
+    arguments = f"""--output_dir {tmp_path}
         --model_name_or_path {TINY_MODEL} --prompts {TINY_MODEL}/nlac_prompts.json --use_cpu --bf16 False
         --env_id Cryptarithm-v0 --num_tasks 8 --num_eval_tasks 2 --logging_steps 1 --max_format_retries 2
         --max_steps 3 --max_turns 2 --max_completion_length 32 --action_format text --report_to none"""
-    finished = subprocess.run(command.split(), capture_output=True, text=True, cwd=ROOT)
-    assert finished.returncode == 0, finished.stderr
-    losses = [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", finished.stdout)]
+    output = run_script("examples/scripts/nlac_textarena.py", *arguments.split())
+    losses = [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", output)]
     assert len(losses) == 3 and max(losses) > 0  # the tiny model's critiques of an unknown game are rarely readable
-    assert "On seeds that it was not trained on, the agent wins" in finished.stdout
+    assert "On seeds that it was not trained on, the agent wins" in output
     assert (tmp_path / "model.safetensors").exists()

@@ -13,12 +13,9 @@
 # limitations under the License.
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from helpers.scripts import run_script
 
 from trl_nlac.environments.twenty_questions import Answer, RuleOracle, TwentyQuestionsEnvironment, make_tasks
 from trl_nlac.environments.twenty_questions.objects import ALIASES, ATTRIBUTES, OBJECTS
@@ -185,16 +182,9 @@ def test_tasks_are_disjoint():
 
 def test_example_script(tmp_path):
     (tmp_path / "objects.txt").write_text("dog\n\nwashing machine\n")
-    command = f"""{sys.executable} examples/scripts/nlac_twenty_questions.py --output_dir {tmp_path} --report_to none
+    arguments = f"""--output_dir {tmp_path} --report_to none
         --model_name_or_path trl_nlac/tiny_model --prompts trl_nlac/tiny_model/nlac_prompts.json --use_cpu --bf16 False
         --max_questions 2 --max_turns 2 --eval_objects {tmp_path}/objects.txt --max_completion_length 16
         --action_format text --per_device_train_batch_size 2 --max_steps 2 --save_strategy no"""
-    finished = subprocess.run(
-        command.split(),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        cwd=Path(__file__).parents[2],
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "of 2 objects that it was not trained on" in finished.stdout
+    output = run_script("examples/scripts/nlac_twenty_questions.py", *arguments.split())
+    assert "of 2 objects that it was not trained on" in output

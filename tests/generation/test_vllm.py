@@ -155,7 +155,7 @@ def test_adapters(tmp_path):
     check(run_script(LORA + PREFIXES, tmp_path), [0, 0, 0])
 
 
-@pytest.mark.parametrize("tensor_parallel_size", ["1", "2"])
+@pytest.mark.parametrize("tensor_parallel_size", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_two_processes(tmp_path, tensor_parallel_size):
     """With separate engines or a shared one, each process gets its own answers."""
     output = run_script(PROCESSES, tmp_path, tensor_parallel_size, processes=2)

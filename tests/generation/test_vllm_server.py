@@ -70,7 +70,7 @@ def test_adapters(server, tmp_path):
     assert len(list(tmp_path.glob("nlac_*/*"))) == 2
 
 
-@pytest.mark.parametrize("adapters", [True, False])
+@pytest.mark.parametrize("adapters", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path, adapters, caplog):
     """It is killed while it generates; the restarted server has only the base model."""
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
@@ -163,6 +163,7 @@ def test_two_processes(server, tmp_path):
     assert "done 0 3" in output and "done 1 6" in output
 
 
+@pytest.mark.slow
 def test_no_answer(server, tmp_path):
     """A server that hangs or is gone ends training with an error."""
     trainer = make_client(server, tmp_path, timeout=3.0)

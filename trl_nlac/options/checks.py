@@ -16,8 +16,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import Field, fields
+from functools import cache
 from inspect import get_annotations
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -48,7 +49,7 @@ def check_types(options: Any) -> None:
     Raises:
         ValueError: If an option is of another type, a float that is not finite, or a whole number beyond `MAX_WHOLE`.
     """
-    for option, kinds, is_own in _annotated(options):
+    for option, kinds, is_own in _annotated(type(options)):
         value = vars(options)[option.name]
         value = value.item() if isinstance(value, np.generic) else value
         takes_none = NoneType in kinds or (not is_own and option.default is None)
@@ -131,24 +132,27 @@ _NAMES = {
 }
 
 
-def _annotated(options: Any) -> Iterator[tuple[Field, set[type], bool]]:
+@cache
+def _annotated(options_class: type) -> list[tuple[Field, set[type], bool]]:
     """
-    Iterate over the options with the types that their classes annotate, because argument parsers overwrite those of
-    the fields, and whether this package defines them. Text in place of a dict is JSON.
+    Return the options with the types that their classes annotate, because argument parsers overwrite those of the
+    fields, and whether this package defines them. Text in place of a dict is JSON.
     """
-    annotations = {}
-    for base in reversed(type(options).__mro__):
+    annotations, annotated = {}, []
+    for base in reversed(options_class.__mro__):
         is_own = base.__module__.partition(".")[0] == __name__.partition(".")[0]
         annotations.update({name: (annotation, is_own) for name, annotation in get_annotations(base).items()})
-    for option in fields(options):
+    for option in fields(options_class):
         annotation, is_own = annotations[option.name]
         is_union = get_origin(annotation) in (Union, UnionType)
         kinds = {get_origin(kind) or kind for kind in (get_args(annotation) if is_union else [annotation])}
-        yield option, kinds - {str} if dict in kinds else kinds, is_own
+        annotated.append((option, kinds - {str} if dict in kinds else kinds, is_own))
+    return annotated
 
 
-def _takes_none(options: Any) -> dict[str, bool]:
-    return {option.name: NoneType in kinds for option, kinds, _ in _annotated(options)}
+@cache
+def _takes_none(options_class: type) -> dict[str, bool]:
+    return {option.name: NoneType in kinds for option, kinds, _ in _annotated(options_class)}
 
 
 def check_choices(options: Any, *names: str) -> None:
@@ -159,7 +163,7 @@ def check_choices(options: Any, *names: str) -> None:
         ValueError: If one has another value.
     """
     choices = {option.name: option.metadata.get("choices") for option in fields(options)}
-    optional = _takes_none(options)
+    optional = _takes_none(type(options))
     for name in names:
         value, takes_none = vars(options)[name], optional[name]
         valid = value in choices[name] or takes_none and value is None
@@ -197,7 +201,7 @@ def check_positive(options: Any, *names: str, most: float) -> None:
 
 
 def _check_from(options: Any, names: tuple[str, ...], is_valid: Callable[[Any], bool], requirement: str) -> None:
-    optional = _takes_none(options)
+    optional = _takes_none(type(options))
     for name in names:
         value, takes_none = vars(options)[name], optional[name]
         valid = takes_none if value is None else is_valid(value)
