@@ -17,7 +17,7 @@ DEMO_ARGS ?=
 GPU_ARGS ?=
 ARGS ?=
 PYTEST_ARGS ?=
-TEST_JOBS ?= 2
+TEST_JOBS ?= 3
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
@@ -33,7 +33,7 @@ demo: $(VENV)/.report
 	$(BIN)/python examples/scripts/nlac_quickstart.py --output_dir runs/quickstart $(DEMO_ARGS)
 
 OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false
-IN_JOBS := -n $(TEST_JOBS) --dist loadfile
+IN_JOBS := -n $(TEST_JOBS) --dist worksteal
 
 test: $(VENV)/.dev
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests \
@@ -50,7 +50,7 @@ test-distributed: $(VENV)/.dev
 # In a virtual environment of its own: vLLM wants an older transformers.
 test-vllm: $(VLLM_VENV)/.vllm
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m "vllm and not real_model" \
-		$(IN_JOBS) $(PYTEST_ARGS)
+		-n 2 --dist loadfile $(PYTEST_ARGS)
 
 # A small pretrained model, in a cache folder: 98 MB to download.
 real-model: $(VENV)/.dev
