@@ -423,6 +423,17 @@ class OneByOne(ScriptedGenerator):
         return super().generate(prompts, sampling, seeds, bar)
 
 
+class Failing(ScriptedGenerator):
+    """Fails once two threads have asked."""
+
+    is_concurrent = True
+    asked = threading.Barrier(2)
+
+    def generate(self, prompts, sampling, seeds, bar=None):
+        self.asked.wait(20)
+        raise IndexError
+
+
 class TestContinuousBatching:
     """Engines and servers answer each episode as soon as it waits for an action."""
 
@@ -454,11 +465,10 @@ class TestContinuousBatching:
     def test_an_error_of_the_generator_ends_the_rollout(self):
         """The instances are closed, and none counts as one that hangs."""
         roles = make_roles([], max_turns=5)
-        roles.generator = OneByOne(roles.chat, ["take 1"] * 2)  # has no third answer
-        pool = EnvironmentPool(Waiter)
+        roles.generator, pool = Failing(roles.chat, []), EnvironmentPool(Waiter)
         with pytest.raises(IndexError):
             play_episodes(pool, [{"number": 1}] * 2, roles)
-        assert pool.num_left_behind == 0
+        assert not pool._workers and not pool._hanging
 
     @pytest.mark.parametrize("has_rewards", [False, True])
     def test_the_pool_can_be_used_again_after_an_error(self, has_rewards):
