@@ -115,6 +115,7 @@ def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
         assert of_row["messages"][1]["content"] == f"route {right}" and of_row["reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_self_distillation_learns_from_refusals(tmp_path):
     task = small_task("service_desk_told", 100)
     settings = default_settings(task, "self_distillation")
@@ -123,6 +124,7 @@ def test_self_distillation_learns_from_refusals(tmp_path):
     assert curve.points[-1]["episode/success_rate"] >= 0.3
 
 
+@pytest.mark.slow
 def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
     task = make_task("service_desk_handbook", 0)
     rule = Instances(task.environment_factory, task.rows.select([0]))
@@ -219,6 +221,7 @@ class TestCells:
         words = shlex.split(cell["command"])
         assert run.read_settings(words[words.index("10") + 1 :]) == changes
 
+    @pytest.mark.slow
     def test_a_cell_can_be_run_again(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
         first, again = (run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), {}) for _ in range(2))
