@@ -485,7 +485,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
-            self._batches.clear()  # of a run that an error ended; a checkpoint has its own, as of the failures
+            # A run that an error ended leaves these behind. A checkpoint has batches and failures of its own.
+            self._batches.clear()
             self.failures.failed.clear()
             self.loss_guard.num_batches = self.gradient_guard.num_in_a_row = 0
             if checkpoint is not None:

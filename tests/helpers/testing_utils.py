@@ -49,7 +49,7 @@ from trl_nlac.replay.files import StoredEpisode, read_episodes
 from trl_nlac.types import Episode, Turn
 
 
-# Each training begins with a garbage collection: of 0.8 seconds where it looks through all that was imported.
+# Leave imports out of garbage collection in scripts that tests launch, as conftest.py does in the tests themselves.
 gc.freeze()
 
 CHAT_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
