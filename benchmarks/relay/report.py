@@ -17,7 +17,7 @@
 from typing import Any
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import difference, of_cells
+from benchmarks.learning.figures.summary import LEAST_SEEDS, difference, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, rate
 
 
@@ -66,8 +66,8 @@ def verdict(explicit: dict, monte_carlo: dict) -> dict[str, Any]:
     second, third = gaps["floor_2"], gaps.get("floor_3", gaps["floor_2"])
     if min(arm["sampled"]["floor_1"]["mean"] for arm in (explicit, monte_carlo)) < LEARNED:
         return {**found, "verdict": UNTESTED}
-    if second is None or second["low"] is None:
-        return {**found, "verdict": "not judged yet: it needs two houses"}
+    if second is None or len(second["seeds"]) < LEAST_SEEDS:
+        return {**found, "verdict": f"not judged yet: it needs {LEAST_SEEDS} houses"}
     if second["mean"] >= SUPPORTED_BY and second["low"] > 0 and third["mean"] >= second["mean"]:
         return {**found, "verdict": SUPPORTED}
     if second["mean"] <= REFUTED_BY or second["low"] <= 0:
@@ -111,6 +111,11 @@ def summarize(cells: list[dict]) -> dict[str, Any]:
             for name in LABELS
             if any(cell["method"] == name for cell in chosen)
         }
+        for name, arm in arms.items():
+            if "explicit" in arms and name != "explicit":
+                theirs = arm["sampled"]
+                ours = arms["explicit"]["sampled"]
+                arm["explicit_minus_it"] = {floor: difference(ours[floor], theirs[floor]) for floor in theirs}
         phase = {**dict(zip(kinds, kind, strict=True)), "arms": arms}
         if not plays:
             phase["verdicts"] = {
@@ -136,6 +141,11 @@ def text(report: dict) -> str:
         ]
         parts += [f"{title}, success on the floors of {phase['floors']}:", ""]
         parts += [reporting.table(["method", "houses", *floors, *(f"{f}, greedy" for f in floors)], rows), ""]
+        compared = {name: arm["explicit_minus_it"] for name, arm in arms.items() if "explicit_minus_it" in arm}
+        if compared:
+            parts += ["NLAC with explicit bootstrap and history minus each method, paired by house:", ""]
+            rows = [[LABELS[name], *map(gap, of.values())] for name, of in compared.items()]
+            parts += [reporting.table(["method", *floors], rows), ""]
         chosen = {name: arm["best"] for name, arm in arms.items() if "best" in arm}
         if chosen:
             parts += ["Success where every action is the best of four by the critic's verdict scores:", ""]

@@ -30,7 +30,16 @@ from statistics import mean
 
 from benchmarks import reporting
 from benchmarks.learning.figures.costs import LEVEL
-from benchmarks.learning.figures.summary import CELLS, RESULTS, difference, mean_costs, measured, of_cells, reach
+from benchmarks.learning.figures.summary import (
+    CELLS,
+    LEAST_SEEDS,
+    RESULTS,
+    difference,
+    mean_costs,
+    measured,
+    of_cells,
+    reach,
+)
 from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, number, rate, task_label
 from benchmarks.learning.methods.settings import LONG
 
@@ -40,7 +49,7 @@ METHODS = ("nlac", "hindsight", *LONG.values(), *STRONGER)
 FLAT = 0.02
 REACH_NAMES = (f"environment steps to {LEVEL} of the oracle's success, median", "generated tokens to it")
 ABOVE, NOT_APART, BELOW = "above", "not told apart from", "below"
-UNJUDGED = "not judged yet, it needs two seeds of both, against"
+UNJUDGED = f"not judged yet, it needs {LEAST_SEEDS} seeds of both, against"
 
 
 def rise(cell: dict) -> float | None:
@@ -72,11 +81,21 @@ def reach_words(reached: dict) -> list[str]:
 
 def verdict(compared: dict | None) -> str:
     """Judge the difference of two methods' final success, paired by seed, by its 95 % interval."""
-    if compared is None or compared["low"] is None:
+    if compared is None or len(compared["seeds"]) < LEAST_SEEDS:
         return UNJUDGED
     if compared["low"] > 0:
         return ABOVE
     return BELOW if compared["high"] < 0 else NOT_APART
+
+
+def slope(risen: dict | None) -> str:
+    """Say of a method, `{}`, whether its curve still rises: whether the interval of [`rise`] is above zero."""
+    if risen is not None and risen["low"] is not None:
+        if risen["low"] > 0:
+            return "{}'s curve is still rising"
+        if risen["high"] <= FLAT:
+            return "{}'s curve is flat"
+    return "whether {}'s curve still rises cannot be told"
 
 
 def baselines(cells: list[dict]) -> dict:
@@ -113,11 +132,9 @@ def text(report: dict) -> str:
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += ["Mean costs of training:", "", cost_table({label(m): arm["costs"] for m, arm in arms.items()}), ""]
         for rival, judged in found["verdicts"].items():
-            risen = arms[rival]["rise"]
-            is_flat = risen is not None and risen["mean"] <= FLAT
             parts += [
                 f"NLAC is **{judged['verdict']}** {label(rival)}, by {gap(judged['difference'])}; "
-                f"{label(rival)}'s curve is {'flat' if is_flat else 'still rising'}.",
+                f"{slope(arms[rival]['rise']).format(label(rival))}.",
                 "",
             ]
     return "\n".join(parts).rstrip()

@@ -26,6 +26,7 @@ python -m benchmarks.learning.run --tasks service_desk_told service_desk_delayed
 """
 
 from functools import partial
+from statistics import mean, stdev
 
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells, over_seeds
@@ -61,7 +62,8 @@ def bases(cells: list[dict]) -> dict:
         }
         tasks[task] = {
             "builds": builds,
-            "all_builds": {str(t): pooled({build: of[str(t)] for build, of in builds.items()}) for t in TEMPERATURES},
+            "all_builds": {str(t): over_builds(builds, t, "difference") for t in TEMPERATURES},
+            "spread": {method: spread(builds, method) for method in METHODS},
             "costs": {method: costs([cell for cell in of_task if cell["method"] == method]) for method in METHODS},
         }
     return {"tasks": tasks, "machines": reporting.machines(cells)}
@@ -76,10 +78,20 @@ def compare(cells: list[dict], temperature: float) -> dict[str, dict | None]:
     return {"nlac": nlac, "hindsight": hindsight, "difference": difference(nlac, hindsight)}
 
 
-def pooled(builds: dict[str, dict]) -> dict | None:
-    """Return the difference over all seeds of all builds, paired by both."""
-    differences = {build: of["difference"] for build, of in builds.items() if of["difference"]}
-    return over_seeds({f"{build} {seed}": d for build, of in differences.items() for seed, d in of["seeds"].items()})
+def over_builds(builds: dict[str, dict], temperature: float, name: str) -> dict | None:
+    """Average the means of builds: seeds of one build are not independent of each other."""
+    found = {build: of[str(temperature)][name] for build, of in builds.items()}
+    return over_seeds({build: of["mean"] for build, of in found.items() if of})
+
+
+def spread(builds: dict[str, dict], method: str) -> dict[str, float | None]:
+    """Return how success at temperature 1 differs between the means of builds, and between the seeds of a build."""
+    found = [of["1.0"][method] for of in builds.values() if of["1.0"][method]]
+    within = [stdev(of["seeds"].values()) for of in found if len(of["seeds"]) > 1]
+    return {
+        "between_builds": round(stdev(of["mean"] for of in found), 4) if len(found) > 1 else None,
+        "between_seeds": round(mean(within), 4) if within else None,
+    }
 
 
 def costs(cells: list[dict]) -> dict[str, dict | None]:
@@ -88,7 +100,7 @@ def costs(cells: list[dict]) -> dict[str, dict | None]:
 
 
 def verdict(task: dict, temperature: float) -> str:
-    """Say whether one method is ahead from every build, with an interval over all of them that leaves out 0."""
+    """Say whether one method is ahead from every build, with an interval over builds that leaves out 0."""
     means = [of[str(temperature)]["difference"]["mean"] for of in task["builds"].values()]
     overall = task["all_builds"][str(temperature)]
     if len(means) < 3 or overall["low"] is None:
@@ -115,6 +127,12 @@ def text(report: dict) -> str:
         for temperature in TEMPERATURES:
             overall = gap(task["all_builds"][str(temperature)])
             parts.append(f"- At {temperature:g}, over all builds: {overall}. **{verdict(task, temperature)}**.")
+        for method, of in task["spread"].items():
+            if None not in of.values():
+                parts.append(
+                    f"- {label(method)} at 1, standard deviation: {of['between_builds']:.2f} between builds, "
+                    f"{of['between_seeds']:.2f} between seeds of a build."
+                )
         parts += ["", "Mean costs of training:", ""]
         parts += [cost_table({label(method): of for method, of in task["costs"].items()}), ""]
     return "\n".join(parts).rstrip()

@@ -42,15 +42,22 @@ LOSS = 0.05
 HOLDS, FALLS = "holds", "falls"
 
 
+def lowest_after(cell: dict, steps: int) -> float:
+    """Return the lowest success after this number of environment steps."""
+    return min(measured(point, "success") for point in cell["points"] if point["environment_steps"] > steps)
+
+
 def figures(cells: list[dict]) -> dict:
     """
-    Return the success of an arm on a task: within the budget of the main table, at its highest, and at the end, and
-    whether it holds: whether its mean at the end is less than `LOSS` below that within the budget.
+    Return the success of an arm on a task: in the last evaluation within the budget of the main table, at its highest,
+    at its lowest after that evaluation, and at the end, and whether it holds: whether its mean at the end is less than
+    `LOSS` below that within the budget.
     """
     budget = BUDGETS[cells[0]["task"]]
     success = {
         "at_budget": of_cells(cells, lambda cell: measured(point_at(cell, budget), "success")),
         "highest": of_cells(cells, lambda cell: max(measured(point, "success") for point in cell["points"])),
+        "lowest_after": of_cells(cells, lambda cell: lowest_after(cell, budget)),
         "end": of_cells(cells, lambda cell: measured(cell["points"][-1], "success")),
     }
     change = difference(success["end"], success["at_budget"])
@@ -77,13 +84,14 @@ def text(report: dict) -> str:
         rows = [
             [
                 *(LABELS[name], str(len(arm["end"]["seeds"]))),
-                *(rate(arm[when]) for when in ("at_budget", "highest", "end")),
+                *(rate(arm[when]) for when in ("at_budget", "highest", "lowest_after", "end")),
                 *(gap(arm["change"]), f"**{arm['verdict']}**"),
             ]
             for name, arm in arms.items()
         ]
-        budget = f"after {BUDGETS[task]:,} steps"
-        names = ["rehearsal", "seeds", budget, "highest", f"after {10 * BUDGETS[task]:,}", "change", "success"]
+        steps = BUDGETS[task]
+        names = ["rehearsal", "seeds", f"last within {steps:,} steps", "highest", "lowest after that"]
+        names += [f"after {10 * steps:,}", "change", "success"]
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += ["Mean costs of training:", ""]
         parts += [cost_table({LABELS[name]: arm["costs"] for name, arm in arms.items()}), ""]

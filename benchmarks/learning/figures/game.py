@@ -65,6 +65,14 @@ def game(cells: list[dict]) -> dict:
     return {"references": REFERENCES, "methods": methods, "machines": reporting.machines(cells)}
 
 
+def paired(compared: dict | None) -> str:
+    """Format a difference, with the number of seeds that both methods have."""
+    if compared is None:
+        return gap(None)
+    number = len(compared["seeds"])
+    return f"{gap(compared)}, {number} seed{'s' if number > 1 else ''}"
+
+
 def text(report: dict) -> str:
     """Write the tables."""
     names = ["method", "seeds", "success before", "success after", "guesses", "NLAC minus it"]
@@ -75,7 +83,7 @@ def text(report: dict) -> str:
         rows.append([label(method), str(len(after["success"]["seeds"])), rate(of["before"]["success"])])
         rows[-1] += [rate(after["success"]), f"{after['length']['mean']:.2f}"]
         rows[-1] += [
-            "–" if method == "nlac" else gap(of["nlac_minus_it"]),
+            "–" if method == "nlac" else paired(of["nlac_minus_it"]),
             rate(after["future"]),
             rate(after["better"]),
         ]

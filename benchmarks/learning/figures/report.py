@@ -147,10 +147,10 @@ def prices(tasks: dict[str, dict]) -> str:
 def spent(task: dict) -> str:
     """Format the costs of training of every method on a task as a table."""
     rows = [
-        [label(method), str(costs["num_runs"]), *(number(costs[c]) if c in costs else "–" for c in SPENT)]
+        [label(method), *(number(costs[c]) if c in costs else "–" for c in SPENT), str(costs["num_other_runs"])]
         for method, costs in task["costs"].items()
     ]
-    return reporting.table(["method", "runs", *(cost.replace("_", " ") for cost in SPENT)], rows)
+    return reporting.table(["method", *(cost.replace("_", " ") for cost in SPENT), "other runs"], rows)
 
 
 def defeats(task: dict, names: list[str], settings: list[str]) -> list[str]:

@@ -28,7 +28,7 @@ python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delaye
 from typing import Any
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
+from benchmarks.learning.figures.summary import LEAST_SEEDS, RESULTS, difference, mean_costs, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import SHARPENED_HINDSIGHT, SHARPENING
 
@@ -37,7 +37,6 @@ CELLS, REPORT = RESULTS / "learning_sharpening", RESULTS / "learning_sharpening.
 METHODS = ("nlac", "hindsight", *SHARPENING)
 NAMES = {"held_out": "held-out customers", "train": "customers of training"}
 STANDS, SHARPNESS, WITHDRAWN = "stands", "is one of sharpness alone", "is withdrawn"
-LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
 UNJUDGED = f"is not judged yet: it needs {LEAST_SEEDS} seeds of both"
 
 

@@ -60,6 +60,9 @@ def latest(cells: list[dict]) -> list[dict]:
     return list({(cell["task"], cell["method"], cell["seed"]): cell for cell in cells}.values())
 
 
+LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
+
+
 def measured(point: dict[str, float], metric: str) -> float | None:
     """
     Return one of `METRICS`, the mean of its rates. With both verdict rates that is the balanced accuracy. `None` where
@@ -189,16 +192,18 @@ def summarize_method(cells: list[dict], common_budget: float | None) -> dict:
 
 def training_costs(cells: list[dict], counted: list[dict]) -> dict:
     """
-    Return the mean costs of training of one method on a task, and the number of runs that they are from: of the cells
-    that count every cost or else, with the same settings, of `counted`. If there are none, what `cells` do not count
-    is missing.
+    Return the mean costs of training of one method on a task. What `cells` do not count is the mean of those of
+    `counted` that have the same settings, of which `num_other_runs` says the number, or missing if there are none.
     """
     first = cells[0]
     same = [cell for cell in counted if cell["budget"] == first["budget"] and _is_same(changed_settings(cell, first))]
-    complete = [cell for cell in cells if cell["points"][-1].keys() >= set(SPENT)] or same
-    ends = [cell["points"][-1] for cell in complete or cells]
-    means = {cost: mean(end[cost] for end in ends) for cost in SPENT if all(cost in end for end in ends)}
-    return {"num_runs": len(ends), **means}
+    missing = {cost for cost in SPENT if any(cost not in cell["points"][-1] for cell in cells)}
+    means = {
+        cost: mean(cell["points"][-1][cost] for cell in (same if cost in missing else cells))
+        for cost in SPENT
+        if same or cost not in missing
+    }
+    return {"num_other_runs": len(same) if missing else 0, **means}
 
 
 def _is_same(changes: dict) -> bool:

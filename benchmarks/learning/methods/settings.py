@@ -200,7 +200,7 @@ SHARPENING = {
 AT_1 = {"role_sampling": {"critique": {"temperature": 1.0}, "successor": {"temperature": 1.0}}}
 AS_LIKELY = {"nlac_unsharpened": AT_1, "nlac_unsharpened_distill": {**AT_1, **DISTILLED}}
 VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
-TAUGHT = "taught"  # a control, with as many gradient steps and as much rehearsal as NLAC
+TAUGHT = "taught"  # a control, with as much rehearsal as NLAC
 BASELINES = {
     "grpo": grpo.train,
     "rft": rft.train,
