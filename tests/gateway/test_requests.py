@@ -130,8 +130,16 @@ class TestReading:
         assert read_chat({"messages": [USER], "tools": [LOOKUP], "tool_choice": "required"}).tools == [LOOKUP]
 
     def test_half_characters_become_marks(self):
-        (message,) = read_chat({"messages": [{"role": "user", "content": "caf\udce9"}]}).messages
-        assert message["content"] == "caf?"
+        lookup = {**LOOKUP["function"], "parameters": {"properties": {"a": {"description": "half \udce9"}}}}
+        said = {"role": "assistant", "tool_calls": [call("look\udce9", 1, '{"a": "half \\udce9", "b": "\\""}')]}
+        found = {"role": "tool", "tool_call_id": "call_1", "content": "found"}
+        messages = [{"role": "user", "content": "caf\udce9"}, said, found]
+        read = read_chat({"messages": messages, "tools": [{"type": "function", "function": lookup}]})
+        asked, calling, _ = read.messages
+        (function,) = [call["function"] for call in calling["tool_calls"]]
+        assert asked["content"] == "caf?" and function["name"] == "look?"
+        assert json.loads(function["arguments"]) == {"a": "half ?", "b": '"'}
+        assert read.tools[0]["function"]["parameters"] == {"properties": {"a": {"description": "half ?"}}}
 
 
 class TestEchoes:
@@ -193,6 +201,13 @@ class TestAnswers:
         assert [name for name, _ in events] == [f"event: {body['type']}" for body in bodies]
         assert bodies[0]["type"] == "response.created" and bodies[-1]["type"] == "response.completed"
         Response.model_validate(bodies[-1]["response"])
+
+    def test_half_characters_of_a_request_do_not_break_its_stream(self):
+        reply = Reply(reply_message("take red", [], ()), 7, 3)
+        half = {"model": "\ud83d", "instructions": "half \ud83d"}
+        chat, responses = read_chat({"messages": [USER], **half}), read_response({"input": "hello", **half})
+        for events in (chat_events(chat, reply), response_events(responses, reply)):
+            assert b"take red" in "".join(events).encode()
 
     def test_an_answer_that_is_cut(self):
         reply = Reply(reply_message("take r", [], ()), 7, 3, finished=False)

@@ -170,4 +170,4 @@ def _output_items(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(value)}\n\n"

@@ -259,7 +259,7 @@ def _tools(tools: Any, function_of: Callable[[dict[str, Any]], dict[str, Any] | 
                 f"A tool of the type {tool.get('type')!r} is not offered: tools are functions with a name.", "tools"
             )
         known = {name: function[name] for name in ("name", "description", "parameters") if function.get(name)}
-        found.append({"type": "function", "function": known})
+        found.append(_in_unicode({"type": "function", "function": known}))
     return found
 
 
@@ -316,7 +316,7 @@ def _message(message: dict[str, Any], parameter: str) -> Message:
             }
             for call, (name, arguments) in ((call, read_call(call)) for call in calls)
         ]
-    return read
+    return _in_unicode(read)
 
 
 def _with_ordered_results(messages: list[Message], parameter: str) -> list[Message]:
@@ -354,7 +354,12 @@ def _text(content: Any, parameter: str) -> str:
         content = "\n".join(parts)
     if not isinstance(content, str):
         raise RequestRefused(f"The content of a message is {type(content).__name__}, expected text.", parameter)
-    return content.encode(errors="replace").decode()  # half characters, which JSON can hold, become marks
+    return content
+
+
+def _in_unicode(value: dict[str, Any]) -> dict[str, Any]:
+    """Copy a value of JSON. Half characters, which JSON can hold and no tokenizer takes, become marks."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _object(value: Any, parameter: str | None = None) -> dict[str, Any]:
