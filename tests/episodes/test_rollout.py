@@ -28,13 +28,16 @@ from accelerate import Accelerator
 from datasets import Dataset
 from helpers.completions_server import CompletionsServer
 from helpers.method_utils import DESK
-from helpers.testing_utils import ScriptedGenerator, make_roles
-from transformers import AutoModelForCausalLM
+from helpers.testing_utils import ScriptedGenerator, make_roles, make_roles_of, play
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.improvement import act_better
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import call_message
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
+from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.logs import episodes_from_logs
@@ -262,6 +265,33 @@ class TestPlayEpisodes:
             (episode,) = play_episodes(EnvironmentPool(Malformed), [{}], make_roles(["one", "two"], max_turns=5))
         assert episode.truncated and len(episode.turns) == 1 and episode.failure.startswith(f"{kind}: ")
         assert "truncated" in caplog.text
+
+    @pytest.mark.parametrize("max_turns", [1, 2])
+    def test_words_that_the_chat_template_cannot_show_truncate(self, max_turns):
+        """After the results of tools; also at a limit, after which nothing but a Bellman backup would show them."""
+
+        class Talking(TextEnvironment):
+            tool_schemas = [TOOL]
+
+            def reset(self, words):
+                self.words = words
+                return "begin"
+
+            def step(self, action):
+                return StepResult("found", words=self.words)
+
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        refused = "loop.previtem is defined and loop.previtem.role == 'tool' and message.role == 'user'"
+        loop = "{%- for message in messages %}"
+        refusal = f"{loop}{{%- if {refused} %}}{{{{ raise_exception('no user here') }}}}{{% endif %}}"
+        tokenizer.chat_template = tokenizer.chat_template.replace(loop, refusal)
+        chat = ChatEncoder(tokenizer)
+        call = chat.completion(call_message([("route", {})]))
+        roles = make_roles_of(chat, [call] * (1 + max_turns), action_format="tool_call", max_turns=max_turns)
+        episodes = play([{"words": "and now?"}, {"words": ""}], Talking, roles)
+        assert [len(episode.turns) for episode in episodes] == [0, max_turns]
+        assert episodes[0].failure.startswith("step: ValueError: The chat template cannot show calls of route")
+        assert episodes[0].truncated and episodes[1].failure is None
 
     def test_messages_may_open_an_episode(self):
         class Chat:

@@ -248,6 +248,17 @@ class ActionFormat:
             return self.chat.reply(last_id, observation)
         return self.chat.results(last_id, parse_results(before_words(observation, words), len(tools)), tools, words)
 
+    def check_words_after(self, action: str) -> None:
+        """
+        Check that a user can speak after the results of the tools that `action` calls.
+
+        Raises:
+            ValueError: If the chat template cannot show it.
+        """
+        tools = self._tools(action)
+        if tools and self.keeps_history:
+            self.chat.template.tool_scaffold(tools, True)
+
     def shortened(self, action: str | None, observation: str, max_tokens: int) -> str:
         """Cut the environment's answer to `action` to `max_tokens` tokens: the result of each tool to its share."""
         results = parse_results(observation, max(1, len(self._tools(action))))

@@ -150,6 +150,9 @@ class Recorder:
         """
         Record an action as it stays in the conversation, and the observation that followed; and `words` of a user
         after it, if it is the results of tools.
+
+        Raises:
+            ValueError: If the chat template cannot show words after them.
         """
         if self.max_prompt_length is not None:
             whole, limit = (observation, words), self.max_prompt_length // (4 if words else 2)
@@ -157,6 +160,7 @@ class Recorder:
             words = self.actions.chat.shortened(words, limit)
             self.num_shortened += (observation, words) != whole
         if words:
+            self.actions.check_words_after(action)
             observation = f"{observation}\n\n{words}"
         start = len(self.token_ids)
         self.token_ids += token_ids
@@ -304,7 +308,7 @@ class EpisodeRecorder:
 
         Raises:
             MalformedResult: If the result belongs to a conversation that does not wait for it, or opens none.
-            ValueError: If it opens one that is too long.
+            ValueError: If it opens one that is too long, or the chat template cannot show it.
         """
         answer = (action, text, token_ids)
         self._waiting[self._current] = answer, 0.0

@@ -306,11 +306,11 @@ class _Rollout:
         recorder, answer = game.recorder, game.answer
         try:
             recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
-        except (MalformedResult, ValueError) as error:  # of a conversation that it opens
-            self._fail(game, error.kind if isinstance(error, MalformedResult) else "step", error)
+            if not recorder.done:
+                recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
+        except Exception as unusable:
+            self._fail(game, unusable.kind if isinstance(unusable, MalformedResult) else "step", unusable)
             return
-        if not recorder.done:
-            recorder.continue_or_end(self.roles.options.max_turns, self.roles.options.turn_limit)
         if recorder.done:
             self._submit(game, "reward", final_reward)
         else:
