@@ -87,7 +87,7 @@ def choose_format(
     Args:
         name (`str`, *optional*):
             The format that the options ask for. If `None`, `"tool_call"` where there are tools and the chat template
-            supports them, otherwise `"react"`.
+            supports them; elsewhere `"text"` if `brings_tools` or `is_single_step`, and otherwise `"react"`.
         chat ([`~chat.encoder.ChatEncoder`]):
             Encodes messages.
         tools (`list[dict[str, Any]]`):

@@ -56,9 +56,9 @@ class AgentEnvironment(TextEnvironment):
 
     Each run has a key of its own for a server in this process, which listens on the loopback interface only. It offers
     `/chat/completions` and `/responses`, with tools and streaming, `/models`, and `/reward`, which takes `{"reward":
-    ...}`. How answers are sampled is the trainer's choice: `temperature` and the like are ignored, and of `tool_choice`
-    all but `"none"`. An answer that is not an action, and a call of a tool that the request does not have, do not
-    reach the agent: the policy gets a message, and is asked again.
+    ...}`. How answers are sampled is the trainer's choice: `temperature` and the like are ignored, and so is
+    `tool_choice`, unless it is `"none"`. An answer that is not an action, and a call of a tool that the request does
+    not have, do not reach the agent: the policy gets a message, and is asked again.
 
     A request that does not begin with all of an earlier conversation, reply included, begins one of its own,
     which is trained on as an episode with the same final reward: of a sub-agent, or with a history that was compacted.

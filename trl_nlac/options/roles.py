@@ -69,8 +69,9 @@ class RoleOptions:
         action_format (`str`, *optional*):
             Format of an action: `"react"` (`Thought:` and `Action:`, the paper), `"tool_call"` (calls of the
             environment's tools, as the chat template writes them) or `"text"` (the whole answer is the action). If
-            `None`, `"tool_call"` where the environment has tools and the chat template supports them, otherwise
-            `"react"`. The choice is logged, and saved with the model.
+            `None`, `"tool_call"` where the environment has tools and the chat template supports them; elsewhere
+            `"text"` for an agent as it is and for prompts that reward functions score, and otherwise `"react"`. The
+            choice is logged, and saved with the model.
         single_step (`bool`, *optional*, defaults to `False`):
             Whether a task is one action, as in mathematics. The critic then judges its correctness and predicts no
             future. Needs `max_turns=1`.
@@ -90,9 +91,6 @@ class RoleOptions:
             Whether the chain of thought of a Bellman target or a refined action is rewritten before training, so that
             it uses nothing that the training prompt does not show (appendix A.2). If `None`, whenever the chat
             template marks a chain of thought and the answer has one.
-
-        > Parameters that control sampling
-
         keep_history (`bool`, *optional*, defaults to `True`):
             Whether a state holds all earlier actions and observations. If `False`, it is the last observation alone,
             after the messages that came before the first one. Set it where an observation says all that matters: a
@@ -106,6 +104,9 @@ class RoleOptions:
             one that is too long even so is counted and not answered. A single observation is shortened to half of the
             limit, before anything sees it; a mark says how much is left out. `None` for no limit. Where the model's
             context has no room for it beside an answer, a trainer lowers it, with a warning.
+
+        > Parameters that control sampling
+
         max_completion_length (`int`, *optional*, defaults to `512`):
             Maximum number of tokens of an answer. Longer ones are counted and not trained on.
         temperature (`float`, *optional*, defaults to `1.0`):
