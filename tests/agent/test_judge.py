@@ -72,6 +72,8 @@ def test_transcripts():
     messages = [{"role": "assistant", "content": "I do.", "tool_calls": [call]}, {"role": "tool", "content": "done"}]
     expected = 'user: situ 2\n\nassistant: I do.\n[calls route with {"team": "legal"}]\n\ntool: done'
     assert transcript("situ 2", messages) == transcript(STATE, messages) == expected
+    parts = [{"type": "text", "text": "situ "}, {"type": "text", "text": "2"}]
+    assert transcript([{"role": "user", "content": parts}], messages) == expected
 
 
 def test_rewards_cache_and_cost(tmp_path):
@@ -119,6 +121,31 @@ def test_what_cannot_be_judged_fails_alone():
     assert failed.failure.startswith("reward: EnvironmentFailure: the judge 'teacher' at http://127.0.0.1")
     assert "no line `Score: N`" in failed.failure and not failed.turns and not failed.terminated
     assert judge.counts["failed"] == judge.counts["judged"] == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"<html>busy</html>", b'{"choices": [', b"[]", b'{"choices": []}', b'{"error": {"message": "busy"}}', b"\xff"],
+)
+def test_an_odd_answer_fails_alone(odd):
+    """It is asked for again before."""
+    server = ChatServer(lambda messages: odd if "assistant: odd" in messages[-1]["content"] else "Score: 3")
+    with server.running() as url:
+        judge = JudgeReward(url, "Short answers.", "teacher", max_retries=1)
+        score, failure = finish(judge([STATE, STATE], [said("abc"), said("odd")]))
+    assert score == 0.3 and "the last of 2 answers is odd: " in str(failure) and len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "usage, tokens", [({}, 0), (None, 0), ({"prompt_tokens": None}, 0), ({"prompt_tokens": 7}, 7)]
+)
+def test_a_server_need_not_count_tokens(usage, tokens):
+    choice = {"message": {"role": "assistant", "content": "Score: 3"}}
+    answer = json.dumps({"choices": [choice], "usage": usage}).encode()
+    with ChatServer(lambda messages: answer).running() as url:
+        judge = JudgeReward(url, "Short answers.", "teacher")
+        assert finish(judge([STATE], [said("abc")])) == [0.3]
+    assert judge.counts["prompt_tokens"] == tokens
 
 
 def test_a_server_that_is_gone():

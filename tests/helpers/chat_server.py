@@ -27,11 +27,11 @@ class ChatServer:
     Serves one model, `"teacher"`.
 
     Args:
-        answer (`Callable[[list[dict]], str]`):
-            Answers the messages of a conversation.
+        answer (`Callable[[list[dict]], str | bytes]`):
+            Answers the messages of a conversation, with the text of a message, or with all that is sent.
     """
 
-    def __init__(self, answer: Callable[[list[dict]], str]):
+    def __init__(self, answer: Callable[[list[dict]], str | bytes]):
         self.answer = answer
         self.requests: list[dict] = []
 
@@ -55,7 +55,10 @@ class _Handler(JSONHandler):
     def do_POST(self):
         request = self.read()
         self.server_of_tests.requests.append(request)
-        message = {"role": "assistant", "content": self.server_of_tests.answer(request["messages"])}
+        said = self.server_of_tests.answer(request["messages"])
+        if isinstance(said, bytes):
+            return self.send(said)
+        message = {"role": "assistant", "content": said}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]}
         self.answer(answer)

@@ -25,7 +25,9 @@ class JSONHandler(BaseHTTPRequestHandler):
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
     def answer(self, body: dict, status: int = 200) -> None:
-        content = json.dumps(body).encode()
+        self.send(json.dumps(body).encode(), status)
+
+    def send(self, content: bytes, status: int = 200) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))

@@ -27,6 +27,8 @@ from openai import AsyncOpenAI, OpenAIError
 
 from ..chat.tool_calls import read_call
 from ..environments.base import EnvironmentFailure, describe_error
+from ..episodes.conversations import text_of
+from ..generation.endpoint import OddAnswer, read_body, read_said
 from ..secrets import hide_in_text, remember_secrets
 from ..types import Message
 
@@ -176,27 +178,35 @@ class JudgeReward:
             {"role": "system", "content": INSTRUCTIONS.format(rubric=self.rubric, best=BEST)},
             {"role": "user", "content": QUESTION.format(conversation=text)},
         ]
-        said = ""
-        try:
-            for _ in range(1 + self.max_retries):
-                async with slots:
-                    answer = await client.chat.completions.create(model=self.model, messages=messages)
-                if answer.usage is not None:
-                    self.counts["prompt_tokens"] += answer.usage.prompt_tokens
-                    self.counts["completion_tokens"] += answer.usage.completion_tokens
-                said = (answer.choices[0].message.content or "") if answer.choices else ""
-                score = parse_score(said)
-                if score is not None:
-                    self.counts["judged"] += 1
-                    self._keep(key, score)
-                    return score
-            problem = (
-                f"the last of {1 + self.max_retries} answers has no line `Score: N` from 0 to {BEST}: {said!r:.200}"
-            )
-        except OpenAIError as error:
-            problem = f"{type(error).__name__}: {describe_error(error)}"
+        problem, answers = "", f"the last of {1 + self.max_retries} answers"
+        for _ in range(1 + self.max_retries):
+            try:
+                said = await self._ask(client, slots, messages)
+            except OddAnswer as error:
+                problem = f"{answers} is odd: {describe_error(error)}"
+                continue
+            except OpenAIError as error:  # after `max_retries`
+                problem = f"{type(error).__name__}: {describe_error(error)}"
+                break
+            score = parse_score(said)
+            if score is not None:
+                self.counts["judged"] += 1
+                self._keep(key, score)
+                return score
+            problem = f"{answers} has no line `Score: N` from 0 to {BEST}: {said!r:.200}"
         self.counts["failed"] += 1
         return EnvironmentFailure(f"the judge {self.model!r} at {hide_in_text(self.endpoint)} failed: {problem}")
+
+    async def _ask(self, client: AsyncOpenAI, slots: asyncio.Semaphore, messages: list[Message]) -> str:
+        """Ask the model once, and count the tokens that the server says it took."""
+        async with slots:
+            create = client.chat.completions.with_raw_response.create
+            body = await read_body(create(model=self.model, messages=messages))
+        usage = body.get("usage")
+        for name in ("prompt_tokens", "completion_tokens"):
+            number = usage.get(name) if isinstance(usage, dict) else None
+            self.counts[name] += number if isinstance(number, int) else 0
+        return read_said(body)
 
     def _keep(self, key: str, score: float) -> None:
         self._scores[key] = score
@@ -222,7 +232,7 @@ def transcript(prompt: str | list[Message], completion: str | list[Message]) -> 
     for message in [*before, *after]:
         calls = [read_call(call) or ("?", {}) for call in message.get("tool_calls") or []]
         written = [f"[calls {name} with {json.dumps(arguments, ensure_ascii=False)}]" for name, arguments in calls]
-        lines.append(f"{message['role']}: " + "\n".join(part for part in (message.get("content"), *written) if part))
+        lines.append(f"{message['role']}: " + "\n".join(part for part in (text_of(message), *written) if part))
     return "\n\n".join(lines)
 
 

@@ -18,7 +18,6 @@ import asyncio
 import json
 import math
 import os
-import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -46,7 +45,7 @@ class EndpointError(ConnectionError):
     """A server gives no answer, refuses a request, or answers with something else than OpenAI's interface."""
 
 
-class _OddAnswer(Exception):
+class OddAnswer(Exception):
     """What is wrong with an answer."""
 
 
@@ -91,17 +90,17 @@ class Endpoint:
         self.model = wanted if wanted in names else names[0]
         described = served[names.index(self.model)]
         length = described.get("max_model_len")  # only vLLM reports it
-        self.max_model_length = length if isinstance(length, int) and length > 0 else sys.maxsize
+        self.max_model_length = length if isinstance(length, int) and length > 0 else math.inf
         self.is_vllm = described.get("owned_by") == "vllm"
 
     async def _list_models(self) -> list[dict[str, Any]]:
         async with self._named_errors():
-            body = await _json(self.client.models.with_raw_response.list())
+            body = await read_body(self.client.models.with_raw_response.list())
             models = body.get("data")
             if not isinstance(models, list) or not models:
-                raise _OddAnswer("its /models lists no model")
+                raise OddAnswer("its /models lists no model")
             if not all(isinstance(found, dict) and isinstance(found.get("id"), str) for found in models):
-                raise _OddAnswer("its /models lists a model without an `id`")
+                raise OddAnswer("its /models lists a model without an `id`")
             return models
 
     @asynccontextmanager
@@ -118,7 +117,7 @@ class Endpoint:
             raise EndpointError(
                 f"The server at {self._place} refuses a request with status {error.status_code}: {_shown(error)}"
             ) from error
-        except (OpenAIError, _OddAnswer) as error:
+        except (OpenAIError, OddAnswer) as error:
             raise EndpointError(
                 f"The server at {self._place} does not answer as OpenAI's interface does: {_shown(error)}"
             ) from error
@@ -156,11 +155,8 @@ class ChatEndpoint(Endpoint):
                     top_p=sampling.top_p,
                     seed=seed % 2**31,
                 )
-                choice = _choice(await _json(request))
-                message = choice.get("message")
-                if not isinstance(message, dict) or not isinstance(message.get("content") or "", str):
-                    raise _OddAnswer("its choice has no message with text")
-            return _valid(message.get("content") or ""), choice.get("finish_reason") == "stop"
+                choice = _choice(await read_body(request))
+                return _said(choice), choice.get("finish_reason") == "stop"
 
         return _REQUESTS.run(_together(ask, conversations, seeds))
 
@@ -200,10 +196,10 @@ class EndpointEngine(Endpoint):
         token_ids = choice.get("token_ids")
         if token_ids is None:
             if not isinstance(choice.get("text"), str):
-                raise _OddAnswer("its choice has neither `text` nor `token_ids`")
+                raise OddAnswer("its choice has neither `text` nor `token_ids`")
             return [*self.tokenizer(_valid(choice["text"]), add_special_tokens=False)["input_ids"], *ending]
         if not isinstance(token_ids, list) or not all(type(i) is int and 0 <= i < _MAX_TOKEN_ID for i in token_ids):
-            raise _OddAnswer("the `token_ids` of its choice are no list of tokens")
+            raise OddAnswer("the `token_ids` of its choice are no list of tokens")
         return token_ids
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
@@ -228,20 +224,25 @@ class EndpointEngine(Endpoint):
         known = {name: value for name, value in params.items() if name in _OPENAI}
         others = {name: value for name, value in params.items() if name not in known and _DEFAULTS.get(name) != value}
         create = self.client.completions.with_raw_response.create
-        return _choice(await _json(create(model=self.model, prompt=prompt, **known, extra_body=others)))
+        return _choice(await read_body(create(model=self.model, prompt=prompt, **known, extra_body=others)))
 
 
-async def _json(request: Awaitable[Any]) -> dict[str, Any]:
-    """Send a request, and read the object in its answer, whatever type the answer claims to have."""
+async def read_body(request: Awaitable[Any]) -> dict[str, Any]:
+    """
+    Send a request, and read the object in its answer, whatever type the answer claims to have.
+
+    Raises:
+        OddAnswer: If there is none, or it reports an error.
+    """
     text = (await request).text
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _OddAnswer(f"its answer is not JSON: {text[:_MAX_SHOWN]!r}") from error
+        raise OddAnswer(f"its answer is not JSON: {text[:_MAX_SHOWN]!r}") from error
     if not isinstance(body, dict):
-        raise _OddAnswer(f"its answer is not a JSON object: {text[:_MAX_SHOWN]!r}")
+        raise OddAnswer(f"its answer is not a JSON object: {text[:_MAX_SHOWN]!r}")
     if body.get("error"):
-        raise _OddAnswer(f"it reports an error: {body['error']!r:.{_MAX_SHOWN}}")
+        raise OddAnswer(f"it reports an error: {body['error']!r:.{_MAX_SHOWN}}")
     return body
 
 
@@ -249,8 +250,26 @@ def _choice(body: dict[str, Any]) -> dict[str, Any]:
     """Return the first choice of an answer."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise _OddAnswer("its answer has no `choices`")
+        raise OddAnswer("its answer has no `choices`")
     return choices[0]
+
+
+def read_said(body: dict[str, Any]) -> str:
+    """
+    Return the text of a chat model's answer; empty if it said nothing.
+
+    Raises:
+        OddAnswer: If the object in an answer is not that of a chat model.
+    """
+    return _said(_choice(body))
+
+
+def _said(choice: dict[str, Any]) -> str:
+    """Return the text of a choice's message."""
+    message = choice.get("message")
+    if not isinstance(message, dict) or not isinstance(message.get("content") or "", str):
+        raise OddAnswer("its choice has no message with text")
+    return _valid(message.get("content") or "")
 
 
 def _read_logprobs(choice: dict[str, Any], start: int, number: int) -> list[float]:
@@ -259,7 +278,7 @@ def _read_logprobs(choice: dict[str, Any], start: int, number: int) -> list[floa
     values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
     found = values[start : start + number] if isinstance(values, list) else []
     if len(found) < number or not all(isinstance(value, int | float) and math.isfinite(value) for value in found):
-        raise _OddAnswer(
+        raise OddAnswer(
             "it gives no log-likelihood for some tokens (`logprobs`, and `echo` for those of a prompt), by which "
             "verdicts are scored"
         )
