@@ -62,6 +62,7 @@ from .generation.loading import load_generator
 from .method.backup import critic_examples, is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.candidates import choose_refined
+from .method.context import context_length, fit_to_context
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
 from .method.refinement import Criticise, policy_examples, question_actions, refine_actions, refinement_examples
@@ -116,7 +117,7 @@ from .training.guards import (
     short_thoughts,
     too_many_hang,
 )
-from .training.model import choose_aux_loss, fit_to_context, load_model, tokenizer_folder
+from .training.model import choose_aux_loss, load_model, tokenizer_folder
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
@@ -326,7 +327,7 @@ class NLACTrainer(AtomicSavingTrainer):
         set_seed(args.seed)  # adapters are initialised randomly
         folder = tokenizer_folder(model) if isinstance(model, str) else None
         model = load_model(model, args, peft_config, quantization_config)
-        fit_to_context(args, model.config)
+        fit_to_context(args, context_length(model.config))
         choose_aux_loss(args, model)
         revision = (args.model_init_kwargs or {}).get("revision")
         if processing_class is None:

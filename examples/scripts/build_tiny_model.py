@@ -82,6 +82,7 @@ from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, forma
 from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, follow, lesson
 from trl_nlac.environments.embedded.support_desk_dialogues import SupportDeskFamily, named_values
 from trl_nlac.environments.embedded.support_desk_dialogues import follow as follow_support
+from trl_nlac.options.roles import RoleOptions
 from trl_nlac.prompts import NLACPrompts
 
 
@@ -507,6 +508,7 @@ def main():
             model.save_pretrained(output_dir)
             tokenizer.save_pretrained(output_dir)
             prompts.save(output_dir / "nlac_prompts.json")
+            RoleOptions(max_prompt_length=448, max_completion_length=64).save_pretrained(output_dir)  # the context
             scores = {
                 f"{name} {action_format}": score(
                     model, chat, prompts, family, action_format, args.num_scored, args.several_futures

@@ -76,6 +76,23 @@ def test_long_conversations_are_cut_as_in_training():
     assert len(long.ids) <= 60 and "left out" in agent.roles.chat.decode(long.ids)
 
 
+def test_prompts_fit_into_the_context(caplog):
+    """The context of the embedded model is 512 tokens."""
+    options = {"action_format": "text", "max_completion_length": 48}
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
+    assert agent.options.max_prompt_length == agent.roles.options.max_prompt_length == 464
+    assert "`max_prompt_length=8192` with `max_completion_length=48` needs more" in caplog.text
+    said = [{"role": "assistant", "content": "route billing amber photo noon"}, *MESSAGES]
+    assert agent.encode([*MESSAGES, *said * 100]).num_tokens <= 464
+    with pytest.raises(ValueError, match="`max_completion_length=512` leaves no room for a prompt"):
+        NLACAgent.from_pretrained(TINY_MODEL, device="cpu", max_completion_length=512)
+
+
+def test_a_device_map_decides_where_the_model_is():
+    options = {"device": "meta", "backend_kwargs": {"device_map": {"": "cpu"}}}
+    assert NLACAgent.from_pretrained(TINY_MODEL, **options).model.device.type == "cpu"
+
+
 def test_act(agent):
     torch.manual_seed(0)
     turn = agent.act(MESSAGES)

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from trl_nlac import NLACAgent
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.environments.worker import EnvironmentWorker
 from trl_nlac.generation.endpoint import EndpointEngine
 from trl_nlac.generation.engine import FixedGenerator
@@ -93,12 +93,26 @@ def test_context(caplog):
     """Prompts that do not fit into the server's context are not sent and count as cut off."""
     server = CompletionsServer("tiny", max_model_length=24)
     with server.running() as url:
-        agent = load(url)
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        generator = FixedGenerator(EndpointEngine(tokenizer, url, "tiny", 2), [tokenizer.eos_token_id])
+        agent = NLACAgent(generator, ChatEncoder(tokenizer), RoleOptions(**OPTIONS), COMPACT_PROMPTS)
         long = [{"role": "user", "content": "situ " * 40}]
         short, cut = agent.act_all([STATES[0], long])
     assert short.text and cut.action is None and cut.text == ""
     assert "1 of 2 prompts do not fit into vLLM's context of 24 tokens" in caplog.text
     assert all(len(request["prompt"]) + request["max_tokens"] <= 24 for request in server.requests)
+
+
+def test_histories_fit_into_the_context():
+    """Of an agent that is loaded: an answer has room, too."""
+    server = CompletionsServer("tiny", max_model_length=128)
+    with server.running() as url:
+        agent = load(url)
+        said = [{"role": "assistant", "content": PROPOSED}, {"role": "user", "content": "refused needs ivory 1"}]
+        assert agent.act([*STATES[0], *said * 12]).text
+    (request,) = server.requests
+    assert len(request["prompt"]) <= agent.options.max_prompt_length == 80
+    assert request["max_tokens"] == 48
 
 
 def test_which_model():

@@ -32,13 +32,14 @@ from ..episodes.conversations import problem_of, read_action, record_conversatio
 from ..episodes.rewards import EpisodeRewards
 from ..evaluation.evaluation import Evaluation, evaluate_policy
 from ..generation.base import Generator
+from ..method.context import fit_to_context
 from ..method.critic import judge_actions, predict_futures
 from ..method.roles import Roles
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Answer, Judgement, Message, Prompt
 from .answers import AgentAction, Check
-from .backends import load_backend, present_device
+from .backends import context_of, load_backend, present_device
 from .improvement import Choice, act_better, choose_actions, judge_choices, refine_choices
 
 
@@ -71,8 +72,9 @@ class NLACAgent:
         prompts ([`NLACPrompts`], *optional*):
             Prompts of the roles. If `None`, the defaults.
         tools (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of tools that actions can call, by which the arguments of calls are parsed. Those that a
-            conversation comes with are added.
+            JSON schemas of tools by which the calls in actions are parsed, beside those that a conversation comes
+            with. They are not shown to the model: give the tools that it shall know to each call, as in
+            `act(messages, tools)`.
         model ([`~transformers.PreTrainedModel`], *optional*):
             The model, if the generator samples from a model in this process.
     """
@@ -118,9 +120,12 @@ class NLACAgent:
             prompts ([`NLACPrompts`] or `str` or `Path`, *optional*):
                 Prompts of the roles, or a file of them, in place of those that were saved.
             tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of tools that actions can call. Those that a conversation comes with are added.
+                JSON schemas of tools by which the calls in actions are parsed, beside those that a conversation comes
+                with. They are not shown to the model: give the tools that it shall know to each call, as in
+                `act(messages, tools)`.
             device (`str` or [`torch.device`], *optional*):
-                Device of the model. If `None`, an accelerator if there is one.
+                Device of the model. If `None`, an accelerator if there is one. A `device_map` in `backend_kwargs`
+                decides in its place.
             revision (`str`, *optional*):
                 Branch, tag or commit on the Hub.
             trust_remote_code (`bool`, *optional*, defaults to `False`):
@@ -132,7 +137,8 @@ class NLACAgent:
                 Options of [`~options.roles.RoleOptions`], such as `temperature`, in place of those that were saved.
 
         Raises:
-            ValueError: If there is no such option or backend, or the backend does not serve the model.
+            ValueError: If there is no such option or backend, the backend does not serve the model, or its context has
+                no room for more than an answer.
             ImportError: If a package of the backend is not installed.
             ConnectionError: If no server answers.
         """
@@ -149,6 +155,7 @@ class NLACAgent:
             *(backend, model, role_options.chat_template_kwargs, device, revision, trust_remote_code),
             backend_kwargs or {},
         )
+        fit_to_context(role_options, context_of(generator, loaded))
         return cls(generator, chat, role_options, prompts, tools, loaded)
 
     def act(

@@ -34,6 +34,7 @@ from ..chat.tokenizer import ending_token_ids, tokenizer_of
 from ..generation.base import Generator
 from ..generation.engine import FixedGenerator
 from ..generation.transformers import TransformersGenerator
+from ..method.context import context_length
 
 
 BATCH_SIZE = 128  # largest number of sequences that are generated at once
@@ -78,7 +79,9 @@ def load_backend(
     if backend == "transformers":
         auto_class = _auto_class(model, revision, trust_remote_code)
         loaded = auto_class.from_pretrained(model, **{"dtype": "auto", **from_hub, **backend_kwargs})
-        loaded = loaded.to(device).eval()
+        if backend_kwargs.get("device_map") is None:
+            loaded = loaded.to(device)
+        loaded = loaded.eval()
         tokenizer = tokenizer_of(tokenizer, loaded)
         chat = ChatEncoder(tokenizer, chat_template_kwargs)
         eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, loaded.generation_config)
@@ -99,6 +102,11 @@ def load_backend(
 
         engine = EndpointEngine(tokenizer, backend, model, BATCH_SIZE, **backend_kwargs)
     return FixedGenerator(engine, eos_token_ids), chat, None
+
+
+def context_of(generator: Generator, model: PreTrainedModel | None) -> float | None:
+    """Return the number of tokens of the context of what [`load_backend`] loaded; `None` if there is no limit."""
+    return generator.engine.max_model_length if model is None else context_length(model.config)
 
 
 def _auto_class(

@@ -44,7 +44,6 @@ from ..prompts import NLACPrompts
 from ..report.improvement import write_improvement
 from ..secrets import hide_secrets
 from ..terminal import printable
-from ..training.model import fit_to_context
 from .buffer import load_actions
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_environments, load_rows
@@ -137,9 +136,7 @@ def run(words: list[str]) -> None:
         found = read_logs(args.logs, lambda path: load_actions(_model_of(path, model))[0], args.outcome)
     actions = _choose_actions(model, model_args, config, found)
     base = _load_agent(model, model_args, config, prompts)
-    with one_line_errors():
-        fit_to_context(config, base.model.config)
-    base.options.max_prompt_length = config.max_prompt_length
+    config.max_prompt_length = base.options.max_prompt_length  # which the model's context can have lowered
     _refuse_long(found, actions, prompts, config)
     _say_what_was_read(found, args.logs, config.success_threshold)
     if len(found.rows) < 2:

@@ -25,6 +25,7 @@ from rich.table import Table
 from transformers import AutoConfig
 from trl import ModelConfig, get_peft_config
 
+from ..method.context import context_length
 from ..nlac_config import NLACConfig
 from ..planning.memory import Sharing
 from ..planning.plan import Machines, Plan
@@ -199,10 +200,8 @@ def _loaded(model_args: ModelConfig, options: NLACConfig, config) -> float:
 
 
 def _context(config, options: NLACConfig) -> int:
-    config = config.get_text_config()
-    name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     longest = (options.max_prompt_length or 0) + options.max_completion_length
-    return config.to_dict().get(name) or longest  # some models have no limit
+    return context_length(config) or longest
 
 
 def _quantized(shape: ModelShape, model_args: ModelConfig) -> float | None:

@@ -62,11 +62,11 @@ class Engine(Protocol):
     An engine that generates: vLLM in this process, or a server.
 
     Attributes:
-        max_model_length (`int`):
-            Longest sequence, prompt and completion.
+        max_model_length (`float`):
+            Longest sequence, prompt and completion; infinite if it is unknown.
     """
 
-    max_model_length: int
+    max_model_length: float
 
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None

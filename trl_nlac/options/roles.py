@@ -103,7 +103,7 @@ class RoleOptions:
             and refinement add an action, an observation and answers of the roles to a state, so they are cut earlier;
             one that is too long even so is counted and not answered. A single observation is shortened to half of the
             limit, before anything sees it; a mark says how much is left out. `None` for no limit. Where the model's
-            context has no room for it beside an answer, a trainer lowers it, with a warning.
+            context has no room for it beside an answer, it is lowered, with a warning.
 
         > Parameters that control sampling
 

@@ -14,7 +14,6 @@
 
 """Load the model to train."""
 
-import math
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
-from ..method.roles import role_samplings
 from ..nlac_config import NLACConfig
 from ..secrets import hide_secrets
 from ..shards import is_zero3
@@ -129,44 +127,6 @@ def warn_of_replaced_optimizer(optim: str, deepspeed_config: dict[str, Any]) -> 
             "DeepSpeed's Adam. Set `optim='adamw_torch'`, or `\"zero_force_ds_cpu_optimizer\": false` in the "
             "configuration of DeepSpeed."
         )
-
-
-def fit_to_context(args: NLACConfig, config: PreTrainedConfig) -> None:
-    """
-    Lower `max_prompt_length` to what the model's context has room for beside the longest answer of any role, with a
-    warning. Longer histories are cut, as always.
-
-    Args:
-        args ([`NLACConfig`]):
-            Options of the run, which change.
-        config ([`~transformers.PreTrainedConfig`]):
-            Configuration of the model.
-
-    Raises:
-        ValueError: If the context has no room for more than an answer.
-    """
-    tokens = {name: sampling.max_tokens for name, sampling in role_samplings(args).items()}
-    longest = max(tokens.values())
-    role = next(role for role, number in tokens.items() if number == longest)
-    is_general = longest == args.max_completion_length
-    option = f"max_completion_length={longest}" if is_general else f"role_sampling[{role!r}]['max_tokens']={longest}"
-    config = config.get_text_config()
-    name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
-    context = config.to_dict().get(name)  # some models have no limit
-    if context is None or (args.max_prompt_length or math.inf) + longest <= context:
-        return
-    room = context - longest
-    if room < 1:
-        raise ValueError(
-            f"`{option}` leaves no room for a prompt in the context of the model, which is {context} tokens "
-            "(`max_position_embeddings`). Lower it."
-        )
-    logger.warning(
-        f"The context of the model is {context} tokens (`max_position_embeddings`), and `max_prompt_length="
-        f"{args.max_prompt_length}` with `{option}` needs more: longer histories are cut to `max_prompt_length={room}`"
-        ". Lower one of these options, or use a model with a longer context."
-    )
-    args.max_prompt_length = room
 
 
 def choose_aux_loss(args: NLACConfig, model: "PreTrainedModel | PeftModel") -> None:
