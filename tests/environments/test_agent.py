@@ -32,12 +32,14 @@ from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI
 from trl_nlac import NLACTrainer
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments import AgentEnvironment, EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.environments.agent import _run_command
 from trl_nlac.environments.base import Opening
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.event_loop import finish
 from trl_nlac.gateway.server import the_server
 from trl_nlac.replay.buffer import PrioritizedReplay
 from trl_nlac.types import Transition, all_conversations
@@ -350,6 +352,15 @@ class TestCommands:
         while _is_alive(int(pid.read_text())) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not _is_alive(int(pid.read_text()))
+
+    @pytest.mark.parametrize("helper", ["sleep 15", "setsid sleep 15"], ids=["child", "daemon"])
+    def test_one_ends_without_its_helpers(self, helper, monkeypatch):
+        """Also where these hold its output. What it started is ended, except daemons."""
+        monkeypatch.setattr("trl_nlac.environments.agent.ENDING_SECONDS", 0.2)
+        command = ["sh", "-c", f"{helper} & echo 0.5"]
+        start = time.monotonic()
+        assert finish(_run_command(command, {}, "", "")) == 0.5
+        assert time.monotonic() - start < 10
 
     def test_what_is_no_command(self):
         for wrong in (None, "", [], ["python", 3]):

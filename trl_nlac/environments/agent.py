@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 RunAgent = Callable[[dict[str, Any], str, str], float | None | Awaitable[float | None]]
 
 ENDING_SECONDS = 5.0  # how long an agent that is cut has to end itself, and to be ended
-_MAX_OUTPUT = 2**16  # characters of the output of a command that are kept
+_MAX_OUTPUT = 2**16  # bytes of the output of a command that are kept
+_POLL_SECONDS = 0.02  # between looks whether a command has ended
 _COLUMN = re.compile(r"\{(\w+)\}")
 
 
@@ -73,7 +74,7 @@ class AgentEnvironment(TextEnvironment):
             is a row of the dataset, and returns the reward of the run. A command is started in a process of its own,
             with `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its variables, the task as JSON on its standard input, and
             `{column}` in its words replaced by that column of the task; the last line that it prints is the reward, if
-            it is a number.
+            it is a number. What it has started ends with it. Commands need POSIX: Linux or macOS.
         pays (`bool`, *optional*, defaults to `True`):
             Whether the agent gives a reward, by what it returns or prints, by `/reward`, or by both: their sum. A run
             without any has failed then. If `False`, there must be `reward_funcs`, and what it returns is ignored.
@@ -422,20 +423,26 @@ async def _run_command(command: str | list[str], task: dict[str, Any], base_url:
     process = await asyncio.create_subprocess_exec(
         *words, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **variables}, start_new_session=True
     )
+    output, errors = bytearray(), bytearray()
+    exchange = asyncio.gather(
+        _keep_last_part(process.stdout, output),
+        _keep_last_part(process.stderr, errors),
+        _write(process.stdin, json.dumps(task).encode()),
+    )
     try:
-        output, errors, _ = await asyncio.gather(
-            _last_part(process.stdout), _last_part(process.stderr), _write(process.stdin, json.dumps(task).encode())
-        )
-        code = await process.wait()
+        while process.returncode is None:  # `wait` would wait for all who hold its output
+            await asyncio.sleep(_POLL_SECONDS)
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:  # all of it has ended
             pass
-    if code != 0:
-        said_last = hide_in_text(" ".join(errors.split()))[-500:]
-        raise EnvironmentFailure(f"the command ended with the exit code {code}: {said_last}")
-    lines = output.split("\n")
+        await asyncio.wait([exchange], timeout=ENDING_SECONDS)  # a daemon, which is not killed, can hold the output
+        exchange.cancel()
+    if process.returncode != 0:
+        said_last = hide_in_text(" ".join(errors.decode(errors="replace").split()))[-500:]
+        raise EnvironmentFailure(f"the command ended with the exit code {process.returncode}: {said_last}")
+    lines = output.decode(errors="replace").split("\n")
     try:
         return float(next(line for line in reversed(lines) if line.strip()))
     except (StopIteration, ValueError):
@@ -452,9 +459,8 @@ async def _write(stream: asyncio.StreamWriter, data: bytes) -> None:
         stream.close()
 
 
-async def _last_part(stream: asyncio.StreamReader) -> str:
+async def _keep_last_part(stream: asyncio.StreamReader, kept: bytearray) -> None:
     """Read a stream to its end, and keep the last part."""
-    kept = b""
     while part := await stream.read(_MAX_OUTPUT):
-        kept = (kept + part)[-_MAX_OUTPUT:]
-    return kept.decode(errors="replace")
+        kept += part
+        del kept[:-_MAX_OUTPUT]
