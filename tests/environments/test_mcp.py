@@ -22,7 +22,9 @@ import time
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import make_roles, make_trainer, play
-from mcp import StdioServerParameters
+from mcp import McpError, StdioServerParameters, types
+from mcp.server.lowlevel import Server
+from mcp.shared.memory import create_connected_server_and_client_session
 
 from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.mcp import MCPEnvironment
@@ -120,6 +122,52 @@ def test_a_server_that_dies_is_a_failure(script):
     (episode,) = play([PROMPT], lambda: MCPEnvironment(server, score=score), make_roles(answers), timeout=20.0)
     assert episode.failure.startswith("step: EnvironmentFailure: the MCP server does not answer") and episode.truncated
     assert len(episode.turns) == 1 and episode.score == 0
+
+
+class Paged(Server):
+    """Has a tool on each of two pages, and answers the error of a request to wrong arguments."""
+
+    def __init__(self):
+        super().__init__("paged")
+        self.code = types.INVALID_PARAMS
+        self.request_handlers[types.ListToolsRequest] = self.list
+        self.request_handlers[types.CallToolRequest] = self.call
+
+    async def list(self, request):
+        is_first = request.params is None or request.params.cursor is None
+        tool = types.Tool(name="one" if is_first else "two", inputSchema={"type": "object"})
+        return types.ServerResult(types.ListToolsResult(tools=[tool], nextCursor="more" if is_first else None))
+
+    async def call(self, request):
+        if request.params.arguments:
+            raise McpError(types.ErrorData(code=self.code, message="no such argument"))
+        content = [types.TextContent(type="text", text=request.params.name)]
+        return types.ServerResult(types.CallToolResult(content=content))
+
+
+@pytest.fixture
+def paged(monkeypatch) -> Paged:
+    """A server in this process."""
+    server = Paged()
+    connected = lambda _: create_connected_server_and_client_session(server)  # noqa: E731
+    monkeypatch.setattr("trl_nlac.environments.mcp._connected", connected)
+    return server
+
+
+def test_tools_of_all_pages(paged):
+    (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles([call("two"), "done"]))
+    assert [tool["function"]["name"] for tool in episode.tools] == ["one", "two"]
+    assert episode.turns[0].next_observation == "two"
+
+
+def test_wrong_arguments_are_no_failure(paged):
+    """Unless the server has ended the session."""
+    answers = [call("one", order=1), "done"]
+    (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles(answers))
+    assert episode.turns[0].next_observation == "{'error': 'no such argument'}" and episode.failure is None
+    paged.code = 32600
+    (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles(answers))
+    assert "the MCP server does not answer a call of one" in episode.failure
 
 
 def test_no_server():

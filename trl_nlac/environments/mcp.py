@@ -24,7 +24,10 @@ from .base import EnvironmentFailure, StepResult, TextEnvironment, describe_erro
 
 
 if TYPE_CHECKING:
-    from mcp import ClientSession, StdioServerParameters
+    from mcp import ClientSession, StdioServerParameters, Tool
+
+# Codes that mcp itself gives to errors: the connection was closed (`CONNECTION_CLOSED`), a server ended the session.
+_LOST = (-32000, 32600)
 
 
 class MCPEnvironment(TextEnvironment):
@@ -33,8 +36,9 @@ class MCPEnvironment(TextEnvironment):
     install mcp`.
 
     An action that is a call, or several, calls the server's tools in turn; any other action is the agent's final
-    answer and ends the episode. An error that a tool reports is an observation. One of the connection is a failure of
-    the environment. The reward is that of `reward_funcs`, unless `score` gives one.
+    answer and ends the episode. An error that the server or a tool reports, as of arguments that are wrong, is an
+    observation. One of the connection is a failure of the environment. The reward is that of `reward_funcs`, unless
+    `score` gives one.
 
     Each instance has a session of its own, and with a command a server of its own.
 
@@ -80,12 +84,11 @@ class MCPEnvironment(TextEnvironment):
             # The session lives in one task of an event loop of its own.
             self._portal = self._closing.enter_context(start_blocking_portal())
             self._session = self._closing.enter_context(self._portal.wrap_async_context_manager(_connected(server)))
-            listed = self._portal.call(self._session.list_tools)
+            tools = self._portal.call(_all_tools, self._session)
         except BaseException as error:
             self._closing.close()
             raise EnvironmentFailure(f"the MCP server {server!r:.200} cannot be used: {_reason(error)}") from error
-        tools = [tool.model_dump(by_alias=True) for tool in listed.tools]
-        self.tool_schemas = [_schema(tool) for tool in tools]
+        self.tool_schemas = [_schema(tool.model_dump(by_alias=True)) for tool in tools]
 
     def reset(self, prompt: str | list[Message], **task) -> list[Message]:
         """
@@ -120,9 +123,13 @@ class MCPEnvironment(TextEnvironment):
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         if name not in [schema["function"]["name"] for schema in self.tool_schemas]:
             return str({"error": f"Tool {name} not found."})
+        from mcp import McpError
+
         try:
             result = self._portal.call(self._session.call_tool, name, arguments)
         except Exception as error:
+            if isinstance(error, McpError) and error.error.code not in _LOST:
+                return str({"error": error.error.message})
             raise EnvironmentFailure(f"the MCP server does not answer a call of {name}: {_reason(error)}") from error
         result = result.model_dump(by_alias=True)
         parts = [part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in result["content"]]
@@ -141,6 +148,18 @@ async def _connected(server: Union[str, "StdioServerParameters"]) -> AsyncIterat
     async with connection as (read, write, *_), ClientSession(read, write) as session:
         await session.initialize()
         yield session
+
+
+async def _all_tools(session: "ClientSession") -> list["Tool"]:
+    """List the tools of all pages."""
+    from mcp.types import PaginatedRequestParams
+
+    listed = await session.list_tools()
+    tools = listed.tools
+    while listed.nextCursor:
+        listed = await session.list_tools(params=PaginatedRequestParams(cursor=listed.nextCursor))
+        tools += listed.tools
+    return tools
 
 
 def _schema(tool: dict[str, Any]) -> dict[str, Any]:
