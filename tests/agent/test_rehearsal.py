@@ -21,7 +21,7 @@ from helpers.chat_server import ChatServer
 from helpers.testing_utils import make_trainer
 
 from trl_nlac import NLACPrompts
-from trl_nlac.agent.rehearsal import chat_roles
+from trl_nlac.agent.rehearsal import chat_roles, play_transitions
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.options.roles import RoleOptions
@@ -124,6 +124,10 @@ class TestRehearse:
             words = ["rehearse", "teacher", str(tmp_path / "out.jsonl"), "--backend", url, "--num_transitions", "2"]
             assert main([*words, *PLAY, "--dataset_name", tasks, "--option", "max_format_retries=0"]) == 2
         assert not (tmp_path / "out.jsonl").exists()
+
+    def test_without_tasks(self):
+        with pytest.raises(ValueError, match="There are no tasks to play"):
+            play_transitions(None, None, [], 1)
 
     def test_tool_calls_have_no_form_in_messages(self):
         with pytest.raises(ValueError, match="`action_format='tool_call'` has no form in plain messages"):

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,14 @@ from helpers.testing_utils import make_trainer
 from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import COMMANDS, main
-from trl_nlac.cli.options import add_agent_arguments, load_player, load_rows, write_json
+from trl_nlac.cli.options import (
+    add_agent_arguments,
+    load_environment,
+    load_object,
+    load_player,
+    load_rows,
+    write_json,
+)
 from trl_nlac.cli.origin import fill_from_run, note_origin
 from trl_nlac.cli.parser import Parser
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -431,6 +439,34 @@ def test_evaluations_of_tasks_that_are_none(folder, capsys, content, message):
     assert message in capsys.readouterr().err
 
 
+def test_objects_of_modules_that_import_lazily():
+    assert load_object("trl.rewards:think_format_reward").__name__ == "think_format_reward"
+    with pytest.raises(CommandError, match="has no 'think_format', did you mean 'think_format_reward'"):
+        load_object("trl.rewards:think_format")
+
+
+def test_paths_with_an_equals_sign(folder):
+    """It does not make what is before it a name."""
+    place = folder / "runs" / "lr=1e-4"
+    place.mkdir(parents=True)
+    shutil.copyfile("guess.py", place / "game.py")
+    path = "runs/lr=1e-4/game.py:GuessTheNumber"
+    assert load_environment([path], {})().limit == 100
+    assert load_environment([f"a-game={path}"], {})["a-game"]().limit == 100
+    parser = Parser()
+    add_agent_arguments(parser)
+    for number, name in enumerate((path, f"a={path}")):
+        run = folder / f"run_{number}"
+        run.mkdir()
+        (run / "config.json").write_text("{}")
+        note_origin(run, [name], {}, None)
+        (noted,) = json.loads((run / "_nlac_run.json").read_text())["environment_factory"]
+        assert noted == name.replace("runs/", "../runs/")
+        args = parser.parse_args([run.name, "--trust_remote_code"])
+        fill_from_run(args)
+        assert args.environment_factory == [name]
+
+
 def test_options_of_an_evaluation(folder, capsys, monkeypatch):
     asked = {}
 
@@ -452,6 +488,8 @@ def test_options_of_an_evaluation(folder, capsys, monkeypatch):
     ("words", "message"),
     [
         (["serve", TINY_MODEL, "--refine", "-1"], "--refine must be from 0 to 64, got -1."),
+        (["evaluate", TINY_MODEL, "--max_tasks", "-1"], "--max_tasks must be at least 1, got -1."),
+        (["evaluate", TINY_MODEL, "--max_tasks", "0"], "--max_tasks must be at least 1, got 0."),
         (["rehearse", TINY_MODEL, "x.jsonl", "--logs", "x", "--option", "foo=1"], "`foo` is not an option"),
     ],
 )
@@ -561,6 +599,25 @@ class TestPlay:
         assert improvements == [(1, 2)]
         printed = capsys.readouterr().out
         assert "candidate 2" in printed and "from 1 to 100" in printed and "truncated after 1 turn," in printed
+
+    @pytest.mark.parametrize(
+        ("result", "message"),
+        [
+            ("time.sleep(2)", "the environment failed (step): TimeoutError: `step` took longer than"),
+            (
+                "StepResult('', conversation=5)",
+                "the environment failed (step): MalformedResult: no answer of conversation 5 waits for an observation",
+            ),
+        ],
+    )
+    def test_environments_that_fail(self, folder, capsys, monkeypatch, result, message):
+        monkeypatch.setattr("trl_nlac.cli.options.ENVIRONMENT_TIMEOUT", 1.0)
+        reset, step = "def reset(self):\n        return 'begin'", f"def step(self, action):\n        return {result}"
+        words = f"import time\nfrom trl_nlac.environments import StepResult\nclass Fails:\n    {reset}\n    {step}\n"
+        (folder / "fails.py").write_text(words)
+        words = ["--environment_factory", "fails.py:Fails", "--auto", "--option", "action_format=text", "max_turns=1"]
+        assert main(["play", TINY_MODEL, *words]) == 2
+        assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "message"),

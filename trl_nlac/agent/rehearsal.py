@@ -86,8 +86,11 @@ def play_transitions(
             Reward functions.
 
     Raises:
+        ValueError: If there are no tasks.
         RuntimeError: If no episode has a turn.
     """
+    if not tasks:
+        raise ValueError("There are no tasks to play: the dataset has no rows.")
     torch.manual_seed(seed)
     rng, transitions = random.Random(seed), []
     while len(transitions) < number:

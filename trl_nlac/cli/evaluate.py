@@ -39,6 +39,8 @@ def run(words: list[str]) -> None:
     args = make_parser().parse_args(words)
     if args.num_episodes < 1:
         raise CommandError(f"--num_episodes must be at least 1, got {args.num_episodes}.")
+    if args.max_tasks is not None and args.max_tasks < 1:
+        raise CommandError(f"--max_tasks must be at least 1, got {args.max_tasks}.")
     fill_from_run(args)
     rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split)
     rows = [NO_TASK] if rows is None else list(rows)[: args.max_tasks]

@@ -43,6 +43,7 @@ from .parser import Parser
 
 
 ENVIRONMENT_TIMEOUT = 300.0  # s, as in training by default
+_MISSING = object()
 FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -58,16 +59,17 @@ def load_object(name: str) -> Any:
         raise CommandError(f"{name!r} must be written `module:Name` or `path/to/file.py:Name`.")
     try:
         module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
+        found = getattr(module, attribute, _MISSING)  # a lazy module imports now
     except (ImportError, OSError) as error:
         raise CommandError(f"{name!r}: {error}") from error
     except Exception as error:  # of the user's code
         raise CommandError(f"{name!r}: {type(error).__name__}: {describe_error(error)}") from error
-    if attribute not in vars(module):
-        close = get_close_matches(attribute, list(vars(module)), n=1)
+    if found is _MISSING:
+        close = get_close_matches(attribute, dir(module), n=1)
         raise CommandError(
             f"{module_name!r} has no {attribute!r}" + (f", did you mean {close[0]!r}?" if close else ".")
         )
-    return vars(module)[attribute]
+    return found
 
 
 def _load_module(name: str) -> Any:
@@ -98,6 +100,12 @@ def load_objects(names: list[str] | None) -> list[Any] | None:
     return [load_object(name) for name in names] if names else None
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """Split `name=module:Class` into the name, empty if there is none, and the rest. A path with a `=` is no name."""
+    key, equals, target = name.partition("=")
+    return (key, target) if equals and Path(key).name == key else ("", name)
+
+
 def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callable | dict[str, Callable] | None:
     """
     Load the environment factory, or several by name if they are written `name=module:Class`; `None` if there are no
@@ -111,11 +119,11 @@ def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callab
         return None
     factories = {}
     for name in names:
-        key, equals, target = name.partition("=")
-        factory = load_object(target if equals else name)
+        key, target = split_name(name)
+        factory = load_object(target)
         if not callable(factory):
             raise CommandError(f"--environment_factory {name} is {factory!r}, which is not a class or function.")
-        factories[key if equals else ""] = partial(factory, **options) if options else factory
+        factories[key] = partial(factory, **options) if options else factory
     if len(factories) < len(names) or "" in factories and len(names) > 1:
         raise CommandError(
             "several environments need names of their own: `--environment_factory one=module:One two=module:Two`."

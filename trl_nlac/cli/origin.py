@@ -29,7 +29,7 @@ from typing import Any
 
 from ..secrets import HIDDEN, hide_secrets
 from .errors import CommandError, one_line_errors
-from .options import FILES, check_model
+from .options import FILES, check_model, split_name
 
 
 # Not uploaded with the output folder, because of the underscore: it has paths of this machine.
@@ -105,8 +105,8 @@ def _tasks_of_run(name: str | None, run: Path) -> str | None:
 def _with_path(name: str, change: Callable[[str], str]) -> str:
     """Change the file in `path/to/file.py:Name` or `name=path/to/file.py:Name`; modules have none."""
     place, colon, attribute = name.rpartition(":")
-    key, equals, path = place.rpartition("=")
-    return f"{key}{equals}{change(path)}{colon}{attribute}" if path.endswith(".py") else name
+    key, path = split_name(place)
+    return f"{key}{key and '='}{change(path)}{colon}{attribute}" if path.endswith(".py") else name
 
 
 def _found(path: str, run: Path) -> str:
@@ -128,7 +128,7 @@ def _here(names: list[str] | None, run: Path) -> list[str] | None:
     """
     found = names and _found_code(names, run)
     for name in found or []:
-        path = name.rpartition(":")[0].rpartition("=")[2]
+        _, path = split_name(name.rpartition(":")[0])
         if path.endswith(".py") and not Path(path).exists():
             raise CommandError(
                 f"{path}, which the run in {run} needs, does not exist: was the run moved without it? Name it with "

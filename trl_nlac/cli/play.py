@@ -28,7 +28,7 @@ from rich.text import Text
 from ..agent.agent import NLACAgent
 from ..agent.answers import AgentAction
 from ..environments.base import StepResult, TextEnvironment, describe_error
-from ..environments.pool import NO_TASK
+from ..environments.pool import NO_TASK, EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..episodes.recorder import EpisodeRecorder, checked_reward, checked_step
 from ..episodes.rollout import policy_answer
@@ -69,7 +69,7 @@ def run(words: list[str]) -> None:
     try:
         show = Show(Console(), waits)
         with _naming("reset"):
-            recorder.begin(worker.submit(lambda environment: environment.reset(**keywords)).result())
+            recorder.begin(pool.finish(worker, lambda environment: environment.reset(**keywords), "`reset`"))
         show.text("task", json.dumps(task, ensure_ascii=False, default=str), "dim")
         for message in recorder.conversations[0].prompt_messages:
             show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
@@ -78,14 +78,15 @@ def run(words: list[str]) -> None:
             show.action(recorder.num_answers + 1, turn)
             with _naming("step"):
                 takes_answers = name in pool.takes_answers
-                result = _step(worker, agent, turn, recorder.prompt if takes_answers else None)
+                result = _step(pool, worker, agent, turn, recorder.prompt if takes_answers else None)
+                recorder.act(turn.action, turn.text, list(turn.token_ids), result)
             show.text("observation", result.observation, "yellow")
-            recorder.act(turn.action, turn.text, list(turn.token_ids), result)
             if recorder.done or not show.wants_next():
                 break
             recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
         with _naming("get_reward"):
-            reward = checked_reward(worker.submit(lambda environment: environment.final_reward()).result())
+            paid = pool.finish(worker, lambda environment: environment.final_reward(), "`get_reward`")
+            reward = checked_reward(paid)
         if rewards is not None:
             environments = [worker.environment.unwrapped]
             with _naming("reward functions"):
@@ -120,7 +121,9 @@ def _row(args) -> dict[str, Any]:
     return rows[args.row]
 
 
-def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction, prompt: Prompt | None) -> StepResult:
+def _step(
+    pool: EnvironmentPool, worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction, prompt: Prompt | None
+) -> StepResult:
     """Take a step. `prompt` is what was answered, for an environment that takes answers."""
     if turn.action is None:
         return StepResult(agent.roles.prompts.unreadable(agent.roles.actions.name))
@@ -131,7 +134,7 @@ def _step(worker: EnvironmentWorker, agent: NLACAgent, turn: AgentAction, prompt
     def step(environment: TextEnvironment) -> StepResult:
         return environment.step(action)
 
-    return checked_step(worker.submit(step).result())
+    return checked_step(pool.finish(worker, step, "`step`"))
 
 
 class Show:

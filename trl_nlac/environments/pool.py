@@ -203,9 +203,22 @@ class EnvironmentPool:
         name, keywords, _ = self.route(task)
         keywords = {"seed": 0, **keywords} if name in self.seeded else keywords
         worker = self.acquire(name)
-        observation = self._finish(worker, lambda environment: environment.reset(**deepcopy(keywords)), "`reset`")
+        observation = self.finish(worker, lambda environment: environment.reset(**deepcopy(keywords)), "`reset`")
         self.release(worker)
         return observation
+
+    def finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
+        """
+        Run a job on an instance within the time limit, and return its result. Raises what it raises.
+
+        Raises:
+            TimeoutError: If it takes longer than `timeout`; `name` says what it is. The instance is given up.
+        """
+        future = worker.submit(job)
+        if not futures.wait([future], self.timeout).done:
+            self.discard(worker, hangs=True)
+            raise TimeoutError(f"{name} took longer than `environment_timeout={self.timeout}` seconds")
+        return future.result()
 
     def acquire(self, name: str) -> EnvironmentWorker | None:
         """Return a free or a new instance; `None` while `max_instances` are in use."""
@@ -273,7 +286,7 @@ class EnvironmentPool:
         """
         worker = EnvironmentWorker(name, ToolEnvironment, has_own_loop=name in self._blocking)
         try:
-            return self._finish(worker, lambda _: job(), name)
+            return self.finish(worker, lambda _: job(), name)
         finally:
             worker.stop()
 
@@ -309,7 +322,7 @@ class EnvironmentPool:
         worker = self._hire(name)
         factory = self._factory_name(name)
         try:
-            environment = self._finish(worker, lambda environment: environment, factory)
+            environment = self.finish(worker, lambda environment: environment, factory)
         except EnvironmentFailure as error:
             raise ValueError(f"{factory} cannot be called without arguments, or fails: {error}") from error
         if self._move is not None:
@@ -320,14 +333,6 @@ class EnvironmentPool:
 
     def _factory_name(self, name: str) -> str:
         return f"`environment_factory[{name!r}]`" if self._routed else "`environment_factory`"
-
-    def _finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
-        """Run a job within the time limit and return its result; `name` is that of the job in an error."""
-        future = worker.submit(job)
-        if not futures.wait([future], self.timeout).done:
-            self.discard(worker, hangs=True)
-            raise TimeoutError(f"{name} took longer than `environment_timeout={self.timeout}` seconds")
-        return future.result()
 
 
 def _mover(workers: str) -> Mover | None:
