@@ -508,7 +508,7 @@ def main():
             model.save_pretrained(output_dir)
             tokenizer.save_pretrained(output_dir)
             prompts.save(output_dir / "nlac_prompts.json")
-            RoleOptions(max_prompt_length=448, max_completion_length=64).save_pretrained(output_dir)  # the context
+            RoleOptions(max_prompt_length=448, max_completion_length=64).save_pretrained(output_dir)  # its context
             scores = {
                 f"{name} {action_format}": score(
                     model, chat, prompts, family, action_format, args.num_scored, args.several_futures
