@@ -14,6 +14,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,15 +27,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerCallback
 
-from trl_nlac import PrioritizedReplay, TargetWeights
+from trl_nlac import NLACConfig, PrioritizedReplay, TargetWeights
 from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.records.log import RENAMED
 from trl_nlac.replay.files import read_episodes
 from trl_nlac.shards import Place
 from trl_nlac.training import checkpoint
-from trl_nlac.training.checkpoint import load_state, save_state
+from trl_nlac.training.checkpoint import check_identity, load_state, save_state, warn_of_kept_options
 from trl_nlac.training.manifest import write_manifest
-from trl_nlac.types import Prompt, TrainingExample
+from trl_nlac.types import Prompt, RunRefused, TrainingExample
 
 
 EARLIER = Path(__file__).parent / "checkpoint_of_079184a"
@@ -102,6 +103,25 @@ class TestCheckpoint:
             resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
             assert ("has no effect: the optimizer of" in caplog.text) == (length == 310)
         assert found == [(2, 3, failed), (0, 3, failed)] and failed
+
+    @pytest.mark.parametrize(
+        ("path", "is_there"),
+        [
+            ("optimizer.pt", True),
+            ("optimizer.bin", True),  # FSDP with FULL_STATE_DICT
+            ("optimizer_0/__0_0.distcp", True),  # FSDP2
+            ("global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt", True),  # DeepSpeed
+            ("scheduler.pt", False),
+        ],
+    )
+    def test_finds_the_optimizer_however_it_was_saved(self, tmp_path, caplog, path, is_there):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+        args = NLACConfig(str(tmp_path), learning_rate=1e-5, use_cpu=True, bf16=False)
+        with pytest.raises(RunRefused, match="name of the optimizer") if is_there else nullcontext():
+            check_identity(tmp_path, {"optimizer": {"name": "adamw_torch"}}, {"optimizer": {"name": "sgd"}})
+        warn_of_kept_options(tmp_path, {"learning_rate": 1e-6}, args)
+        assert ("`learning_rate=1e-05` has no effect" in caplog.text) == is_there
 
     def test_what_other_options_made_is_dropped(self, tmp_path, caplog):
         """Micro-batches of the iteration under way, and targets where these are no longer written so."""

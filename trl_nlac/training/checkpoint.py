@@ -28,7 +28,6 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers.trainer import OPTIMIZER_NAME
 
 from ..chat.encoder import ChatEncoder
 from ..method.target_weights import TargetWeights
@@ -241,7 +240,7 @@ def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict
     """
     foreign = []
     for part, properties in own.items():
-        if part == "optimizer" and not (checkpoint / OPTIMIZER_NAME).exists():
+        if part == "optimizer" and not _has_optimizer(checkpoint):
             continue
         others = saved.get(part, properties)
         foreign += [
@@ -257,6 +256,14 @@ def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict
         )
 
 
+# Where the state of the optimizer is: of whole weights, of FSDP in one file and in parts, and of DeepSpeed.
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*")
+
+
+def _has_optimizer(checkpoint: Path) -> bool:
+    return any(any(checkpoint.glob(pattern)) for pattern in _OPTIMIZERS)
+
+
 # Options that the state of the optimizer keeps.
 _KEPT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -268,7 +275,7 @@ def kept_options(args: "NLACConfig") -> dict[str, float]:
 
 def warn_of_kept_options(checkpoint: Path, saved: dict[str, float], args: "NLACConfig") -> None:
     """Warn of options that differ from those with which the optimizer of a checkpoint was made."""
-    if not (checkpoint / OPTIMIZER_NAME).exists():
+    if not _has_optimizer(checkpoint):
         return
     for name, value in saved.items():
         if value != vars(args)[name]:
