@@ -12,6 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import json
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from helpers.testing_utils import assert_same, make_episode, make_trainer, prior
 from pyarrow.parquet import ParquetFile
 
 from trl_nlac.records.audit import AuditTrail
-from trl_nlac.types import Answer, Critique, Prompt, Sample, TrainingExample, Transition
+from trl_nlac.types import Answer, Critique, Prompt, Refinement, Sample, TrainingExample, Transition
 
 
 class TestAudit:
@@ -64,7 +65,7 @@ class TestAudit:
     def test_limit(self, tmp_path):
         trail = AuditTrail(tmp_path, process=1, total_limit=5)
         episode = make_episode(num_turns=2)
-        target = Answer(Prompt.of([1]), (), "Future: seen 1", Critique("seen 1", True))
+        target = Answer(Prompt.of([1]), (2,), "Future: seen 1", Critique("seen 1", True))
         other = tmp_path / "_audit" / "audit_00001_process0.parquet"
         for step in (1, 2, 100_000):
             samples = [Sample(Transition(episode, i), 6 + i, 1.0, 0.5) for i in range(2)]
@@ -79,6 +80,26 @@ class TestAudit:
         assert [(row["episode"], row["turn"], row["target_verdict"]) for row in rows] == [(6, 0, True), (6, 1, True)]
         assert rows[0]["critic_loss"] == 0.0 and pd.isna(rows[0]["policy_loss"])  # whose weight was zero
         assert pd.isna(rows[1]["critic_loss"]) and pd.isna(rows[0]["critique"])
+
+    def test_losses_of_a_transition_that_was_drawn_twice(self, tmp_path):
+        """Only the first is audited; the example of the second is shorter, and trained on before. A run resumes."""
+        trail = AuditTrail(tmp_path, process=0)
+        critique = Critique("seen 1", True)
+        target = Answer(Prompt.of([1]), (9,), "Future: seen 1", critique)
+        completions = [(2, 3, 4), (5,)]
+        refinements = [
+            Refinement("a", "a", critique, Answer(Prompt.of([1]), completion, "b", "b")) for completion in completions
+        ]
+        sample = Sample(Transition(make_episode(num_turns=1), 0), 6, 1.0, 0.5)
+        trail.open([sample] * 2, [None], [target] * 2, refinements, 1, 1)
+        resumed = AuditTrail(tmp_path, process=0)
+        resumed.load_state_dict(json.loads(json.dumps(trail.state_dict())))
+        first, second = (TrainingExample("policy", Prompt.of([1]), completion, 1.0, 6) for completion in completions)
+        resumed.add_losses([second, first], torch.tensor([9.0, 1.0]))
+        resumed.close()
+        resumed.write(1)
+        (row,) = read(tmp_path / "_audit" / "audit_00001_process0.parquet").to_dict("records")
+        assert row["policy_loss"] == 1.0
 
     def test_a_write_costs_the_same_after_many(self, tmp_path, monkeypatch):
         """Sizes of files are read once, where a run is resumed."""

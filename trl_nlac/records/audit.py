@@ -117,19 +117,27 @@ class AuditTrail:
                     "attempt_verdict": refinement.critique.optimal,
                     "refined_action": refinement.refined_action.parsed,
                 }
-            self._open.setdefault(sample.transition_id, []).append(hide_secrets(row))
+            # By these add_losses tells the draws of a transition apart.
+            completions = {"critic": list(target.token_ids)}
+            if refinement is not None:
+                completions["policy"] = list(refinement.refined_action.token_ids)
+            self._open.setdefault(sample.transition_id, []).append({**hide_secrets(row), "completions": completions})
 
     def add_losses(self, examples: list[TrainingExample], losses: torch.Tensor) -> None:
-        """Add the losses of a micro-batch."""
+        """Add the losses of a micro-batch, each to the row whose target or refined action was trained on."""
         for example, loss in zip(examples, losses.tolist(), strict=True):
-            name = f"{example.loss}_loss"
-            row = next((row for row in self._open.get(example.transition_id, []) if name not in row), None)
+            name, completion = f"{example.loss}_loss", list(example.completion_ids)
+            rows = self._open.get(example.transition_id, [])
+            of_draw = (row for row in rows if name not in row and row["completions"].get(example.loss) == completion)
+            row = next(of_draw, None)
             if row is not None and example.weight > 0:
                 row[name] = loss
 
     def close(self) -> None:
         """Complete the rows of the current iteration."""
-        self._rows += chain.from_iterable(self._open.values())
+        for row in chain.from_iterable(self._open.values()):
+            del row["completions"]
+            self._rows.append(row)
         self._open.clear()
 
     def write(self, step: int) -> None:
@@ -168,7 +176,8 @@ class AuditTrail:
         self._rows = state.get("audit", [])
         self._open.clear()
         for number, rows in state.get("open_audit", []):
-            self._open.setdefault(number, []).extend(rows)
+            # Earlier versions kept no completions: such rows get no more losses.
+            self._open.setdefault(number, []).extend({"completions": {}, **row} for row in rows)
 
 
 def _num_rows(path: Path) -> int:
