@@ -124,6 +124,20 @@ class TestNLACPrompts:
                 NLACPrompts(**{name: f"{{tools}} {{{field}}}" if name == "tools" else f"{{{field}}}"})
         NLACPrompts(policy="{action_format}", refine="{action_format}", unreadable_action="", critique="{other}")
 
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("policy:", "The prompt `policy` must be a text, got None"),
+            ("critique: [a, b]", r"The prompt `critique` must be a text, got \['a', 'b'\]"),
+            ("examples:", "`examples` must map names of prompts to lists of texts, got None"),
+            ("1: a\nno: b", "names the prompt `1`, which does not exist"),
+        ],
+    )
+    def test_what_is_no_text_is_named_with_its_file(self, tmp_path, text, message):
+        (tmp_path / "prompts.yaml").write_text(text)
+        with pytest.raises(ValueError, match=f"prompts.yaml:? {message}"):
+            NLACPrompts.from_file(tmp_path / "prompts.yaml")
+
     def test_braces_in_templates_and_values_stay(self):
         template = '{next_observation} {"json": 1} {score}'
         assert render(template, next_observation="{score}", score="1") == '{score} {"json": 1} 1'

@@ -289,8 +289,8 @@ class NLACPrompts:
             Comes before the prompt where an example answers it.
 
     Raises:
-        ValueError: If a prompt lacks a required field, or has one for which there is no value, or if there are
-            examples of a prompt that does not exist, or that cannot be read.
+        ValueError: If a prompt is not a text, lacks a required field, or has one for which there is no value, or if
+            there are examples of a prompt that does not exist, or that cannot be read.
     """
 
     policy: str = POLICY
@@ -319,6 +319,8 @@ class NLACPrompts:
 
     def __post_init__(self):
         prompts = {name: text for name, text in vars(self).items() if name != "examples"}
+        if not isinstance(self.examples, dict):
+            raise ValueError(f"`examples` must map names of prompts to lists of texts, got {self.examples!r}.")
         for name, text in self.examples.items():
             if name not in _ANSWERED:
                 raise ValueError(f"`examples` has examples of `{name}`. Prompts with examples are: {_ANSWERED}.")
@@ -332,6 +334,8 @@ class NLACPrompts:
                         f"the model would learn one that is not: {example!r}"
                     )
         for name, text in prompts.items():
+            if not isinstance(text, str):
+                raise ValueError(f"The prompt `{name}` must be a text, got {text!r}. Leave it out for the default.")
             found, required = set(_FIELD.findall(text)), _REQUIRED_FIELDS.get(name, set())
             if required - found:
                 raise ValueError(
@@ -409,7 +413,7 @@ class NLACPrompts:
         Read prompts from a YAML or JSON file. Prompts that it does not name keep their defaults.
 
         Raises:
-            ValueError: If the file cannot be read, or names a prompt that does not exist or lacks a required field.
+            ValueError: If the file cannot be read, or names a prompt that does not exist or is wrong.
         """
         try:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
@@ -418,10 +422,13 @@ class NLACPrompts:
         if not isinstance(values, dict):
             raise ValueError(f"{path} must map names of prompts to texts, as `policy: ...` does.")
         names = [prompt.name for prompt in fields(cls)]
-        unknown = sorted(set(values) - set(names))
+        unknown = sorted(set(values) - set(names), key=str)
         if unknown:
             raise ValueError(f"{path} names the prompt `{unknown[0]}`, which does not exist. Prompts are: {names}.")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def from_pretrained(cls, model: str, revision: str | None = None) -> "NLACPrompts":
