@@ -100,6 +100,12 @@ class TestFormatMonitor:
             again = sum((monitor.update({"critic/format_rate": 0.0}) for _ in range(20)), [])
         assert again == ["critic/format_rate"]
 
+    def test_a_resumed_run_goes_on(self):
+        monitor, resumed = FormatMonitor(max_completion_length=256), FormatMonitor(max_completion_length=256)
+        assert monitor.update({"critic/format_rate": 0.0, "policy/format_rate": 0.9})
+        resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+        assert resumed == monitor and resumed.update({"critic/format_rate": 0.0}) == []
+
     def test_answers_that_are_cut_off_are_the_cause_of_broken_formats(self):
         monitor = FormatMonitor(max_completion_length=256)
         metrics = {"completions/clipped_ratio": 0.9, "critic/format_rate": 0.05, "backup/format_rate": 0.1}

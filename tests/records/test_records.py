@@ -36,6 +36,20 @@ def test_a_log_has_the_kinds_of_failures_that_occurred(tmp_path):
     assert list(log)[0] == "episode/success_rate" and log["reward"] == 1.0 and log["reward_std"] == 0.0
 
 
+def test_monitors_go_on_after_a_checkpoint(tmp_path):
+    records = make_trainer(tmp_path / "first", CONFIG).records
+    resumed = make_trainer(tmp_path / "second", CONFIG).records
+    metrics = {"critic/format_rate": 0.0, "health/backup_fidelity": 0.5}
+    records.health.update(metrics)
+    assert records.formats.update(metrics) == ["critic/format_rate"]
+    state = json.loads(json.dumps(records.state_dict()))
+    resumed.load_state_dict(state)
+    assert resumed.formats == records.formats and resumed.health == records.health
+    assert resumed.formats.update(metrics) == []
+    del state["formats"]  # as earlier versions wrote it
+    resumed.load_state_dict(state)
+
+
 def test_a_fall_of_success_is_reported_across_a_checkpoint(tmp_path, caplog):
     records = make_trainer(tmp_path / "first", CONFIG).records
     resumed = make_trainer(tmp_path / "second", CONFIG).records

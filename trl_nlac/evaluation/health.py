@@ -234,6 +234,13 @@ class FormatMonitor:
             if self._level.get(name, 1.0) < _MIN_FORMAT_RATE
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as JSON can hold it."""
+        return {"level": dict(self._level), "warned": sorted(self._warned)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._level, self._warned = dict(state["level"]), set(state["warned"])
+
 
 @dataclass
 class SuccessMonitor:

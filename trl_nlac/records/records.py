@@ -285,6 +285,7 @@ class Records:
             "recorded": self._recorded,
             "health": self.health.state_dict(),
             "success": self.success.state_dict(),
+            "formats": self.formats.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -301,6 +302,8 @@ class Records:
         self._recorded = state.get("recorded")
         self.health.load_state_dict(health)
         self.success.load_state_dict(state["success"])
+        if "formats" in state:  # earlier versions began again
+            self.formats.load_state_dict(state["formats"])
 
     def rows(self) -> dict[str, list[Any]]:
         """Return the rows of this process that are not written down yet, by kind, for a checkpoint."""
