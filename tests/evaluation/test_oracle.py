@@ -55,3 +55,9 @@ def test_unreadable_critiques_are_not_compared():
     roles = make_roles(["Future: closed win\nOptimality: Yes", "no critique", right], max_format_retries=0)
     metrics = examine_critic(pool, roles, num_probes=2, seed=0)
     assert metrics == {"oracle/future_accuracy": 1.0, "oracle/verdict_yes_rate": 1.0, "oracle/readable_rate": 0.5}
+
+
+def test_an_oracle_without_probes(monkeypatch):
+    pool = EnvironmentPool(lambda: make_environment(ServiceDesk.from_seed(0)))
+    monkeypatch.setattr(type(pool.oracle), "probes", lambda *args: [])
+    assert examine_critic(pool, make_roles([]), num_probes=2, seed=0) == {}

@@ -71,7 +71,10 @@ def judge_refinements(
 
 
 def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int, seed: int) -> dict[str, float]:
-    """Compute [`oracle_metrics`] of greedy critiques and refinements of the oracle's probes."""
+    """
+    Compute [`oracle_metrics`] of greedy critiques and refinements of the oracle's probes, and the share of critiques
+    that can be read. An oracle without probes has none of them.
+    """
     oracle = environments.oracle
     transitions = []
     for task, action_texts in oracle.probes(num_probes, seed):
@@ -90,4 +93,5 @@ def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int,
         for i, (first,) in rounds.items()
         if first.critique.parsed is not None
     ]
-    return {**oracle_metrics(oracle, judged), "oracle/readable_rate": len(judged) / len(transitions)}
+    readable = {"oracle/readable_rate": len(judged) / len(transitions)} if transitions else {}
+    return {**oracle_metrics(oracle, judged), **readable}
