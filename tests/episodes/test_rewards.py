@@ -48,6 +48,21 @@ class TestEpisodeRewards:
         assert seen["completions"][0][0] == {"role": "assistant", "content": "route legal ruby photo noon"}
         assert roles.chat.decode(seen["completion_ids"][0]).count("route") == 2
 
+    def test_columns_with_the_names_of_other_arguments(self):
+        """The trainer's own arguments have these names, as in TRL."""
+        seen = {}
+
+        def note(**kwargs):
+            seen.update(kwargs)
+            return [1.0]
+
+        taken = ("prompts", "completions", "completion_ids", "environments", "log_extra", "trainer_state")
+        task = dict.fromkeys((*taken, "prompt", "completion", "number"), "of the dataset")
+        rewards = EpisodeRewards([note], context=lambda: {"trainer_state": "own"})
+        assert rewards([[]], [[]], [[]], [None], [task])[0].reward == 1.0
+        assert [name for name, value in seen.items() if value == ["of the dataset"]] == ["number"]
+        assert set(seen) == {*taken, "number"} and seen["trainer_state"] == "own"
+
     def test_reward_functions_see_the_raw_text(self):
         """Of a call that cannot be read, and after a call."""
         chat = ChatEncoder(make_tokenizer("qwen2_5"))

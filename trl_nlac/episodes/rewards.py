@@ -204,9 +204,10 @@ class Score(NamedTuple):
 class EpisodeRewards:
     """
     Score finished episodes with functions written for [`~trl.GRPOTrainer`]: they are called with the lists `prompts`,
-    `completions`, `completion_ids` and `environments`, and with the columns of the dataset, and return one reward per
-    episode. `None` leaves a function out for an episode, and an [`~environments.EnvironmentFailure`] that is returned
-    in its place says that this episode cannot be scored. Functions can be asynchronous.
+    `completions`, `completion_ids` and `environments`, and with the columns of the dataset that have other names, and
+    return one reward per episode. `None` leaves a function out for an episode, and an
+    [`~environments.EnvironmentFailure`] that is returned in its place says that this episode cannot be scored.
+    Functions can be asynchronous.
 
     Args:
         reward_funcs (`list[Callable]`):
@@ -263,8 +264,7 @@ class EpisodeRewards:
             EnvironmentFailure: If a function raises, returns something else than one reward for each episode, or logs
                 another number of values, or if the sum of an episode's rewards is not finite.
         """
-        reserved = {"prompt", "completion", "completion_ids"}
-        columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in reserved}
+        columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in ("prompt", "completion")}
         totals = [0.0] * len(tasks)
         notes: dict[str, list[Any]] = {}
         failures: dict[int, EnvironmentFailure] = {}
@@ -276,17 +276,15 @@ class EpisodeRewards:
         for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
             name = get_callable_name(reward_func)
             try:
-                returned = finish(
-                    reward_func(
-                        prompts=prompts,
-                        completions=completions,
-                        completion_ids=completion_ids,
-                        environments=environments,
-                        log_extra=log_extra,
-                        **self.context(),
-                        **columns,
-                    )
-                )
+                own = {
+                    "prompts": prompts,
+                    "completions": completions,
+                    "completion_ids": completion_ids,
+                    "environments": environments,
+                    "log_extra": log_extra,
+                    **self.context(),
+                }
+                returned = finish(reward_func(**{**columns, **own}))
                 returned = _one_for_each(returned, len(tasks), "rewards")
                 failed = {i: reward for i, reward in enumerate(returned) if isinstance(reward, EnvironmentFailure)}
                 failures.update({i: failure for i, failure in failed.items() if i not in failures})
