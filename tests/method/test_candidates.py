@@ -19,6 +19,7 @@ from helpers.testing_utils import make_roles
 
 from trl_nlac.method.candidates import choose_refined
 from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.roles import Roles
 
 
 NO = "Future: bad\nOptimality: No"
@@ -50,6 +51,12 @@ class TestChooseRefined:
         *_, judged = asked(roles)
         assert judged == "<|user|> baku 2<|end|><|assistant|> a3<|end|><|user|> Critique?<|end|><|assistant|>"
         assert roles.metrics["refine/other_chosen_rate"] == [1.0]
+
+    def test_what_is_noted_can_be_so_beside_other_threads(self, monkeypatch):
+        noted = {}
+        monkeypatch.setattr(Roles, "note", lambda roles, name, values: noted.update({name: values}))
+        self.choose([*self.FIRST, "a2", "a3", NO, NO, NO], "a3")
+        assert noted == {"refine/other_chosen_rate": [1.0]}
 
     def test_others_are_sampled(self):
         """A greedy refinement policy would write the same again."""

@@ -65,7 +65,6 @@ def choose_refined(
         if judgement is not None and judgement.verdict_score > scores.get(i, float("-inf")):
             scores[i] = judgement.verdict_score
             chosen[i] = replace(found[i], refined_action=action)
-    roles.metrics["refine/other_chosen_rate"] += [
-        float(chosen[i].refined_action is not found[i].refined_action) for i in scores
-    ]
+    others = [float(chosen[i].refined_action is not found[i].refined_action) for i in scores]
+    roles.note("refine/other_chosen_rate", others)
     return chosen
