@@ -159,6 +159,20 @@ def test_models_that_change_their_logits_keep_them(tmp_path, caplog, kind):
     assert "the model does something to the output of its output layer" in caplog.text
 
 
+def test_a_model_that_breaks_without_its_head_keeps_its_logits(tmp_path, monkeypatch, caplog):
+    model = make_model("whole")
+    forward = model.forward
+
+    def breaks(*args, **kwargs):
+        outputs = forward(*args, **kwargs)
+        assert outputs.logits.shape[-1] == model.config.vocab_size
+        return outputs
+
+    monkeypatch.setattr(model, "forward", breaks)
+    assert not can_chunk_head(model, model.config, make_args(tmp_path))
+    assert "its output layer cannot be called alone (AssertionError: " in caplog.text
+
+
 def test_a_compiled_model_keeps_its_logits(tmp_path, caplog):
     model = make_model("whole")
     assert not can_chunk_head(model, model.config, make_args(tmp_path, torch_compile=True))

@@ -165,6 +165,23 @@ def test_a_wrong_tree_is_noticed(tmp_path, wrong_trees, caplog):
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("error", [IndexError("no branch 1\nsee above"), KeyError("prefix_tree"), AssertionError()])
+def test_a_model_that_breaks_on_trees_reads_none(tmp_path, monkeypatch, caplog, error):
+    """Whatever foreign code raises, also without a word."""
+    model = make_model(CONFIGS["llama"])
+    forward = model.forward
+
+    def breaks(*args, prefix_tree=None, **kwargs):
+        if prefix_tree is not None:
+            raise error
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", breaks)
+    assert not start_sharing(model.train(), model.config, make_args(tmp_path)) and model.training
+    assert f"the model cannot read a tree ({type(error).__name__}: " in caplog.text and "see above" not in caplog.text
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_a_wrong_tree_fails_the_comparison(wrong_trees):
     """That of losses and gradients with separate sequences, above."""
     model, examples = make_model(CONFIGS["llama"]), episode_examples()

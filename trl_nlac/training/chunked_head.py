@@ -27,6 +27,7 @@ from ..method.batches import NLACCollator
 from ..method.losses import token_logps
 from ..shards import has_gathered_weights
 from ..types import Prompt, TrainingExample
+from .trial import TrialFailed, deviation, trial
 
 
 if TYPE_CHECKING:
@@ -88,18 +89,15 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
         found.append(token_logps(head(rows), states.labels))
         return marks
 
-    is_training = model.training
-    model.eval()
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        expected = answer_values(model, whole, lambda logits, chunk: token_logps(logits, whole.labels[chunk]))
+        return expected, run_to_head(model, states, finish)
+
     try:
-        with torch.no_grad():
-            expected = answer_values(model, whole, lambda logits, chunk: token_logps(logits, whole.labels[chunk]))
-            returned = run_to_head(model, states, finish)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"its output layer cannot be called alone ({type(error).__name__}: {str(error).splitlines()[0]})"
-    finally:
-        model.train(is_training)
+        expected, returned = trial(model, run)
+    except TrialFailed as failed:
+        return f"its output layer cannot be called alone ({failed})"
     if not found or returned.shape != marks.shape or (returned - marks).abs().max() > 1:
         return "the model does something to the output of its output layer"
-    difference, scale = ((values - expected).norm() for values in (torch.cat(found), expected.mean()))
-    limit = 5e-2 if args.bf16 or args.fp16 else 1e-3
-    return "" if difference <= limit * scale else f"what its output layer gives differs by {difference / scale:.1%}"
+    deviates = deviation(torch.cat(found), expected, limit=5e-2 if args.bf16 or args.fp16 else 1e-3)
+    return deviates and f"what its output layer gives {deviates}"

@@ -31,6 +31,7 @@ from ..method.answers import answer_logits
 from ..method.batches import NLACCollator
 from ..method.prefix_tree import PrefixTree
 from ..types import Prompt, TrainingExample
+from .trial import TrialFailed, deviation, trial
 
 
 if TYPE_CHECKING:
@@ -289,22 +290,17 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
         collate([TrainingExample("rehearsal", Prompt.of(trunk[:cut]), end) for cut, end in ends]).tokens
         for collate in collators
     ]
-    is_training, aux_losses = model.training, [] if args.router_aux_loss_coef else None
-    model.eval()
+    aux_losses = [] if args.router_aux_loss_coef else None
     try:
-        with torch.no_grad():
-            separate, shared = (answer_logits(model, batch, aux_losses) for batch in batches)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"the model cannot read a tree ({type(error).__name__}: {str(error).splitlines()[0]})"
-    finally:
-        model.train(is_training)
+        separate, shared = trial(model, lambda: [answer_logits(model, batch, aux_losses) for batch in batches])
+    except TrialFailed as failed:
+        return f"the model cannot read a tree ({failed})"
     windows = set(batches[1].inputs["prefix_tree"].layouts)
     if windows != _windows(config):
         return f"its layers have the windows {windows}, and its configuration says {_windows(config)}"
-    difference, scale = ((logits - separate).float().norm() for logits in (shared, separate.mean()))
     limit = 1e-3 if separate.dtype == torch.float32 and not (args.bf16 or args.fp16) else 5e-2
-    if difference > limit * scale:
-        return f"its output on a tree differs by {difference / scale:.1%}"
+    if deviates := deviation(shared, separate, limit):
+        return f"its output on a tree {deviates}"
     if aux_losses and not torch.isclose(*aux_losses, rtol=limit):
         return "the loss that balances its experts (`router_aux_loss_coef`) differs on a tree"
     return ""

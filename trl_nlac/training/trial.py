@@ -1,0 +1,61 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Trial runs of a model, whose code can be anybody's, before training relies on what it can do."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+
+T = TypeVar("T")
+
+
+class TrialFailed(Exception):
+    """A model cannot do what was tried; the message says why."""
+
+
+def trial(model: nn.Module, run: Callable[[], T]) -> T:
+    """
+    Return what `run` computes with a model, without dropout and gradients.
+
+    Args:
+        model (`nn.Module`):
+            The model, wrapped or not.
+        run (`Callable[[], T]`):
+            Calls it.
+
+    Raises:
+        TrialFailed: If `run` raises; the message names the error.
+    """
+    is_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return run()
+    except Exception as error:
+        first, *_ = [*str(error).splitlines(), ""]
+        raise TrialFailed(f"{type(error).__name__}: {first}") from error
+    finally:
+        model.train(is_training)
+
+
+def deviation(found: torch.Tensor, expected: torch.Tensor, limit: float) -> str:
+    """
+    Say by how much values differ from the expected ones, relative to how these vary; empty if it is within `limit`.
+    """
+    difference, scale = ((values - expected).float().norm() for values in (found, expected.mean()))
+    return "" if difference <= limit * scale else f"differs by {difference / scale:.1%}"
