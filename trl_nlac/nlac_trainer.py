@@ -325,11 +325,12 @@ class NLACTrainer(AtomicSavingTrainer):
                 "`True`, and let the agent forget."
             )
         set_seed(args.seed)  # adapters are initialised randomly
-        folder = tokenizer_folder(model) if isinstance(model, str) else None
+        folder = revision = None
+        if isinstance(model, str):
+            folder, revision = tokenizer_folder(model), (args.model_init_kwargs or {}).get("revision")
         model = load_model(model, args, peft_config, quantization_config)
         fit_to_context(args, context_length(model.config))
         choose_aux_loss(args, model)
-        revision = (args.model_init_kwargs or {}).get("revision")
         if processing_class is None:
             processing_class = load_processing_class(model, revision, args.trust_remote_code, folder)
         tokenizer = tokenizer_of(processing_class, model)

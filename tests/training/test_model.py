@@ -34,7 +34,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from trl_nlac import NLACAgent
+from trl_nlac import NLACAgent, nlac_trainer
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.training.model import load_by_name, warn_of_replaced_optimizer
 from trl_nlac.types import Prompt, TrainingExample
@@ -87,6 +87,22 @@ def test_an_optimizer_that_offloading_replaces_is_reported(optim, device, other,
     config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": device}}, **other}
     warn_of_replaced_optimizer(optim, config)
     assert ("`optim='sgd'` is not used" in caplog.text) == is_reported
+
+
+@pytest.mark.parametrize("is_instance", [False, True])
+def test_the_revision_is_that_of_a_model_loaded_by_name(tmp_path, monkeypatch, caplog, is_instance):
+    """For an instance `model_init_kwargs` are ignored, as the warning says."""
+    load, revisions = nlac_trainer.load_generator, []
+
+    def note(*args, revision, **kwargs):
+        revisions.append(revision)
+        return load(*args, revision=revision, **kwargs)
+
+    monkeypatch.setattr(nlac_trainer, "load_generator", note)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL) if is_instance else TINY_MODEL
+    make_trainer(tmp_path, {"model_init_kwargs": {"revision": "v2"}}, model=model)
+    assert revisions == [None if is_instance else "v2"]
+    assert ("`model_init_kwargs` and `quantization_config` are ignored" in caplog.text) == is_instance
 
 
 def test_prompts_fit_into_the_context(tmp_path, caplog):
