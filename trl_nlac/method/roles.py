@@ -328,7 +328,8 @@ class Roles:
 
         Returns:
             `list[Answer]`: with the rewritten chain of thought and the content as it was sampled. Where the rewriting
-            could not be parsed, [`Answer.parsed`] is `None`. Answers without a chain of thought stay as they are.
+            could not be parsed, or makes an answer longer than that of any role, for which the model's context need
+            not have room, [`Answer.parsed`] is `None`. Answers without a chain of thought stay as they are.
         """
         if not self.corrects_reasoning:
             return answers
@@ -338,13 +339,16 @@ class Roles:
             self.follow_up(self.continued(answers[i].prompt, answers[i], keeps_reasoning=True), question)
             for i in thoughtful
         ]
-        corrected = list(answers)
+        corrected, longest = list(answers), max(sampling.max_tokens for sampling in self.samplings.values())
+        are_too_long = []
         for i, correction in zip(thoughtful, self.ask("correction", prompts, parse_corrected_think), strict=True):
-            if correction.parsed is None:
-                corrected[i] = replace(answers[i], parsed=None)
-            else:
+            corrected[i] = replace(answers[i], parsed=None)
+            if correction.parsed is not None:
                 token_ids = self.chat.with_reasoning(list(answers[i].token_ids), correction.parsed)
-                corrected[i] = replace(answers[i], token_ids=tuple(token_ids))
+                are_too_long.append(len(token_ids) > longest)
+                if not are_too_long[-1]:
+                    corrected[i] = replace(answers[i], token_ids=tuple(token_ids))
+        self.note("correction/too_long_ratio", list(map(float, are_too_long)))
         return corrected
 
     # Random numbers
