@@ -160,3 +160,12 @@ def test_two_processes(tmp_path, tensor_parallel_size):
     """With separate engines or a shared one, each process gets its own answers."""
     output = run_script(PROCESSES, tmp_path, tensor_parallel_size, processes=2)
     assert "done 0 3" in output and "done 1 6" in output
+
+
+def test_ranks_of_adapters():
+    """Importing vLLM needs no process of its own; an engine does."""
+    from trl_nlac.generation.vllm.local import allowed_rank
+
+    assert [allowed_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
+    with pytest.raises(ValueError, match="rank of at most 512, and `r` of this one is 1024"):
+        allowed_rank(1024)
