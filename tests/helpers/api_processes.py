@@ -35,12 +35,15 @@ class APIProcesses:
             Counts how often the server was started.
         loads (`list[str]`):
             Where each load of weights came from.
+        failures (`dict[str, list[int]]`):
+            Statuses with which the next requests of a path are answered.
     """
 
     def __init__(self, number: int):
         self.number = number
         self.starts = 0
         self.loads: list[str] = []
+        self.failures: dict[str, list[int]] = {}
         self.adapters: list[set[str]] = [set() for _ in range(number)]
         self._next = 0
         self._lock = threading.Lock()
@@ -64,8 +67,18 @@ class APIProcesses:
 class _Handler(JSONHandler):
     server_of_tests: APIProcesses
 
+    def fails(self) -> bool:
+        """Answer with the next failure, if there is one."""
+        statuses = self.server_of_tests.failures.get(self.path)
+        if not statuses:
+            return False
+        self.answer({"error": {"message": "It went wrong."}}, statuses.pop(0))
+        return True
+
     def do_GET(self):
         server = self.server_of_tests
+        if self.fails():
+            return
         process = server.next_process()
         names = ["base", *server.adapters[process]]
         config = {"instance_id": f"{server.starts}-{process}"}
@@ -79,6 +92,8 @@ class _Handler(JSONHandler):
 
     def do_POST(self):
         server, body = self.server_of_tests, self.read()
+        if self.fails():
+            return
         if self.path == "/v1/load_lora_adapter":
             server.adapters[server.next_process()].add(body["lora_name"])
         elif self.path == "/collective_rpc":

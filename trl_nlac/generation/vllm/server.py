@@ -53,6 +53,10 @@ class _ServerLost(Exception):
     """The server did not answer, or does not have our weights."""
 
 
+class _ServerFailed(_ServerLost):
+    """The server answered that it has failed: it, or no more than the request."""
+
+
 class ServerEngine(VLLMGeneration):
     """
     A vLLM server that each process of the trainer uses separately.
@@ -132,7 +136,7 @@ class ServerEngine(VLLMGeneration):
     def sync_weights(self) -> None:
         self._version += 1
         if self.weights_dir is None:
-            self._server_id = self._from_main(self._read_server_id)
+            self._server_id = self._from_main(lambda: self._insist(self._read_server_id))
             super().sync_weights()
             return
         save_weights(self, self._weights_path)
@@ -153,12 +157,16 @@ class ServerEngine(VLLMGeneration):
 
     def add_adapter(self, number: int) -> Adapter:
         adapter = Adapter(number, self._path / str(number))
-        save_adapter(self, adapter.path, writes=self.accelerator.is_main_process)
-        if self.accelerator.is_main_process:
-            self._insist(lambda: self._load_adapter(adapter))
+
+        def hand_over() -> None:
+            self._load_adapter(adapter)
             # A process of the server knows the adapters that it was itself asked to load.
             if not self._adapters and not all(self._probe("/v1/models", lambda text: f'"{adapter.name}"' in text)):
                 raise ValueError(self._several_processes)
+
+        save_adapter(self, adapter.path, writes=self.accelerator.is_main_process)
+        if self.accelerator.is_main_process:
+            self._insist(hand_over)
         self.accelerator.wait_for_everyone()
         self._adapters.append(adapter)
         return adapter
@@ -167,12 +175,15 @@ class ServerEngine(VLLMGeneration):
         try:
             body = {"lora_name": adapter.name, "lora_path": str(adapter.path)}
             self._request("POST", "/v1/load_lora_adapter", json=body)
-        except RuntimeError as error:
+        except (_ServerFailed, RuntimeError) as error:
+            # vLLM fails as well where only the adapter is wrong, for example its rank.
+            if isinstance(error, _ServerFailed) and not finish(self._is_healthy()):
+                raise
             if "already been loaded" not in str(error):
                 raise RuntimeError(
-                    f"{error} To take adapters the server needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`, "
-                    "`--enable-lora`, `--max-loras 2`, a sufficient `--max-lora-rank`, and to see "
-                    f"`vllm_server_weights_dir={self.weights_dir!r}`."
+                    f"{error} To take adapters the vLLM server at {self._shown_url} needs "
+                    "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`, `--enable-lora`, `--max-loras 2`, a sufficient "
+                    f"`--max-lora-rank`, and to see `vllm_server_weights_dir={self.weights_dir!r}`."
                 ) from error
 
     def drop_adapter(self, adapter: Adapter) -> None:
@@ -228,7 +239,7 @@ class ServerEngine(VLLMGeneration):
         return await asyncio.gather(*map(complete, prompts, params))
 
     def take_cache_counts(self) -> tuple[int, int]:
-        before, self._cache_counts = self._cache_counts, self._read_cache_counts()
+        before, self._cache_counts = self._cache_counts, self._insist(self._read_cache_counts)
         tokens, cached = (now - then for now, then in zip(self._cache_counts, before, strict=True))
         return (tokens, cached) if tokens >= 0 else self._cache_counts  # negative if it was restarted
 
@@ -345,7 +356,9 @@ class ServerEngine(VLLMGeneration):
         if response.status == 200:
             return text
         words = f"It answered {response.status} to {path}: {text[:1000]}"
-        if response.status >= 500 or any(f"`{adapter.name}` does not exist" in text for adapter in self._adapters):
+        if response.status == 500:
+            raise _ServerFailed(words)
+        if response.status > 500 or any(f"`{adapter.name}` does not exist" in text for adapter in self._adapters):
             raise _ServerLost(words)
         raise RuntimeError(f"The vLLM server at {self._shown_url} refused. {words}")
 
@@ -371,15 +384,21 @@ class ServerEngine(VLLMGeneration):
 
     async def _becomes_healthy(self) -> bool:
         """Whether the server reports that it is healthy before it has been silent for too long."""
-        end, timeout = time.monotonic() + self.server_timeout, aiohttp.ClientTimeout(total=_HEALTH_INTERVAL)
-        async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
-            while time.monotonic() < end:
-                try:
-                    async with session.get(f"{self.vllm_client.base_url}/health"):
-                        return True
-                except (aiohttp.ClientError, asyncio.TimeoutError):
-                    await asyncio.sleep(min(1.0, self.server_timeout / 10))
+        end = time.monotonic() + self.server_timeout
+        while time.monotonic() < end:
+            if await self._is_healthy():
+                return True
+            await asyncio.sleep(min(1.0, self.server_timeout / 10))
         return False
+
+    async def _is_healthy(self) -> bool:
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_INTERVAL)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                async with session.get(f"{self.vllm_client.base_url}/health") as response:
+                    return response.ok
+        except (aiohttp.ClientError, asyncio.TimeoutError):
+            return False
 
 
 def _id_in(server_info: str) -> str:
