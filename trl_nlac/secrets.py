@@ -97,11 +97,19 @@ def hide_secrets(value: Any, name: str = "") -> Any:
 
 def hide_in_text(text: str) -> str:
     """Replace the secrets that a text shows, such as an error message, by `<hidden>`."""
+    return _ASSIGNED.sub(_hide_assigned, hide_in_observation(text))
+
+
+def hide_in_observation(text: str) -> str:
+    """
+    Replace the secrets in a text that the policy learns from by `<hidden>`: those that were given, and what looks like
+    one. What only stands after a secret's name stays, as in "no such key: order_12345".
+    """
     for secret in sorted(_given, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     for look in _LOOKS:
         text = look.sub(rf"\g<before>{HIDDEN}", text)
-    return _ASSIGNED.sub(_hide_assigned, text)
+    return text
 
 
 def _secrets_in(value: Any, name: str) -> Iterator[str]:

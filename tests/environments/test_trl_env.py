@@ -28,6 +28,7 @@ from trl_nlac.environments.trl_env import ToolEnvironment
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.options.roles import RoleOptions
+from trl_nlac.secrets import HIDDEN, remember_secrets
 from trl_nlac.types import Transition
 
 
@@ -78,6 +79,28 @@ class TestToolEnvironment:
         assert "Tool get_reward not found." in environment.step('{"name": "get_reward"}').observation
         assert environment.step("I am done.") == StepResult("", terminated=True)
         assert environment.final_reward() == 1
+
+    @pytest.mark.parametrize(
+        ("message", "read"),
+        [
+            ("no such key: order_12345", "no such key: order_12345"),
+            ("unexpected token: table_12ab", "unexpected token: table_12ab"),
+            ("invalid sort_key=created_at", "invalid sort_key=created_at"),
+            ("refused marble-heron-12 and hf_abcdefghijklmnop", f"refused {HIDDEN} and {HIDDEN}"),
+            ("x" * 5000, "x" * 5000),
+            ("half a character \ud800", "half a character \\ud800"),
+        ],
+    )
+    def test_the_policy_reads_the_errors_of_tools(self, message, read):
+        """As TRL phrases them: only secrets of this run, and what looks like one, are hidden."""
+
+        def look():
+            """Look."""
+            raise ValueError(message)
+
+        remember_secrets({"api_key": "marble-heron-12"})
+        observation = ToolEnvironment(tools=[look]).step('{"name": "look", "arguments": {}}').observation
+        assert observation == str({"error": read})
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_class_can_say_that_it_is_done(self, is_async):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..secrets import hide_in_text
+from ..secrets import hide_in_observation, hide_in_text
 from ..types import Message, Transition
 
 
@@ -30,15 +30,30 @@ class EnvironmentFailure(Exception):
     """
 
 
-def describe_error(error: BaseException, max_length: int | None = 2000) -> str:
+MAX_ERROR = 2000  # characters of the message of an error in logs
+
+
+def describe_error(error: BaseException) -> str:
     """
     Return the message of an error of foreign code: valid text even if it cannot be printed, without secrets, cut if it
     is longer.
     """
+
+    def shown(message: str) -> str:
+        message = hide_in_text(message[: 2 * MAX_ERROR])
+        return message if len(message) <= MAX_ERROR else f"{message[:MAX_ERROR]} [...]"
+
+    return _message_of(error, shown)
+
+
+def observed_error(error: BaseException) -> str:
+    """Return the message of a tool's error for the policy: whole, valid text, see [`~secrets.hide_in_observation`]."""
+    return _message_of(error, hide_in_observation)
+
+
+def _message_of(error: BaseException, shown: Callable[[str], str]) -> str:
     try:
-        message = hide_in_text(str(error)[: None if max_length is None else 2 * max_length])
-        cut = message if max_length is None or len(message) <= max_length else f"{message[:max_length]} [...]"
-        return cut.encode(errors="backslashreplace").decode()
+        return shown(str(error)).encode(errors="backslashreplace").decode()
     except BaseException as reason:
         return f"its message cannot be printed: {type(reason).__name__}"
 

@@ -22,7 +22,7 @@ from transformers.utils import get_json_schema
 
 from ..chat.tool_calls import format_results, parse_tool_calls
 from ..event_loop import finish
-from .base import EnvironmentFailure, Message, StepResult, TextEnvironment, describe_error
+from .base import EnvironmentFailure, Message, StepResult, TextEnvironment, observed_error
 
 
 class ToolEnvironment(TextEnvironment):
@@ -89,7 +89,7 @@ class ToolEnvironment(TextEnvironment):
         except EnvironmentFailure:
             raise
         except (Exception, SystemExit) as error:  # as in TRL, the model reads what went wrong; its code can call exit
-            return str({"error": describe_error(error, max_length=None)})
+            return str({"error": observed_error(error)})
 
     def final_reward(self) -> float:
         reward = finish(self.environment.get_reward()) if self.pays else None
