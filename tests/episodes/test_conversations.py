@@ -20,6 +20,7 @@ from datasets import Dataset
 from helpers.testing_utils import DESK, make_logs, make_roles, make_roles_of, make_tokenizer, make_trainer
 
 from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.chat.tool_calls import format_results, format_tool_calls, with_text
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.conversations import conversation, problem_of, record_conversation, to_dataset
@@ -110,6 +111,26 @@ class TestConversations:
         (again,) = episodes_from_logs(dataset, roles.actions, roles.prompts)
         np.testing.assert_array_equal(again.token_ids, episode.token_ids)
         assert len(again.turns) == 1 and again.turns[0].action == "stay"
+
+    @pytest.mark.parametrize("names", [["look"], ["look", "wait"]])
+    def test_the_words_of_a_user_after_results_stay_the_users(self, names):
+        """A played turn is written as its messages were recorded, and read again as it was."""
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
+        action = format_tool_calls([(name, {}) for name in names])
+        results = format_results([f"r{i}" for i in range(len(names))])
+        recorder = Recorder(roles.actions, roles.prompts, {})
+        recorder.begin([USER])
+        for result in (StepResult(results, words="hurry"), StepResult("won", terminated=True)):
+            recorder.act(action, action, roles.actions.completion(action, ""), result)
+            if not recorder.done:
+                recorder.show_observation()
+        episode = recorder.episode()
+        row = conversation(episode, roles.actions)
+        assert row["messages"][1:] == [with_text(message) for message in recorder.completion_messages]
+        assert row["messages"][2 + len(names)] == {"role": "user", "content": "hurry"}
+        (again,) = episodes_from_logs(Dataset.from_list([row]), roles.actions, roles.prompts)
+        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
+        assert again.turns[0] == episode.turns[0]
 
     def test_calls_of_openai(self):
         """Arguments in JSON, a thought as content, several results, contents in parts."""

@@ -230,13 +230,17 @@ class ActionFormat:
             written.append(message)
         return written
 
-    def replies(self, action: str | None, observation: str) -> list[Message]:
-        """Write the environment's answer as messages: results of tools, or the user's message."""
+    def replies(self, action: str | None, observation: str, words: str = "") -> list[Message]:
+        """
+        Write the environment's answer as messages: the user's, or results of tools, and then the user's with the
+        `words` that end it.
+        """
         tools = self._tools(action)
         if not tools:
             return [{"role": "user", "content": observation}]
-        results = parse_results(observation, len(tools))
-        return [{"role": "tool", "name": t, "content": result} for t, result in zip(tools, results, strict=True)]
+        results = parse_results(before_words(observation, words), len(tools))
+        replies = [{"role": "tool", "name": t, "content": result} for t, result in zip(tools, results, strict=True)]
+        return [*replies, {"role": "user", "content": words}] if words else replies
 
     def observation_ids(self, last_id: int, action: str, observation: str, words: str = "") -> list[int]:
         """

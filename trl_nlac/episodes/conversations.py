@@ -264,7 +264,7 @@ def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[M
             return logged
     turn, token_ids = episode.turns[index], list(Transition(episode, index).action_ids)
     message = actions.message(turn.action, actions.chat.decode(token_ids), token_ids)
-    return [message, *actions.replies(turn.action, turn.next_observation)]
+    return [message, *actions.replies(turn.action, turn.next_observation, turn.words)]
 
 
 def read_action(

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from ..chat.actions import ActionFormat
-from ..chat.tool_calls import before_words
 from ..environments.base import Opening, StepResult, TextEnvironment, describe_error
 from ..method.states import forgetful_task, opening_ids, opening_messages
 from ..prompts import NLACPrompts
@@ -142,8 +141,7 @@ class Recorder:
         self.completion_messages.append(self.actions.message(action, text, token_ids))
         turn = self.turns[-1]
         if turn.next_observation:
-            self.completion_messages += self.actions.replies(action, before_words(turn.next_observation, turn.words))
-            self.completion_messages += [{"role": "user", "content": turn.words}] if turn.words else []
+            self.completion_messages += self.actions.replies(action, turn.next_observation, turn.words)
         self.terminated, self.truncated = result.terminated, result.truncated and not result.terminated
 
     def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0, words: str = "") -> None:
