@@ -58,6 +58,7 @@ class TestConversations:
             {"messages": [*ASKED, SAID]},
             {"messages": [*ASKED, SAID], "score": "so so"},
             {"messages": [*ASKED, SAID], "score": float("nan")},
+            {"messages": [*ASKED, SAID], "score": 10**400},
             {"messages": ASKED, "score": 1},
             {"messages": [image, SAID], "score": 1},
             {"messages": [*ASKED, CALLED, SAID], "score": 1},
@@ -71,7 +72,7 @@ class TestConversations:
             "it is no conversation with `messages`": 2,
             "it has no outcome": 1,
             "its outcome is a word that means neither success nor failure": 1,
-            "its outcome is neither a number, nor true or false": 1,
+            "its outcome is neither a number, nor true or false": 2,
             "there is no message of the assistant": 1,
             "the content of message N is not text": 1,
             "messages N and N are both the assistant's": 1,
@@ -113,21 +114,22 @@ class TestConversations:
 class TestRequests:
     def test_become_conversations(self, tmp_path):
         """Two runs at once, whose answers have other ids and spaces where they come back."""
+        called = {**CALLED, "content": "Let me see. \n"}
         again = {
-            **CALLED,
+            **{**CALLED, "content": "Let me see."},
             "tool_calls": [{**CALL, "id": "x", "function": {**CALL["function"], "arguments": '{"id":"W1"}'}}],
         }
         other = [{"role": "user", "content": "Where is W2?"}]
         found = read(
             tmp_path,
-            request(ASKED, CALLED),
+            request(ASKED, called),
             request(other, SAID, reward=0),
             request([*ASKED, again, {**SEEN, "tool_call_id": "x"}], SAID, reward=1),
         )
         assert found.format == "OpenAI chat requests with their answers"
         assert speakers(found) == [["user", "assistant"], ["system", "user", "assistant", "tool", "assistant"]]
         assert [row["reward"] for row in found.rows] == [0.0, 1.0]
-        assert found.rows[1]["tools"] == [TOOL]
+        assert found.rows[1]["tools"] == [TOOL] and not found.notes
 
     def test_the_outcome_of_a_run_is_that_of_all_its_conversations(self, tmp_path):
         """A sub-agent, and a history that was summarized."""

@@ -57,6 +57,21 @@ def test_calls_of_a_trace_become_a_conversation(tmp_path):
     assert row["messages"][3] == {"role": "tool", "content": "rainy, 57°F", "tool_call_id": "call_1"}
 
 
+def test_text_beside_the_results_of_tools_is_the_users(tmp_path):
+    """As clients send it whose results stand in messages of the user."""
+    text = [{"type": "text", "content": "and now do X"}, {"type": "text", "content": "quickly"}]
+    result = {"role": "user", "parts": [*RESULT["parts"], *text]}
+    own = {**CALLING, "parts": [*CALLING["parts"], *RESULT["parts"]]}  # a tool that the provider called
+    found = read(
+        *(tmp_path, otlp(chat_span("t1", 1, [*TEXT, CALLING, result], [ANSWER], [score(1)]))),
+        otlp(chat_span("t2", 2, [*TEXT, own, *TEXT], [ANSWER], [score(1)])),
+    )
+    [row] = found.rows
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "user", "assistant"]
+    assert [message["content"] for message in row["messages"][2:4]] == ["rainy, 57°F", "and now do X\n\nquickly"]
+    assert found.unreadable == {"a message of the assistant has the results of tools": 1}
+
+
 def test_odd_spans(tmp_path):
     image = [{"role": "user", "parts": [{"type": "blob", "modality": "image", "content": "AA=="}]}]
     found = read(

@@ -160,6 +160,31 @@ def _with_functions(message: Message, change: Callable[[dict[str, Any]], dict[st
     return {**message, "tool_calls": calls}
 
 
+def said(message: Message) -> tuple[str, str, str]:
+    """
+    What a message of any form says, to compare it with others: who says and calls what. Ids, the spacing of arguments
+    and the white space around texts are left out: clients echo them in other ways.
+    """
+    content, calls = message.get("content") or "", message.get("tool_calls") or []
+    if isinstance(content, list):
+        content = "".join(str(part.get("text")) for part in content if isinstance(part, dict))
+    calls = [_called(call) for call in calls] if isinstance(calls, list) else calls
+    return str(message.get("role")), str(content).strip(), json.dumps(calls, sort_keys=True, default=str)
+
+
+def _called(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, dict) else call
+    if not isinstance(function, dict):
+        return function
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass
+    return [function.get("name"), arguments or {}]
+
+
 def results_in_order(calls: list[dict[str, Any]], results: list[Message]) -> list[Message]:
     """
     Put the results of tools in the order of their calls: by `tool_call_id`, or else by `name`, or as they stand where

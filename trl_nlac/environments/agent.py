@@ -28,9 +28,9 @@ from contextvars import copy_context
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..chat.tool_calls import format_results, parse_tool_calls
+from ..chat.tool_calls import format_results, parse_tool_calls, said
 from ..event_loop import finish
-from ..gateway.requests import Question, Reply, RequestRefused, is_echo, reply_message, said
+from ..gateway.requests import Question, Reply, RequestRefused, is_echo, reply_message
 from ..secrets import hide_in_text
 from ..types import Message
 from .base import EnvironmentFailure, Opening, PolicyAnswer, StepResult, TextEnvironment, describe_error

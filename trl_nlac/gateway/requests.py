@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..chat.tool_calls import read_call, results_in_order
+from ..chat.tool_calls import read_call, results_in_order, said
 from ..types import Message
 
 
@@ -370,15 +370,6 @@ def _object(value: Any, parameter: str | None = None) -> dict[str, Any]:
 
 
 # Conversations
-
-
-def said(message: Message) -> tuple:
-    """What a message says, to compare: clients write texts and arguments that they echo in other ways."""
-    calls = tuple(
-        (call["function"]["name"], json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True))
-        for call in message.get("tool_calls") or []
-    )
-    return message["role"], (message["content"] or "").strip(), calls
 
 
 def is_echo(message: Message, reply: Message, stop: tuple[str, ...]) -> bool:

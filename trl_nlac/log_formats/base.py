@@ -15,8 +15,8 @@
 """What readers of logs share: the rows that could be read, and why others could not."""
 
 import json
-import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -116,7 +116,7 @@ def read_outcome(value: Any) -> float | None:
             raise UnreadableError("its outcome is a word that means neither success nor failure") from None
     if value is None:
         return None
-    if not isinstance(value, bool | int | float) or not math.isfinite(value):
+    if not isinstance(value, bool | int | float) or not abs(value) <= sys.float_info.max:
         raise UnreadableError("its outcome is neither a number, nor true or false")
     return float(value)
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..chat.tool_calls import said
 from ..types import Message
 from .base import LoggedConversations
-from .messages import key_of
 
 
 @dataclass
@@ -70,11 +70,11 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
         found ([`~log_formats.base.LoggedConversations`]):
             Where to add them.
     """
-    open_ends: dict[str | None, dict[tuple[str, ...], _Conversation]] = {}
+    open_ends: dict[str | None, dict[tuple[tuple[str, ...], ...], _Conversation]] = {}
     outcomes: dict[str, float] = {}
     for call in calls:
         ends = open_ends.setdefault(call.group, {})
-        keys = tuple(map(key_of, call.messages))
+        keys = tuple(map(said, call.messages))
         before = next((keys[:i] for i in range(len(keys), 0, -1) if keys[:i] in ends), None)
         conversation = ends.pop(before) if before else _Conversation([], [], None, False)
         conversation.messages = [*call.messages, call.answer]
@@ -85,9 +85,9 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             if call.group is not None:
                 outcomes[call.group] = call.outcome
         while (
-            end := (*keys, key_of(call.answer))
+            end := (*keys, said(call.answer))
         ) in ends:  # said twice, by two runs that the log does not tell apart
-            keys = (*keys, "")
+            keys = (*keys, ())
         ends[end] = conversation
     for group, ends in open_ends.items():
         if group is not None and len(ends) > 1:

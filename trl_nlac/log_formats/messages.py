@@ -14,7 +14,6 @@
 
 """Messages of other programs, in the form of OpenAI's chat interface that the package reads."""
 
-import json
 from typing import Any
 
 from ..types import Message
@@ -61,26 +60,3 @@ def read_message(message: Message) -> Message:
     if call and not read.get("tool_calls"):
         read["tool_calls"] = [{"type": "function", "function": call}]
     return read
-
-
-def key_of(message: Message) -> str:
-    """What makes two messages the same: who says and calls what. Ids and the spacing of arguments do not."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(str(part.get("text")) for part in content if isinstance(part, dict))
-    calls = message.get("tool_calls")
-    calls = [_call_key(call) for call in calls] if isinstance(calls, list) else calls
-    return json.dumps([message.get("role"), content or "", calls or []], sort_keys=True, default=str)
-
-
-def _call_key(call: Any) -> Any:
-    function = call.get("function", call) if isinstance(call, dict) else call
-    if not isinstance(function, dict):
-        return function
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass
-    return [function.get("name"), arguments or {}]

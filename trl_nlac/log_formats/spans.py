@@ -215,7 +215,7 @@ def _of_attributes(attributes: dict[str, Any]) -> tuple[list[Message], list[Mess
 
 
 def _of_parts(given: dict[str, Any]) -> list[Message]:
-    """Read a message of parts; one with the results of several tools becomes several."""
+    """Read a message of parts; one with results of tools becomes one for each, and one of the user with its text."""
     if not isinstance(given, dict):
         raise UnreadableError("a call's messages have an unknown form")
     if "parts" not in given:
@@ -239,7 +239,9 @@ def _of_parts(given: dict[str, Any]) -> list[Message]:
         else:
             raise UnreadableError(f"a message has a part of the type {kind!r}, which is not text")
     if results:
-        return results
+        if calls or thoughts or given["role"] == "assistant":
+            raise UnreadableError("a message of the assistant has the results of tools")
+        return [*results, {"role": "user", "content": "\n\n".join(texts)}] if texts else results
     message = {"role": given["role"], "content": "\n\n".join(texts) if texts or not calls else None}
     if thoughts:
         message["reasoning_content"] = "\n\n".join(thoughts)
