@@ -298,6 +298,19 @@ class TestConversations:
         with pytest.raises(ValueError, match="Two messages of the assistant follow each other"):
             ChatEncoder(tokenizer).start([USER, said, said, USER])
 
+    @pytest.mark.parametrize("template", TEMPLATES)
+    def test_the_first_line_keeps_its_indentation(self, template):
+        """Where the template shows it. Other white space around messages could become one token with the template's."""
+        chat = ChatEncoder(make_tokenizer(template))
+        board, answer = "   1 2\n 3 4", {"role": "assistant", "content": "2"}
+        messages = [{"role": "user", "content": board}, answer, {"role": "user", "content": board}]
+        whole = chat.template.render(messages)
+        assert chat.start(messages) + chat.prefill == chat.template.encode(whole)
+        reply = chat.reply(chat.end_of_turn_id, board)
+        assert reply == chat.reply(chat.end_of_turn_id, f"\n \n{board} \n\n")
+        assert (board in chat.tokenizer.decode(reply)) == (board in whole)
+        assert chat.past_turn(f" {board}\n") == chat.past_turn(board.strip())  # as an answer is decoded
+
     def test_cut_off_turn_is_closed(self, tokenizer):
         chat = ChatEncoder(tokenizer)
         complete = chat.completion("take red")

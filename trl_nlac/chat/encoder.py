@@ -28,6 +28,7 @@ from .tool_calls import call_message, format_tool_calls, is_writable, read_call,
 
 
 _CHARACTERS_PER_TOKEN = 16  # more than in any text that is worth its tokens
+_EMPTY_LINES = re.compile(r"\A\s*[\r\n]")
 
 
 class ChatEncoder:
@@ -76,7 +77,9 @@ class ChatEncoder:
         self.reasoning_tags = self.template.reasoning_tags
         self.calls_tools = self.template.calls_tools
         self._turn_end_ids = {self.end_of_turn_id, *self.stop_ids}
+        self._keeps_indentation = True
         self._check_against_template()
+        self._keeps_indentation = self._is_as_template("   ")
 
     # Conversations
 
@@ -103,7 +106,8 @@ class ChatEncoder:
         starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if any(end == start + 1 for start, end in pairwise(starts)):
             raise ValueError("Two messages of the assistant follow each other: join them, or add what came between.")
-        opening = self.template.fit(messages[: starts[0] if starts else len(messages)])
+        opening = messages[: starts[0] if starts else len(messages)]
+        opening = self.template.fit([{**one, "content": self._trimmed(one["content"])} for one in opening])
         roles = tuple(message["role"] for message in opening)
         scaffold = self.template.scaffold(roles, json.dumps(tools) if tools else None)
         token_ids = self._join(scaffold, [message["content"] for message in opening])
@@ -156,7 +160,7 @@ class ChatEncoder:
             return self._encode_turn(message, self.template.call_end_id)
         if self._has_kept_reasoning(message):
             return self._encode_turn(message, self.end_of_turn_id)
-        return [*self.template.header, *self._encode(message["content"]), self.end_of_turn_id]
+        return [*self.template.header, *self._encode(message["content"].strip()), self.end_of_turn_id]
 
     def completion(self, message: str | Message) -> list[int]:
         """
@@ -342,7 +346,7 @@ class ChatEncoder:
         start, end = self._index_after(token_ids, opening) or 0, self._index_after(token_ids, closing)
         replaced = self.tokenizer.decode(token_ids[start:end]).partition(closing)[0]
         space = replaced[: len(replaced) - len(replaced.lstrip())], replaced[len(replaced.rstrip()) :]
-        thought = self._encode(reasoning, space[1])
+        thought = self._encode(reasoning.strip(), space[1])
         return [
             *token_ids[:start],
             *self.template.encode(space[0]),
@@ -369,7 +373,8 @@ class ChatEncoder:
 
     def _encode_turn(self, message: Message, end_id: int) -> list[int]:
         """Encode a turn as the template shows it, up to the token that ends it."""
-        token_ids = self._join(*self.template.turn_scaffold(message))
+        scaffold, contents = self.template.turn_scaffold(message)
+        token_ids = self._join(scaffold, [content.strip() for content in contents])
         return token_ids[: token_ids.index(end_id) + 1]
 
     def _has_kept_reasoning(self, message: Message) -> bool:
@@ -377,14 +382,17 @@ class ChatEncoder:
         tools = tuple(call["function"]["name"] for call in message.get("tool_calls") or [])
         return bool(message.get(self.template.reasoning_field)) and self.template.keeps_reasoning_of(tools)
 
-    def _check_against_template(self) -> None:
+    def _is_as_template(self, indentation: str) -> bool:
+        """Whether the tokens of a conversation are those of the template, where its users begin with white space."""
         messages = [
-            {"role": "user", "content": "one"},
+            {"role": "user", "content": f"{indentation}one"},
             {"role": "assistant", "content": "two"},
-            {"role": "user", "content": "three"},
+            {"role": "user", "content": f"{indentation}three"},
         ]
-        whole = self.template.encode(self.template.render(messages))
-        if self.start(messages) + self.prefill != whole:
+        return self.start(messages) + self.prefill == self.template.encode(self.template.render(messages))
+
+    def _check_against_template(self) -> None:
+        if not self._is_as_template(""):
             raise ValueError(
                 "Under the chat template of the tokenizer (`processing_class`), the tokens of a conversation are not "
                 "those of its turns one after the other: earlier turns change as it grows, or the tokenizer puts a "
@@ -404,7 +412,15 @@ class ChatEncoder:
 
     def _encode(self, content: str, space: str = "") -> list[int]:
         """Encode a message, with the white space of the template that follows it."""
-        return self.template.plain_text.encode(content.strip() + space)
+        return self.template.plain_text.encode(self._trimmed(content) + space)
+
+    def _trimmed(self, content: str) -> str:
+        """
+        Leave out the white space around a message, but for the indentation of its first line, if the template shows it.
+        White space at its end and empty lines at its beginning could become one token with those of the template.
+        """
+        content = content.rstrip()
+        return _EMPTY_LINES.sub("", content) if self._keeps_indentation else content.lstrip()
 
 
 def _without_middle(text: str, length: int) -> str:

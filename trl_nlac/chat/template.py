@@ -208,7 +208,7 @@ class ChatTemplate:
         fitted: list[Message] = []
         for message in messages:
             if fitted and fitted[-1]["role"] == message["role"]:
-                content = f"{fitted[-1]['content'].strip()}\n\n{message['content'].strip()}"
+                content = f"{fitted[-1]['content']}\n\n{message['content']}"
                 fitted[-1] = {**fitted[-1], "content": content}
             else:
                 fitted.append(message)
