@@ -20,6 +20,7 @@ import pytest
 from trl_nlac.chat.tool_calls import (
     parse_results,
     parse_tool_call,
+    parse_tool_calls,
     read_call,
     results_in_order,
     with_objects,
@@ -29,10 +30,11 @@ from trl_nlac.chat.tool_calls import (
 
 def test_parse_tool_call():
     assert parse_tool_call('{"name": "a", "arguments": {"b": 1}}') == ("a", {"b": 1})
-    assert parse_tool_call('{"name": "a"}') == ("a", {})
+    assert parse_tool_call('{"name": "a", "arguments": {}}') == ("a", {})
     for action in ("hello", "[1]", '{"arguments": {}}', '{"name": 3}', '{"name": "a", "arguments": [1]}'):
         assert parse_tool_call(action) is None
-    assert parse_tool_call('{"name": "Bob", "age": 3}') is None  # an answer in JSON
+    answers = ('{"name": "Bob", "age": 3}', '{"name": "Bob"}', '[{"name": "Ann"}, {"name": "Bob"}]')
+    assert [parse_tool_calls(answer) for answer in answers] == [[], [], []]  # in JSON
 
 
 def message_of(*calls: dict) -> dict:

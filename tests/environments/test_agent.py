@@ -160,7 +160,7 @@ class TestConversations:
             assert ask(base_url, api_key, [user("win")], tools=[TOOL]).content == "done"
             return 1.0
 
-        (episode,) = play([{}], AgentEnvironment(agent), make_roles(['{"name": "nothing"}', "done"]))
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles([format_tool_call("nothing", {}), "done"]))
         assert episode.failure is None and episode.score == 1 and len(episode.turns) == 2
         assert episode.turns[0].next_observation == "{'error': 'Tool nothing not found.'}"
 

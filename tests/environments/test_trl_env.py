@@ -74,10 +74,11 @@ class TestToolEnvironment:
         prompt = [{"role": "user", "content": "Make it ten."}]
         assert environment.reset(start=4, prompt=prompt)[-1]["content"] == "Make it ten. Count is 4."
         assert environment.step('{"name": "add", "arguments": {"number": 1}}') == StepResult("5")
-        assert environment.step('{"name": "double"}') == StepResult("10")
+        assert environment.step('{"name": "double", "arguments": {}}') == StepResult("10")
         assert environment.step('{"name": "add", "arguments": {"n": 1}}').observation.startswith("{'error': ")
-        assert "Tool get_reward not found." in environment.step('{"name": "get_reward"}').observation
-        assert environment.step("I am done.") == StepResult("", terminated=True)
+        assert "Tool get_reward not found." in environment.step('{"name": "get_reward", "arguments": {}}').observation
+        for answer in ("I am done.", '{"name": "Bob"}'):
+            assert environment.step(answer) == StepResult("", terminated=True)
         assert environment.final_reward() == 1
 
     @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ class TestToolEnvironment:
         environment = ToolEnvironment(Blocks())
         prompt = [{"role": "user", "content": [{"type": "text", "text": "zero"}]}]
         assert environment.reset(prompt=prompt) == [{"role": "user", "content": "zero one\ntwo"}]
-        assert environment.step('{"name": "look"}') == StepResult("three")
+        assert environment.step('{"name": "look", "arguments": {}}') == StepResult("three")
 
     @pytest.mark.parametrize(
         "returned",
@@ -163,7 +164,7 @@ class TestToolEnvironment:
                 """Look."""
                 return returned
 
-        assert ToolEnvironment(Returns()).step('{"name": "look"}') == StepResult(str(returned))
+        assert ToolEnvironment(Returns()).step('{"name": "look", "arguments": {}}') == StepResult(str(returned))
 
     def test_several_calls_in_one_turn(self):
         seen = {}

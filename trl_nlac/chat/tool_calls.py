@@ -63,7 +63,7 @@ def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
 def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     """
     Parse names and arguments of tool calls in JSON; empty if `action` is not a call. An object with other keys than
-    `"name"` and `"arguments"` is none: `{"name": "Bob", "age": 3}` is an answer in JSON.
+    `"name"` and `"arguments"` is none, nor one without these: `{"name": "Bob"}` is an answer in JSON.
     """
     try:
         written = json.loads(action)
@@ -71,14 +71,11 @@ def parse_tool_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
         return []
     calls = []
     for call in written if isinstance(written, list) else [written]:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
             return []
-        if call.keys() - {"name", "arguments"}:
+        if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
             return []
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return []
-        calls.append((call["name"], arguments))
+        calls.append((call["name"], call["arguments"]))
     return calls
 
 
