@@ -20,7 +20,8 @@ from trl_nlac.secrets import HIDDEN, hide_in_text, hide_secrets, is_secret
 @pytest.mark.parametrize(
     "name",
     ["hub_token", "token", "api_key", "apiKey", "OPENAI_API_KEY", "X-Api-Key", "aws_secret_access_key", "auth"]
-    + ["password", "db_password_file", "client_secret", "credentials", "Authorization", "accessToken", "api_keys"],
+    + ["password", "db_password_file", "client_secret", "credentials", "Authorization", "accessToken", "api_keys"]
+    + ["pass", "db_pass", "dbPass", "PGPASS", "PGPASSWORD", "openaiApikey", "key", "stripe_key", "secret_answer_key"],
 )
 def test_secret_names(name):
     assert is_secret(name) and hide_secrets({name: "abc"}) == {name: HIDDEN}
@@ -29,7 +30,11 @@ def test_secret_names(name):
     }
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "token_ids", "eos_token_id", "monkey", "key_path", "author", "", "7"])
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer", "token_ids", "eos_token_id", "monkey", "key_path", "author", "", "7", "compass", "passed", "access"]
+    + ["answer_key", "sort_key", "sortKeys", "primary_key", "public_key", "passage"],
+)
 def test_other_names(name):
     assert not is_secret(name) and hide_secrets({name: "abc"}) == {name: "abc"}
 
@@ -45,7 +50,8 @@ def test_what_is_not_secret_stays():
         "key": "",
     }
     assert hide_secrets(options) == options and hide_secrets({"role_sampling": {"backup": options}})
-    assert hide_secrets({"password": 1234}) == {"password": HIDDEN}
+    for name in ("password", "PGPASSWORD", "pass"):
+        assert hide_secrets({name: 1234}) == {name: HIDDEN}
     tokens = ["<|endoftext|>", "<｜end▁of▁sentence｜>", "[/INST]", "[gMASK]", "<unused0>", HIDDEN]
     assert hide_secrets({"token": tokens}) == {"token": tokens}
     for secret in ('["abcdef123456", "ghijkl"]', "<Winter 2024!>", "[winter]"):

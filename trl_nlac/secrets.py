@@ -25,9 +25,16 @@ from typing import Any
 HIDDEN = "<hidden>"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of snake_case, kebab-case and camelCase
-# Words that make a name secret wherever they stand in it, and words that do so at its end: `api_key`, not `key_path`.
-_ANYWHERE = {"apikey", "authorization", "credential", "passphrase", "passwd", "password", "secret"}
-_AT_THE_END = {"auth", "bearer", "cookie", "jwt", "key", "pwd", "token"}
+# Ends of words that make a name secret wherever they stand in it, as in `PGPASSWORD`; and words that do so at its end:
+# `api_key`, not `key_path`.
+_ANYWHERE = ("apikey", "authorization", "credential", "passphrase", "passwd", "password", "secret")
+_AT_THE_END = {"auth", "bearer", "cookie", "dbpass", "jwt", "key", "pass", "pgpass", "pwd", "token", "userpass"}
+# Words after which a key is public, because data has such keys; any other word could be the name of a service.
+_PUBLIC_KEYS = set(
+    "answer cache column dict dictionary field foreign group index input item json label lookup map metric output "
+    "partition primary prompt public question reward row sort target task text".split()
+)
+_PASSWORDS = ("pass", "passwd", "password", "pwd")  # ends of names under which numbers are secret, too
 # A special token of a vocabulary, what is hidden already, or nothing.
 _PUBLIC = re.compile(r"</?[\w|｜▁:-]+>|\[/?g?[A-Z_]+\]|")
 # Secrets within a text, each after what stays before it. All patterns begin at the edge of a word, so that a long text
@@ -57,7 +64,9 @@ _given: set[str] = set()
 def is_secret(name: str) -> bool:
     """Whether what has this name, an option or a keyword, is secret."""
     words = _words(name)
-    return not _AT_THE_END.isdisjoint(words[-1:]) or not _ANYWHERE.isdisjoint(words)
+    before, last = ["", "", *words][-2:]
+    ends_secretly = last in _AT_THE_END and not (last == "key" and before in _PUBLIC_KEYS)
+    return ends_secretly or any(word.endswith(_ANYWHERE) for word in words)
 
 
 def remember_secrets(value: Any, name: str = "") -> None:
@@ -81,7 +90,7 @@ def hide_secrets(value: Any, name: str = "") -> Any:
     Args:
         value (`Any`):
             Anything. Containers are copied, and in them texts with secrets are replaced. Under a secret name all is
-            secret but `None`, numbers, as in `max_tokens`, and special tokens of a vocabulary.
+            secret but `None`, special tokens of a vocabulary, and numbers, as in `max_tokens`; those of passwords are.
         name (`str`, *optional*):
             The option or keyword whose value it is.
     """
@@ -91,7 +100,7 @@ def hide_secrets(value: Any, name: str = "") -> Any:
         return type(value)(hide_secrets(item, name) for item in value)
     if isinstance(value, str):
         return HIDDEN if is_secret(name) and not _PUBLIC.fullmatch(value) else hide_in_text(value)
-    is_count = isinstance(value, (bool, int, float)) and _words(name)[-1:] != ["password"]  # as in `max_tokens`
+    is_count = isinstance(value, (bool, int, float)) and not "".join(_words(name)).endswith(_PASSWORDS)
     return value if is_count or value is None or not is_secret(name) else HIDDEN
 
 
@@ -136,7 +145,7 @@ def _name_of(key: Any, outer: str) -> str:
 
 def _words(name: str) -> list[str]:
     """Return the words of a name, in the singular."""
-    return [word.lower().removesuffix("s") for word in _WORDS.findall(name)]
+    return [re.sub(r"(?<!s)s$", "", word.lower()) for word in _WORDS.findall(name)]
 
 
 def _hide_assigned(match: re.Match[str]) -> str:
