@@ -240,7 +240,7 @@ def test_long_histories_are_cut_for_the_critic_too(chat):
     asked = roles.generator.prompts[played:]
     assert max(map(len, asked)) <= 2500 + len(chat.prefill)
     assert not sum(roles.metrics["prompts/too_long_ratio"])
-    cut = 0
+    cut = marked = 0
     for transition in transitions:
         question = critic_prompt(roles, transition.state_action)
         text, whole = (chat.tokenizer.decode(prompt.ids) for prompt in (question, transition.state_action))
@@ -248,11 +248,14 @@ def test_long_histories_are_cut_for_the_critic_too(chat):
         assert text.startswith(opening + "Begin.")
         if question.trunk is not transition.state_action.trunk:
             cut += 1
-            _, mark, newest = text.rpartition(NLACPrompts().history_cut)
+            before, mark, newest = text.partition(NLACPrompts().history_cut)
+            assert before == f"{opening}Begin.\n\n" and mark not in newest  # where the recorder puts it, and once
+            assert "<|im_start|>assistant\n<|im_end|>" not in text
+            marked += mark in whole
             newest = newest.partition("<|im_start|>assistant\n")[2].rpartition("<|im_start|>user")[0]
             assert mark and newest.startswith("<tool_call>")  # the turns are whole
             assert whole.rstrip().endswith(newest.rstrip())
-    assert cut
+    assert cut > marked > 0  # the recorder had cut some before
 
 
 def test_what_does_not_fit_is_counted_and_not_asked(chat):

@@ -300,7 +300,7 @@ class TestConversations:
 
     @pytest.mark.parametrize("template", TEMPLATES)
     def test_the_first_line_keeps_its_indentation(self, template):
-        """Where the template shows it. Other white space around messages could become one token with the template's."""
+        """Where the template shows it. Other white space around messages could join that of the template."""
         chat = ChatEncoder(make_tokenizer(template))
         board, answer = "   1 2\n 3 4", {"role": "assistant", "content": "2"}
         messages = [{"role": "user", "content": board}, answer, {"role": "user", "content": board}]

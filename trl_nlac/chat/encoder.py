@@ -231,6 +231,17 @@ class ChatEncoder:
         )
         return _without_middle(text, max(0, longest - 1))
 
+    def marked(self, token_ids: list[int], mark: str) -> list[int]:
+        """
+        Add a mark to the user's message at the end of a conversation, unless it is there. The tokens end with the
+        opening of the assistant's turn.
+        """
+        opening, mark = self.template.opening, mark.strip()
+        said = token_ids[: len(token_ids) - len(opening.token_ids)]
+        if self.tokenizer.decode(said).rstrip().endswith(mark):
+            return token_ids
+        return [*said, *self.template.plain_text.encode(f"\n\n{mark}{opening.space}"), *opening.token_ids]
+
     def answer_starts(self, token_ids: list[int]) -> list[int]:
         """Find where assistant's turns begin in a conversation: after each opening of one."""
         opening = self.template.opening_ids
@@ -416,8 +427,8 @@ class ChatEncoder:
 
     def _trimmed(self, content: str) -> str:
         """
-        Leave out the white space around a message, but for the indentation of its first line, if the template shows it.
-        White space at its end and empty lines at its beginning could become one token with those of the template.
+        Leave out the white space around a message, but for the indentation of its first line, where the template shows
+        it. White space at its end and empty lines at its beginning could become one token with those of the template.
         """
         content = content.rstrip()
         return _EMPTY_LINES.sub("", content) if self._keeps_indentation else content.lstrip()

@@ -84,9 +84,7 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             conversation.outcome = call.outcome
             if call.group is not None:
                 outcomes[call.group] = call.outcome
-        while (
-            end := (*keys, said(call.answer))
-        ) in ends:  # said twice, by two runs that the log does not tell apart
+        while (end := (*keys, said(call.answer))) in ends:  # said twice, by two runs that the log does not tell apart
             keys = (*keys, ())
         ends[end] = conversation
     for group, ends in open_ends.items():

@@ -186,7 +186,7 @@ class Roles:
 
     def fitted(self, prompt: Prompt) -> Prompt:
         """
-        Leave the oldest turns of a prompt out if it is longer than `max_prompt_length`: the opening, a mark, the
+        Leave the oldest turns of a prompt out if it is longer than `max_prompt_length`: the opening with a mark, the
         newest turns that fit, and what follows the state stay. A prompt that cannot be cut so far stays as it is.
         """
         if self.fits(prompt):
@@ -195,8 +195,7 @@ class Roles:
         starts = [start for start in self.chat.answer_starts(trunk) if start >= prompt.opening_length]
         if not starts:
             return prompt
-        opening = trunk[: starts[0]]
-        kept = [*opening, *self.chat.reply(opening[-1], self.prompts.history_cut)]
+        kept = self.chat.marked(trunk[: starts[0]], self.prompts.history_cut)
         room = self.options.max_prompt_length - len(kept) - len(prompt.branch)
         newest = next((start for start in starts[1:] if len(trunk) - start <= room), None)
         if newest is None:
