@@ -377,6 +377,14 @@ class TestTraining:
         with pytest.raises(ValueError, match="`policy_loss_type='distill'` would teach chains of thought"):
             make_trainer(tmp_path, {"policy_loss_type": "distill"}, processing_class=make_tokenizer("qwen3"))
 
+    def test_stored_actions_without_all_their_tokens_are_not_taught_along(self, tmp_path):
+        """Every one would be dropped, and the policy would learn nothing."""
+        config = {"policy_loss_type": "distill", "reasoning": False}
+        tokenizer = make_tokenizer("qwen3")
+        assert make_trainer(tmp_path, config, processing_class=tokenizer).roles.chat.reasoning_tags
+        with pytest.raises(ValueError, match="Set `replay_refinement_fraction=0`"):
+            make_trainer(tmp_path, {**config, "replay_refinement_fraction": 0.5}, processing_class=tokenizer)
+
     def test_priorities_are_the_critic_losses(self, tmp_path):
         config = {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 32}
         trainer = make_trainer(tmp_path, config, RecordingTrainer)

@@ -174,7 +174,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             policy's own action, as in self-distillation with feedback
             (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. No refined action is
             generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
-            be taught by one that has read the critique.
+            be taught by one that has read the critique; and not with `replay_refinement_fraction`, where the chat
+            template knows chains of thought or begins an answer, of which a stored action may have lost a part.
         share_prefixes (`bool`, *optional*, defaults to `True`):
             Whether a prefix that several training samples have in common is computed once: the samples of a pass
             become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
@@ -229,8 +230,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             on. After three returns training stops. Needs checkpoints from which a run can resume.
         max_idle_iterations (`int`, *optional*, defaults to `10`):
             Training stops, with a checkpoint, after this number of iterations in a row without a single example to
-            train on: no Bellman target and no refined action could be read. The error names the cause. If `None`,
-            never.
+            train on: no Bellman target and no refined action could be read. The error names the cause. After as many
+            in which one of the two losses has none, a warning does. If `None`, never.
 
         > Parameters that control evaluation
 

@@ -373,6 +373,13 @@ class NLACTrainer(AtomicSavingTrainer):
                 "`policy_loss_type='distill'` would teach chains of thought by the thoughts of one that has read the "
                 "critique. Use `policy_loss_type='sampled'` with this model, or `reasoning=False` if it has none."
             )
+        if args.policy_loss_type == "distill" and args.replay_refinement_fraction and not chat.keeps_sampled_tokens:
+            raise ValueError(
+                "`policy_loss_type='distill'` learns along the tokens of the policy's action, and with the chat template "
+                "of this model a conversation may have lost those before a stored action: the share "
+                f"`replay_refinement_fraction={args.replay_refinement_fraction}` would teach the policy nothing. Set "
+                "`replay_refinement_fraction=0`, which learns along fresh actions, or `policy_loss_type='sampled'`."
+            )
         self.rollouts = Rollouts(self.environments, self.roles, self.rewards)
         if args.async_rollouts:
             players, limits = Roles(generator.beside(), *asking), (args.max_staleness, args.updates_per_iteration)
@@ -826,14 +833,17 @@ class NLACTrainer(AtomicSavingTrainer):
         return metrics
 
     def _stop_if_idle(self, metrics: dict[str, float]) -> None:
-        """Stop where neither loss had an example for too long. Without both losses, rehearsal alone is meant."""
+        """
+        Stop where no loss had an example for too long, warn where one had none. Without both losses, rehearsal alone is
+        meant.
+        """
         coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef}
-        trained = [f"{loss}/num_examples" for loss, coefficient in coefficients.items() if coefficient]
-        if trained:
-            self.idle.update(sum(metrics[name] for name in trained))
+        self.idle.update({loss: metrics[f"{loss}/num_examples"] for loss in coefficients if coefficients[loss]})
+        causes = list(self.records.formats.causes().values())
         if self.idle.is_exceeded:
-            causes = self.records.formats.causes().values()
-            raise TrainingStopped(self.idle.report(self._next_checkpoint, list(causes)))
+            raise TrainingStopped(self.idle.report(self._next_checkpoint, causes))
+        for loss in self.idle.newly_idle:
+            logger.warning(self.idle.warning(loss, causes))
 
     def _restore(self, forgotten: list[str]) -> None:
         """Stop, or go back to a healthy checkpoint with a lower learning rate. The replay buffer stays."""
@@ -1197,7 +1207,7 @@ class NLACTrainer(AtomicSavingTrainer):
             "kept_options": kept_options(self.args),
             "iteration_options": options_of_iteration(self.args),
             "max_prompt_length": self.args.max_prompt_length,
-            "idle_iterations": 0 if self.idle.is_exceeded else self.idle.num_iterations,
+            "idle_losses": {} if self.idle.is_exceeded else self.idle.num_iterations,
             "environment_failures": [] if self.failures.is_exceeded else list(self.failures.failed),
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
             "identity": self._identity,
@@ -1232,7 +1242,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.forgetting.healthy = state.get("healthy_checkpoints", [])
             if state.get("max_prompt_length", self.args.max_prompt_length) != self.args.max_prompt_length:
                 self.replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
-            self.idle.num_iterations = state.get("idle_iterations", 0)  # earlier versions began again
+            self.idle.num_iterations = state.get("idle_losses", {})  # earlier versions began again
             self.failures.update(state.get("environment_failures", []))
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]

@@ -83,7 +83,7 @@ class TestCheckpoint:
             def on_step_end(self, args, state, control, **kwargs):
                 if state.global_step == 2:
                     trainer.replay.leave_out([0, 1])
-                    trainer.idle.num_iterations = 3
+                    trainer.idle.num_iterations = {"critic": 0, "policy": 3}
 
         class Then(TrainerCallback):
             def on_train_begin(self, args, state, control, **kwargs):
@@ -102,7 +102,8 @@ class TestCheckpoint:
             resumed.add_callback(Then())
             resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
             assert ("has no effect: the optimizer of" in caplog.text) == (length == 310)
-        assert found == [(2, 3, failed), (0, 3, failed)] and failed
+        idle = {"critic": 0, "policy": 3}
+        assert found == [(2, idle, failed), (0, idle, failed)] and failed
 
     @pytest.mark.parametrize(
         ("path", "is_there"),

@@ -284,10 +284,13 @@ class TestIdle:
         trainer.train()
         assert trainer.state.global_step == 5
 
-    def test_one_loss_is_enough(self, tmp_path):
+    def test_one_loss_is_enough(self, tmp_path, caplog):
+        """A warning says once that the other one has no examples."""
         config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
         trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "max_steps": 5})
         trainer.train()
+        assert caplog.text.count("The policy loss had not one example in 3 iterations in a row") == 1
+        assert "The critic loss" not in caplog.text and trainer.idle.num_iterations == {"critic": 0, "policy": 5}
         logs = [entry for entry in trainer.state.log_history if "critic/num_examples" in entry]
         assert all(entry["critic/num_examples"] > 0 and not entry["policy/num_examples"] for entry in logs)
 

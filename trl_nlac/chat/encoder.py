@@ -60,6 +60,9 @@ class ChatEncoder:
             Tokens that the model samples at the end of its turn: of an answer, and of a tool call.
         reasoning_tags (`tuple[str, str]` or `None`):
             Start and end of a chain of thought, if the template has one.
+        keeps_sampled_tokens (`bool`):
+            Whether every token that an answer is sampled after or with stays in the conversation: there is no prefill,
+            and no chain of thought that could be dropped.
         calls_tools (`bool`):
             Whether the template shows tools and their calls, in a form that can be parsed.
 
@@ -75,6 +78,7 @@ class ChatEncoder:
         self.end_of_turn_id = self.template.end_of_turn_id
         self.stop_ids = self.template.stop_ids
         self.reasoning_tags = self.template.reasoning_tags
+        self.keeps_sampled_tokens = self.reasoning_tags is None and not self.prefill
         self.calls_tools = self.template.calls_tools
         self._turn_end_ids = {self.end_of_turn_id, *self.stop_ids}
         self._keeps_indentation = True

@@ -58,7 +58,7 @@ class Attempt:
     def of_transition(cls, roles: Roles, transition: Transition) -> "Attempt":
         """Make an attempt of a stored action."""
         action, token_ids, answer = transition.turn.action, transition.action_ids, None
-        if action and roles.chat.reasoning_tags is None and not roles.chat.prefill:
+        if action and roles.chat.keeps_sampled_tokens:
             answer = Answer(transition.state, token_ids, roles.chat.decode(list(token_ids)), action)
         return cls(transition.state, action, transition.state_action, answer)
 

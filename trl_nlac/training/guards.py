@@ -32,6 +32,9 @@ from ..types import Episode
 logger = logging.getLogger(__name__)
 
 
+_SEE_RATES = "See the format rates in the log."
+
+
 class TrainingStopped(RuntimeError):
     """Training cannot continue. A checkpoint is saved before this reaches the caller."""
 
@@ -76,33 +79,50 @@ class FailureMonitor:
 
 class IdleMonitor:
     """
-    Count iterations in a row in which the model was not trained, because no Bellman target and no refined action could
-    be read.
+    Count, for each loss that is trained, iterations in a row in which it was not, because no Bellman target or no
+    refined action could be read.
 
     Args:
         max_iterations (`int`, *optional*):
-            Number of such iterations at which training stops. If `None`, never.
+            Number of iterations without an example of any loss at which training stops. If `None`, never.
+
+    Attributes:
+        num_iterations (`dict[str, int]`):
+            Iterations in a row without an example of each loss.
     """
 
     def __init__(self, max_iterations: int | None):
         self.max_iterations = max_iterations
-        self.num_iterations = 0
+        self.num_iterations: dict[str, int] = {}
 
-    def update(self, num_examples: float) -> None:
-        """Add an iteration with `num_examples` examples of the critic and policy losses."""
-        self.num_iterations = 0 if num_examples else self.num_iterations + 1
+    def update(self, num_examples: dict[str, float]) -> None:
+        """Add an iteration with so many examples of each loss that is trained."""
+        before = self.num_iterations
+        self.num_iterations = {loss: 0 if n else before.get(loss, 0) + 1 for loss, n in num_examples.items()}
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether training must stop."""
-        return self.max_iterations is not None and self.num_iterations >= self.max_iterations
+        """Whether training must stop: no loss had an example for too long."""
+        return self.max_iterations is not None and min(self.num_iterations.values(), default=-1) >= self.max_iterations
+
+    @property
+    def newly_idle(self) -> list[str]:
+        """The losses that had none for so long as of this iteration."""
+        return [loss for loss, number in self.num_iterations.items() if number == self.max_iterations]
 
     def report(self, checkpoint: Path, causes: list[str]) -> str:
         """Explain, for an error, why training stops."""
         return (
-            f"Not one example could be trained on in {self.num_iterations} iterations in a row; `max_idle_iterations` "
-            f"is {self.max_iterations}. Training stops, {checkpoint} is saved. "
-            + (" ".join(causes) or "See the format rates in the log.")
+            f"Not one example could be trained on in {min(self.num_iterations.values())} iterations in a row; "
+            f"`max_idle_iterations` is {self.max_iterations}. Training stops, {checkpoint} is saved. "
+            + (" ".join(causes) or _SEE_RATES)
+        )
+
+    def warning(self, loss: str, causes: list[str]) -> str:
+        """Explain, for a warning, that a loss is not trained while another is."""
+        return (
+            f"The {loss} loss had not one example in {self.num_iterations[loss]} iterations in a row, and training goes "
+            f"on without it. " + (" ".join(causes) or _SEE_RATES)
         )
 
 
