@@ -38,6 +38,17 @@ class TestTargetWeights:
         own, average = (nn.utils.parameters_to_vector(of) for of in (model.parameters(), target.state_dict().values()))
         assert target.distance(model) == pytest.approx(((own - average).norm() / average.norm()).item())
 
+    def test_distance_from_zero(self):
+        """At which the trained weights of many adapters begin."""
+        model = make_model()
+        nn.utils.vector_to_parameters(torch.zeros(90), model.parameters())
+        target = TargetWeights(model, update_rate=0.1)
+        assert target.distance(model) == 0
+        nn.utils.vector_to_parameters(torch.ones(90), model.parameters())
+        assert target.distance(model) == 1
+        target.update(model)
+        assert target.distance(model) == pytest.approx(9)
+
     def test_closes_the_gap_in_bfloat16(self):
         model = make_model(torch.bfloat16)
         target = TargetWeights(model, update_rate=0.005)

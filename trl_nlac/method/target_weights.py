@@ -106,7 +106,10 @@ class TargetWeights:
 
     @torch.no_grad()
     def distance(self, model: nn.Module) -> float:
-        """Return `||theta - theta_bar|| / ||theta_bar||` over all shards. Must be called by all processes."""
+        """
+        Return `||theta - theta_bar|| / ||theta_bar||` over all shards; relative to theta where theta_bar is 0, as that
+        of an adapter can be that begins as nothing. Must be called by all processes.
+        """
         squares = [
             torch.stack([(_like(average, shard.master) - average).square().sum(), average.square().sum()])
             for shard, average in self._pairs(model)
@@ -116,7 +119,8 @@ class TargetWeights:
         if dist.is_initialized():
             sums *= dist.get_world_size()
             dist.all_gather_object(sums, sums[0])  # the backend cannot reduce shards on every device
-        return (sum(gap for gap, _ in sums) / sum(size for _, size in sums)) ** 0.5
+        gap, size = (sum(parts) for parts in zip(*sums, strict=True))
+        return (gap / (size or gap or 1.0)) ** 0.5
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return this process's shards of theta_bar; whole parameters if nothing is sharded."""
