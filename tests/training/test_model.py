@@ -16,7 +16,7 @@ import pytest
 import torch
 from accelerate import PartialState
 from helpers.testing_utils import assert_same, make_config, make_trainer, weights
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -200,6 +200,17 @@ def test_an_adapter_of_a_multimodal_model_is_found(tmp_path):
     assert {name for name, value in loaded.named_parameters() if value.requires_grad} == {
         name for name in weights(saved) if "lora_" in name
     }
+
+
+def test_virtual_tokens_in_the_sequence_are_refused(tmp_path):
+    """They would move the tokens that the losses read; keys and values before the prompt do not."""
+    make_trainer(tmp_path, peft_config=PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"))
+    for kind in (PromptTuningConfig, PromptEncoderConfig):
+        config = kind(num_virtual_tokens=4, task_type="CAUSAL_LM")
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
+        for given in ({"peft_config": config}, {"model": model}):
+            with pytest.raises(ValueError, match=f"`{kind.__name__}` .* puts 4 virtual tokens before every prompt"):
+                make_trainer(tmp_path, **given)
 
 
 def test_one_process_uses_one_of_several_gpus(tmp_path, caplog):

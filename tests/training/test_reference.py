@@ -28,13 +28,16 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM
 CONFIG = {"beta": 0.1, "logging_steps": 1, "max_steps": 2, "learning_rate": 1e-2}
 
 
-def make_pretrained_adapter() -> PeftModel:
-    """An adapter whose function is not that of its base model."""
+def make_pretrained_adapter(*targets: str) -> PeftModel:
+    """An adapter whose function is not that of its base model, with further `targets`."""
     torch.manual_seed(0)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LORA)
-    for name, parameter in model.named_parameters():
+    config = replace(LORA, target_modules=[*LORA.target_modules, *targets])
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
+    for name, parameter in model.named_parameters():  # those that begin as 0
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.05)
+        elif "lora_embedding_A" in name:
+            torch.nn.init.normal_(parameter, std=0.005)
     return model
 
 
@@ -55,9 +58,11 @@ def kl_by_hand(initial, model, inputs) -> torch.Tensor:
     return torch.stack(values)
 
 
-@pytest.mark.parametrize("kind", ["full", "lora", "pretrained_adapter"])
+@pytest.mark.parametrize("kind", ["full", "lora", "pretrained_adapter", "pretrained_embeddings"])
 def test_the_loss_is_that_of_the_hand(tmp_path, kind):
+    """The weights of embeddings have names that end with that of their adapter."""
     kwargs = {"full": {}, "lora": {"peft_config": LORA}, "pretrained_adapter": {"model": make_pretrained_adapter()}}
+    kwargs["pretrained_embeddings"] = {"model": make_pretrained_adapter("embed_tokens")}
     trainer = make_trainer(tmp_path, CONFIG, RecordingTrainer, **kwargs[kind])
     initial = deepcopy(trainer.model).eval()
     before = weights(trainer.model)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 REFERENCE_ADAPTER = "ref"  # as TRL names it
+TYPES_OF_VIRTUAL_KEYS = ("PREFIX_TUNING", "CARTRIDGE")  # of adapters, whose virtual tokens are keys and values alone
 # Optimizers that DeepSpeed also has for states in CPU memory.
 OFFLOADED_OPTIMIZERS = {"adamw_torch", "adamw_torch_fused", "adagrad", "lion_32bit"}
 
@@ -63,7 +64,8 @@ def load_model(
             How to quantize a model that is loaded by name.
 
     Raises:
-        ValueError: If the model cannot be loaded or wrapped, generates no text, or has weights that are not finite.
+        ValueError: If the model cannot be loaded or wrapped, generates no text, has weights that are not finite, or an
+            adapter with virtual tokens in the sequence.
     """
     if isinstance(model, str):
         model = load_by_name(model, args, quantization_config)
@@ -88,6 +90,8 @@ def load_model(
         model = _add_adapter(model, peft_config, args)
     elif is_peft_model(model) and args.beta:
         _add_reference_adapter(model)
+    if is_peft_model(model):
+        _check_virtual_tokens(model)
     if is_peft_model(model) and args.gradient_checkpointing:
         if is_zero3(args.deepspeed_plugin):
             # As in TRL: recomputed layers must find their weights gathered.
@@ -266,5 +270,21 @@ def _add_reference_adapter(model: "PeftModel") -> None:
     trained = model.active_adapter
     model.add_adapter(REFERENCE_ADAPTER, model.peft_config[trained])
     for name, parameter in list(model.named_parameters()):
-        if f".{trained}." in name:
-            model.get_parameter(name.replace(f".{trained}.", f".{REFERENCE_ADAPTER}.")).data.copy_(parameter.data)
+        parts = name.split(".")
+        if trained in parts:
+            copy = ".".join(REFERENCE_ADAPTER if part == trained else part for part in parts)
+            model.get_parameter(copy).data.copy_(parameter.data)
+
+
+def _check_virtual_tokens(model: "PeftModel") -> None:
+    """
+    Raises:
+        ValueError: If the adapter puts virtual tokens before a prompt, where those of the model's output would move.
+    """
+    config = model.active_peft_config
+    if config.is_prompt_learning and config.peft_type not in TYPES_OF_VIRTUAL_KEYS:
+        raise ValueError(
+            f"`{type(config).__name__}` makes an adapter that puts {config.num_virtual_tokens} virtual tokens before "
+            "every prompt, so that the model's output is about other tokens than its input. Train one that changes "
+            "layers (`LoraConfig`), or the keys and values before a prompt (`PrefixTuningConfig`)."
+        )
