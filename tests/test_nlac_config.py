@@ -43,6 +43,8 @@ class TestNLACConfig:
             ({"auto_find_batch_size": True}, "set `max_tokens_per_batch`"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
             ({"beta": -0.1}, "`beta` must be between 0 and 1,000,000, got -0.1"),
+            ({"beta": 0.1, "policy_loss_coef": 0.0}, "`beta=0.1` is a part of the policy loss"),
+            ({"critic_loss_coef": 0.0, "policy_loss_coef": 0.0}, "nothing is rehearsed"),
             ({"max_steps": -3}, "`max_steps` must be not negative, or -1 to train for `num_train_epochs`, got -3"),
             ({"num_train_epochs": -2}, "`num_train_epochs` must be not negative, got -2"),
             ({"dataloader_num_workers": -1}, "`dataloader_num_workers` must be not negative, got -1"),

@@ -47,7 +47,7 @@ from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_re
 from trl_nlac.method.backup import critic_examples
 from trl_nlac.method.batches import NLACCollator, make_batches, spread_by_prefix
 from trl_nlac.method.refinement import policy_examples
-from trl_nlac.types import Answer, Prompt, Sample, Transition, Turn
+from trl_nlac.types import Answer, Critique, Prompt, Refinement, Sample, Transition, Turn
 
 
 class TestTraining:
@@ -228,9 +228,12 @@ class TestTraining:
         trainer.replay.add([long, episode])
         samples = [Sample(Transition(long, 0), 0, 1.0, 1.0)] * 4
         unread = [Answer(Prompt.of([1]), (), "", None)] * 4
-        for coefficient, fraction, number in ((1.0, 0.5, 0), (0.0, 0.5, 1), (1.0, 1.0, 1)):
+        refined = Refinement("a", "a", Critique("", False), Answer(Prompt.of([1]), (2,), "b", "b"))
+        for coefficient, fraction, refinement, number in (
+            *((1.0, 0.5, None, 0), (1.0, 0.5, refined, 0), (0.0, 0.5, refined, 1), (1.0, 1.0, None, 1)),
+        ):
             trainer.args.policy_loss_coef, trainer.args.replay_refinement_fraction = coefficient, fraction
-            trainer._make_batches(samples, unread, [None] * 4)
+            trainer._make_batches(samples, unread, [refinement] * 4)
             assert trainer.replay.num_left_out == number
             trainer.replay.take_in()
 
@@ -311,8 +314,9 @@ class TestTraining:
         loss.backward()
         assert_same(own, weights(trainer.model))
         assert trainer.model.training
-        examples = [example for example in inputs.examples if example.loss == "critic"]
-        assert examples and all(example.teacher_prompt is not None for example in examples)
+        examples = inputs.examples
+        assert {example.loss for example in examples} == {"critic"}  # no policy is trained
+        assert all(example.teacher_prompt is not None for example in examples)
         # By hand: the teacher has read the next observation, the critic has not.
         ids = [example.transition_id for example in examples]
         chosen = next(example for example in examples if ids.count(example.transition_id) == 1)

@@ -159,7 +159,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             memory.
         critic_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the critic loss, lambda_1 in algorithm 1. With 0 the critic is not trained, and nothing sets
-            priorities.
+            priorities. Bellman targets are written all the same, for the health metrics.
         critic_loss_type (`str`, *optional*, defaults to `"sampled"`):
             `"sampled"` is the negative log-likelihood of the sampled target, the cross-entropy part of equation 5 (the
             paper). `"distill"` is the Kullback-Leibler divergence from the backup's whole distribution at each token
@@ -167,7 +167,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             target weights. Thoughts that were corrected keep the likelihood. Either is averaged over the tokens of a
             target.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
-            Coefficient of the policy loss, lambda_2 in algorithm 1.
+            Coefficient of the policy loss, lambda_2 in algorithm 1. With 0 the policy is not trained. Actions are
+            refined all the same, for the health metrics.
         policy_loss_type (`str`, *optional*, defaults to `"sampled"`):
             `"sampled"` is the negative log-likelihood of a sampled refined action (equation 6, the paper). `"distill"`
             is the Kullback-Leibler divergence from the refinement policy's whole distribution at each token of the
@@ -217,9 +218,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             actions only those that do as their critique says. They are written in the first iteration and kept in
             every checkpoint.
         rehearse_refinements (`bool`, *optional*, defaults to `False`):
-            Whether the refinement policy is also trained on its own refined actions, of those that do as their
-            critiques say. No other loss trains it, and the policy's habits, which the same weights learn, can make it
-            repeat what it should change. With `share_prefixes` an example costs little more than its answer.
+            Whether the refinement policy is also trained on its own refined actions, as it sampled them, of those that
+            do as their critiques say. No other loss trains it, and the policy's habits, which the same weights learn,
+            can make it repeat what it should change. With `share_prefixes` an example costs little more than its
+            answer.
         health_warning_ratio (`float`, *optional*, defaults to `0.7`):
             A warning names a role once its health metric falls below this share of its best value. Another warning
             reports the same of success.
@@ -593,6 +595,17 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             raise ValueError(
                 f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "
                 f"target, which has none with `num_futures={self.num_futures}`. Set one of them to its default."
+            )
+        rehearses = self.rehearsal_ratio or self.rehearse_refinements
+        if not (self.critic_loss_coef or self.policy_loss_coef or rehearses):
+            raise ValueError(
+                "`critic_loss_coef=0` with `policy_loss_coef=0` trains neither the critic nor the policy, and nothing "
+                "is rehearsed. Raise one of them, or set `rehearsal_ratio`."
+            )
+        if self.beta and not self.policy_loss_coef:
+            raise ValueError(
+                f"`beta={self.beta}` is a part of the policy loss, which `policy_loss_coef=0` leaves out. Set one of "
+                "them to its default."
             )
         if self.policy_loss_type == "distill":
             for name, default in OF_REFINED_ACTIONS.items():

@@ -375,8 +375,8 @@ class NLACTrainer(AtomicSavingTrainer):
             )
         if args.policy_loss_type == "distill" and args.replay_refinement_fraction and not chat.keeps_sampled_tokens:
             raise ValueError(
-                "`policy_loss_type='distill'` learns along the tokens of the policy's action, and with the chat template "
-                "of this model a conversation may have lost those before a stored action: the share "
+                "`policy_loss_type='distill'` learns along the tokens of the policy's action, and with the chat "
+                "template of this model a conversation may have lost those before a stored action: the share "
                 f"`replay_refinement_fraction={args.replay_refinement_fraction}` would teach the policy nothing. Set "
                 "`replay_refinement_fraction=0`, which learns along fresh actions, or `policy_loss_type='sampled'`."
             )
@@ -833,10 +833,7 @@ class NLACTrainer(AtomicSavingTrainer):
         return metrics
 
     def _stop_if_idle(self, metrics: dict[str, float]) -> None:
-        """
-        Stop where no loss had an example for too long, warn where one had none. Without both losses, rehearsal alone is
-        meant.
-        """
+        """Stop where neither loss had an example for too long, and warn where one of them had none."""
         coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef}
         self.idle.update({loss: metrics[f"{loss}/num_examples"] for loss in coefficients if coefficients[loss]})
         causes = list(self.records.formats.causes().values())
@@ -875,16 +872,17 @@ class NLACTrainer(AtomicSavingTrainer):
         """Make the micro-batches of an iteration: examples of both losses, and of rehearsal."""
         num_micro_batches = self.args.gradient_accumulation_steps
         step_size = num_micro_batches * self.args.per_device_train_batch_size
-        of_critic = critic_examples(self.roles, samples, targets, distills=self.args.critic_loss_type == "distill")
-        of_policy = policy_examples(self.roles, samples, refinements, distills=self.args.policy_loss_type == "distill")
+        args, of_critic, of_policy = self.args, [None] * len(samples), [None] * len(samples)
+        if args.critic_loss_coef:
+            of_critic = critic_examples(self.roles, samples, targets, distills=args.critic_loss_type == "distill")
+        if args.policy_loss_coef:
+            of_policy = policy_examples(self.roles, samples, refinements, distills=args.policy_loss_type == "distill")
         pairs = zip(samples, of_critic, of_policy, strict=True)
         unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
         # Otherwise the policy can learn in a state about which the backup's question is too long.
         needs_target = not self.args.policy_loss_coef or self.args.replay_refinement_fraction == 1
         too_long = [s for s in unused if not is_answerable(self.roles, s.transition, needs_target)]
         self.replay.leave_out([sample.transition_id for sample in too_long])
-        if not self.args.critic_loss_coef:
-            of_critic = [None] * len(samples)
         rehearsed = refinement_examples(self.roles, refinements) if self.args.rehearse_refinements else []
         num_updates = self.args.num_updates_per_generation
         return make_batches(

@@ -324,6 +324,8 @@ class Refinement:
             a_t^r, the target of the policy loss.
         is_kept (`bool`, *optional*, defaults to `False`):
             Whether the critique calls the action the best, and it is its own refinement, without asking for one.
+        sampled_action ([`Answer`], *optional*):
+            The refined action as it was sampled, where its chain of thought may have been rewritten since.
     """
 
     action: str
@@ -331,6 +333,7 @@ class Refinement:
     critique: Critique
     refined_action: Answer
     is_kept: bool = False
+    sampled_action: Answer | None = None
 
     @property
     def complies(self) -> bool:

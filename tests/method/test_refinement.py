@@ -22,6 +22,7 @@ from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.method.candidates import choose_refined
 from trl_nlac.method.critic import critiques
 from trl_nlac.method.refinement import (
     Attempt,
@@ -170,6 +171,29 @@ class TestRefinementExamples:
         for example, refinement in ((changed, refinements[0]), (kept, refinements[2])):
             assert example.loss == "rehearsal" and example.completion_ids == refinement.refined_action.token_ids
             assert roles.chat.decode(example.prompt.ids).endswith("Revise?")
+
+    @pytest.mark.parametrize("num_candidates", [1, 2])
+    def test_thoughts_are_those_that_were_sampled(self, num_candidates):
+        """After the question that shows the critique; the policy's are rewritten as if there were none."""
+        no, chat = "Future: bad\nOptimality: No", ChatEncoder(make_tokenizer("qwen3"))
+        answers = ["a", no]
+        for i in range(num_candidates):
+            thought = chat.template.encode(f"<think>\nJudged {i}.\n</think>\n\nb{i}")
+            answers += [[*thought, chat.stop_ids[0]], f"<corrected_think>Hoped {i}.</corrected_think>"]
+        roles = make_roles_of(chat, [*answers, no, no])
+        score = roles.generator.score
+        roles.generator.score = lambda prompts, completions: [  # the last is the best
+            value * chat.tokenizer.decode(prompt).count("b1")
+            for prompt, value in zip(prompts, score(prompts, completions), strict=True)
+        ]
+        transitions = make_transitions(roles)[:1]
+        refinements = choose_refined(roles, transitions, refine_actions(roles, transitions), num_candidates)
+        examples = refinement_examples(roles, refinements)
+        examples += policy_examples(roles, [Sample(transitions[0], 0, 1.0, 1.0)], refinements)
+        own, learned = (chat.tokenizer.decode(example.completion_ids) for example in examples)
+        last = num_candidates - 1
+        assert own == f"<think>\nJudged {last}.\n</think>\n\nb{last}<|im_end|>"
+        assert learned == own.replace("Judged", "Hoped")
 
     def test_none_where_nothing_was_asked(self):
         roles = make_roles(["a", CRITIQUE])

@@ -19,7 +19,7 @@ from helpers.testing_utils import make_trainer
 from torch import nn
 from transformers import TrainerState
 
-from trl_nlac.training.unchanged import UnchangedWeightsCallback, sampled_values
+from trl_nlac.training.unchanged import UnchangedWeightsCallback, explain_unchanged, sampled_values
 
 
 WARNING = "Over 10 optimizer steps"
@@ -50,7 +50,6 @@ def train(rates: list[float], dtype: torch.dtype = torch.float32, is_trained: bo
     ("config", "cause"),
     [
         ({"learning_rate": 0.0}, "`learning_rate` is 0"),
-        ({"critic_loss_coef": 0.0, "policy_loss_coef": 0.0}, r"the gradient (`grad_norm`) is 0"),
         ({"model_init_kwargs": {"dtype": "bfloat16"}, "learning_rate": 5e-6}, "in torch.bfloat16 changed"),
         ({"learning_rate": 1e-6}, None),
     ],
@@ -63,6 +62,11 @@ def test_the_cause_is_named(tmp_path, caplog, config, cause):
     assert (WARNING in caplog.text) == (cause is not None)
     if cause is not None:
         assert cause in caplog.text
+
+
+def test_a_gradient_of_zero_is_named():
+    values = {torch.float32: torch.ones(3)}
+    assert "the gradient (`grad_norm`) is 0" in explain_unchanged(values, values, 1e-3, grad_norm=0.0)
 
 
 def test_most_updates_are_rounded_away_in_bfloat16(caplog):

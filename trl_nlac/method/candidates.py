@@ -15,8 +15,9 @@
 """Several refined actions, of which the critic chooses one."""
 
 from dataclasses import replace
+from itertools import islice
 
-from ..types import Answer, Refinement, Transition
+from ..types import Refinement, Transition
 from .critic import judge_actions
 from .roles import Roles
 
@@ -49,22 +50,22 @@ def choose_refined(
     if sampling.temperature == 0:
         sampling = replace(sampling, temperature=1.0)
     prompts = [r.refined_action.prompt for r in found.values() for _ in range(num_candidates - 1)]
-    answers = iter(roles.correct_reasoning(roles.ask("refine", prompts, sampling=sampling), "correct_refine"))
-    candidates: list[tuple[int, Answer]] = []
+    sampled = roles.ask("refine", prompts, sampling=sampling)
+    answers = zip(sampled, roles.correct_reasoning(sampled, "correct_refine"), strict=True)
+    candidates: list[tuple[int, Refinement]] = []
     for i, refinement in found.items():
-        others = [next(answers) for _ in range(num_candidates - 1)]
-        actions = {refinement.refined_action.parsed: refinement.refined_action}
-        for other in others:
+        actions = {refinement.refined_action.parsed: refinement}
+        for own, other in islice(answers, num_candidates - 1):
             if other.parsed is not None:
-                actions.setdefault(other.parsed, other)
-        candidates += [(i, action) for action in actions.values() if len(actions) > 1]
-    judgements = judge_actions(roles, [roles.continued(transitions[i].state, action) for i, action in candidates])
+                actions.setdefault(other.parsed, replace(refinement, refined_action=other, sampled_action=own))
+        candidates += [(i, candidate) for candidate in actions.values() if len(actions) > 1]
+    states = [(transitions[i].state, candidate.refined_action) for i, candidate in candidates]
+    judgements = judge_actions(roles, [roles.continued(*state_action) for state_action in states])
     scores: dict[int, float] = {}
     chosen = list(refinements)
-    for (i, action), judgement in zip(candidates, judgements, strict=True):
+    for (i, candidate), judgement in zip(candidates, judgements, strict=True):
         if judgement is not None and judgement.verdict_score > scores.get(i, float("-inf")):
             scores[i] = judgement.verdict_score
-            chosen[i] = replace(found[i], refined_action=action)
-    others = [float(chosen[i].refined_action is not found[i].refined_action) for i in scores]
-    roles.note("refine/other_chosen_rate", others)
+            chosen[i] = candidate
+    roles.note("refine/other_chosen_rate", [float(chosen[i] is not found[i]) for i in scores])
     return chosen

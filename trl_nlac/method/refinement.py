@@ -319,7 +319,7 @@ def policy_examples(
 def refinement_examples(roles: Roles, refinements: list[Refinement | None]) -> list[TrainingExample | None]:
     """
     Make examples that keep the refinement policy to its role (`rehearse_refinements`): its own refined actions, of
-    those that do as their critiques say. The paper has no such loss.
+    those that do as their critiques say, with the thoughts that it sampled. The paper has no such loss.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -330,18 +330,19 @@ def refinement_examples(roles: Roles, refinements: list[Refinement | None]) -> l
     Returns:
         `list[TrainingExample | None]`: `None` where there is no such action, or none was asked for.
     """
-    return [
-        None
-        if r is None or r.is_kept or not r.complies
-        else TrainingExample("rehearsal", roles.opened(r.refined_action.prompt), r.refined_action.token_ids)
-        for r in refinements
-    ]
+    examples: list[TrainingExample | None] = [None] * len(refinements)
+    for i, refinement in enumerate(refinements):
+        if refinement is not None and refinement.complies and not refinement.is_kept:
+            answer = refinement.sampled_action or refinement.refined_action
+            examples[i] = TrainingExample("rehearsal", roles.opened(answer.prompt), answer.token_ids)
+    return examples
 
 
 def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:
     """Rewrite the chains of thought, which may refer to the critique."""
     found = [i for i, refinement in enumerate(refinements) if refinement is not None and not refinement.is_kept]
-    answers = [refinements[i].refined_action for i in found]
-    for i, answer in zip(found, roles.correct_reasoning(answers, "correct_refine"), strict=True):
-        refinements[i] = None if answer.parsed is None else replace(refinements[i], refined_action=answer)
+    sampled = [refinements[i].refined_action for i in found]
+    for i, own, answer in zip(found, sampled, roles.correct_reasoning(sampled, "correct_refine"), strict=True):
+        corrected = replace(refinements[i], refined_action=answer, sampled_action=own)
+        refinements[i] = None if answer.parsed is None else corrected
     return refinements

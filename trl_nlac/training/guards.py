@@ -121,8 +121,8 @@ class IdleMonitor:
     def warning(self, loss: str, causes: list[str]) -> str:
         """Explain, for a warning, that a loss is not trained while another is."""
         return (
-            f"The {loss} loss had not one example in {self.num_iterations[loss]} iterations in a row, and training goes "
-            f"on without it. " + (" ".join(causes) or _SEE_RATES)
+            f"The {loss} loss had not one example in {self.num_iterations[loss]} iterations in a row, and training "
+            "goes on without it. " + (" ".join(causes) or _SEE_RATES)
         )
 
 

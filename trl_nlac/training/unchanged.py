@@ -107,8 +107,8 @@ def explain_unchanged(
             )
         if grad_norm == 0:
             return (
-                "the weights did not change: the gradient (`grad_norm`) is 0. Look at `critic_loss_coef` and "
-                "`policy_loss_coef`, and whether `gradient_checkpointing=False` gives a gradient."
+                "the weights did not change: the gradient (`grad_norm`) is 0. Look whether "
+                "`gradient_checkpointing=False` gives one."
             )
     for dtype, share in changed.items():
         if not share or (dtype.itemsize == 2 and share < _MIN_CHANGED):
