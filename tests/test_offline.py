@@ -65,6 +65,7 @@ class TestOfflineTraining:
             ({"replay_dataset": None}, "There is nothing to learn from: give an `environment_factory`"),
             ({"train_dataset": TASKS}, "`train_dataset` is for playing, and there is no `environment_factory`"),
             ({"reward_funcs": lambda **kwargs: []}, "`reward_funcs` is for playing"),
+            ({"eval_dataset": TASKS, "args": {"eval_strategy": "steps"}}, "`eval_dataset` is for playing"),
             ({"args": {"replay_buffer_size": 5}}, "32 transitions do not fit into `replay_buffer_size=5`"),
         ],
     )

@@ -305,7 +305,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 "`async_rollouts=True` plays, and there is no `environment_factory`. Give one, or leave it out."
             )
         if not self.environments:
-            train_dataset = offline_tasks(replay_dataset, train_dataset, reward_funcs, args.world_size)
+            for_playing = {"train_dataset": train_dataset, "eval_dataset": eval_dataset, "reward_funcs": reward_funcs}
+            train_dataset = offline_tasks(replay_dataset, for_playing, args.world_size)
         elif train_dataset is None and args.max_steps > 0 and not isinstance(environment_factory, dict):
             train_dataset = Dataset.from_list([NO_TASK] * args.episodes_per_iteration)
         if self.environments.is_single_step:
@@ -719,7 +720,11 @@ class NLACTrainer(AtomicSavingTrainer):
                 played = self.rollouts.play(tasks, self.state.global_step, waits, self._is_last_iteration)
                 episodes += played
                 self.rendezvous.wait()
-                self._check_failures(played)
+                try:
+                    self._check_failures(played)
+                except TrainingStopped:
+                    self._store(episodes)  # for the checkpoint
+                    raise
                 num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
                 if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
                     break
@@ -1197,6 +1202,7 @@ class NLACTrainer(AtomicSavingTrainer):
             **self.records.state_dict(),
             "rehearsal_rng": self.rehearsal.rng.bit_generator.state,
             "rehearsal_owed": self.rehearsal.owed,
+            "rehearsal_is_asked": self.rehearsal.is_asked,
             "nonfinite_losses": self.loss_guard.num_dropped,
             "nonfinite_gradients": self.gradient_guard.num_skipped,
             "target_updates": self.target_weights.num_updates,
@@ -1235,6 +1241,8 @@ class NLACTrainer(AtomicSavingTrainer):
             self.gradient_guard.num_skipped = state.get("nonfinite_gradients", 0)  # earlier versions had no such guard
             self.target_weights.num_updates = state.get("target_updates", 0)  # earlier versions kept no targets
             self.rehearsal.load(Path(checkpoint))
+            # Earlier versions asked again where there was no sound answer.
+            self.rehearsal.is_asked = state.get("rehearsal_is_asked", bool(self.rehearsal.roles))
             self.forgetting.restores = state.get("restores", [])  # earlier versions had none
             if state["world_size"] == world_size:  # others have no state of some process
                 self.forgetting.healthy = state.get("healthy_checkpoints", [])

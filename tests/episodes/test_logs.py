@@ -296,5 +296,5 @@ def test_shares_of_processes():
 def test_every_process_needs_a_row():
     logs = Dataset.from_list(make_rows(4))
     with pytest.raises(ValueError, match="`replay_dataset` has 3 rows for 4 processes"):
-        offline_tasks(logs.select(range(3)), None, None, world_size=4)
-    assert len(offline_tasks(logs, None, None, world_size=4)) == 4
+        offline_tasks(logs.select(range(3)), {}, world_size=4)
+    assert len(offline_tasks(logs, {}, world_size=4)) == 4

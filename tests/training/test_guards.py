@@ -196,7 +196,7 @@ class TestGradients:
 class TestFailureRate:
     def test_a_broken_environment_stops_the_run_with_a_checkpoint(self, tmp_path):
         class Worse:
-            """Fails from the 41st episode on."""
+            """Fails from the 41st episode on, at the first action that can be read, which is the second."""
 
             episodes = 0
 
@@ -226,12 +226,14 @@ class TestFailureRate:
         assert 'raise ConnectionError("the server is gone")' in str(caught.value)
         checkpoint = tmp_path / f"checkpoint-{step}"
         assert step == 4 and str(checkpoint) in str(caught.value)
+        assert len(trainer.replay.episodes) == 100  # with those of the last iteration
+        assert trainer.num_environment_steps == len(trainer.replay) == 40 * 2 + 60
 
         Worse.episodes = -1000
         resumed = make(tmp_path, max_steps=step + 2)
         resumed.train(resume_from_checkpoint=str(checkpoint))
         assert resumed.state.global_step == step + 2
-        assert len(resumed.replay) > 40
+        assert len(resumed.replay.episodes) == 100 + 2 * 20
 
     def test_failures_are_counted_once(self, tmp_path):
         """Also by a trainer that resumes its own run."""

@@ -65,6 +65,15 @@ class TestOwnAnswers:
         assert resumed.rehearsal.roles == whole.rehearsal.roles
         assert_same(weights(whole.model), weights(resumed.model))
 
+    def test_the_initial_model_is_asked_once(self, tmp_path, caplog):
+        """Though it gave no sound answer. Later weights are not the initial ones, nor are those of a resumed run."""
+        for max_steps, resumes in ((2, False), (3, True)):
+            config = {**OWN, "max_completion_length": 1, "max_steps": max_steps}
+            trainer = make_trainer(tmp_path, {**config, "save_strategy": "steps", "save_steps": 1})
+            trainer.train(resume_from_checkpoint=resumes)
+            assert trainer.state.global_step == max_steps and not trainer.rehearsal.roles
+        assert caplog.text.count("the model gave no sound answer as policy, critique, backup, refine") == 1
+
     def test_a_checkpoint_without_them_is_refused(self, tmp_path):
         make_trainer(tmp_path, {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}).train()
         trainer = make_trainer(tmp_path, OWN)
@@ -82,7 +91,7 @@ class TestOwnAnswers:
         rehearsal = make_rehearsal()
         rehearsal.fill([])
         assert rehearsal.draw(4) == []
-        assert rehearsal.is_due  # it is tried again
+        assert not rehearsal.is_due  # the next weights are not the initial ones
         assert "no sound answer as policy, critique, backup, refine" in caplog.text
 
 

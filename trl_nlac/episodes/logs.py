@@ -152,11 +152,17 @@ def episodes_from_logs(
     return episodes
 
 
-def offline_tasks(
-    replay_dataset: Dataset | None, train_dataset: Dataset | None, reward_funcs: Any, world_size: int = 1
-) -> Dataset:
+def offline_tasks(replay_dataset: Dataset | None, for_playing: dict[str, Any], world_size: int = 1) -> Dataset:
     """
     Make a row for each logged conversation, so that an epoch is as long as if they had been played.
+
+    Args:
+        replay_dataset ([`~datasets.Dataset`], *optional*):
+            The logs.
+        for_playing (`dict[str, Any]`):
+            Arguments that need an environment, by name; `None` where there is none.
+        world_size (`int`, *optional*, defaults to `1`):
+            Number of processes.
 
     Raises:
         ValueError: If there are no logs, or fewer than processes, or an argument needs an environment.
@@ -171,7 +177,7 @@ def offline_tasks(
             f"`replay_dataset` has {len(replay_dataset)} rows for {world_size} processes, and each learns from its "
             "own. Give more, or start fewer processes."
         )
-    for name, value in (("train_dataset", train_dataset), ("reward_funcs", reward_funcs)):
+    for name, value in for_playing.items():
         if value is not None:
             raise ValueError(
                 f"`{name}` is for playing, and there is no `environment_factory`. Leave it out, or give one."

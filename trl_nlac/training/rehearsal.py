@@ -58,6 +58,10 @@ class Rehearsal:
     Raises:
         ValueError: If there is a ratio without a dataset, a dataset without one of the columns, a row that the chat
             template cannot show, or a dataset beside another source.
+
+    Attributes:
+        is_asked (`bool`):
+            Whether the initial model has been asked for its own answers, of which none may have been sound.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Rehearsal:
         self.rng = np.random.default_rng(seed)
         self.owed = 0.0  # samples that the batches so far had too little
         self.roles: list[str] = []  # of the samples, where they are known
+        self.is_asked = False
         self._examples: list[TrainingExample] = []
         if dataset and ratio:
             self._examples = [_example(i, row, chat) for i, row in enumerate(_checked(dataset))]
@@ -93,14 +98,15 @@ class Rehearsal:
 
     @property
     def is_due(self) -> bool:
-        """Whether the initial model's own answers have yet to be written."""
-        return self.source == "self" and self.ratio > 0 and not self._examples
+        """Whether the initial model's own answers have yet to be written, while its weights are the model's."""
+        return self.source == "self" and self.ratio > 0 and not self.is_asked
 
     def fill(self, answers: list[tuple[str, Prompt, tuple[int, ...]]]) -> None:
         """
         Rehearse answers, each with its role, prompt and tokens. Those of rarer roles are repeated, so that each role
         is drawn as often. A warning names the roles of which there is none.
         """
+        self.is_asked = True
         by_role: dict[str, list[TrainingExample]] = {}
         for role, prompt, token_ids in answers:
             by_role.setdefault(role, []).append(TrainingExample("rehearsal", prompt, token_ids))
