@@ -82,7 +82,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             `samples_per_iteration` allows when four transitions are trained on for each step of an episode of
             `max_turns`, at least one for each process.
         learning_starts (`int`, *optional*, defaults to `0`):
-            Number of transitions that each process collects before the first update.
+            Number of transitions that each process collects before the first update. Without an environment it does
+            nothing: all logs are in the buffer from the start.
         reward_weights (`list[float]`, *optional*):
             Weights of the reward functions. If `None`, 1 each.
         max_concurrent_environments (`int`, *optional*):
@@ -195,8 +196,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
             successor model, whose prompt is not trained, for both in one answer (the paper's implementation, one
-            generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time, and
-            bootstraps only where the episode was cut.
+            generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time. An
+            episode that was cut has no outcome: there `"monte_carlo"` bootstraps every step as `"implicit"` does, from
+            the next observation, and the turns after it are not used. What `"explicit"` and `"implicit"` sample, the
+            next action too, is sampled with the settings of `successor` in `role_sampling`.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
         num_refinement_candidates (`int`, *optional*, defaults to `1`):

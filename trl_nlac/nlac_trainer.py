@@ -208,7 +208,7 @@ class NLACTrainer(AtomicSavingTrainer):
             Tasks. Each row is one task; its columns are the keywords of the environment's `reset`. If `None`, the
             environment owns its data and `max_steps` sets the length of training.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Tasks for evaluation.
+            Tasks for evaluation, which needs an environment to play in.
         environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
             Called without arguments, returns an environment: a text environment with `reset` and `step`, see
             [`~environments.TextEnvironment`], a `gymnasium.Env` of text, or one written for [`~trl.GRPOTrainer`],
@@ -237,7 +237,8 @@ class NLACTrainer(AtomicSavingTrainer):
         optimizers (`tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None]`, *optional*):
             Optimizer and learning rate scheduler.
         peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train in place of the whole model.
+            Adapter to train in place of the whole model. Not one with virtual tokens in the sequence, as of prompt
+            tuning.
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             How to quantize a model that is loaded by name.
         reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list of them, *optional*):

@@ -39,7 +39,8 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str)
         bootstrap (`str`):
             Source of the future from s_{t+1}: `"implicit"` asks the successor model for action and future in one
             (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1),
-            `"monte_carlo"` takes what followed in the episode and bootstraps only where the episode was cut.
+            both with the successor model's sampling, `"monte_carlo"` takes what followed in the episode. If that was
+            cut, each of its steps gets the future of `"implicit"`, which sees none of the turns after s_{t+1}.
 
     Returns:
         `list[Answer]`: each parsed into a [`~types.Critique`], or `None` where there is no target.
@@ -164,7 +165,10 @@ def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 
 
 def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
-    """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
+    """
+    a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both. Both have the
+    successor model's sampling.
+    """
     successor, policy, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
     states = [roles.observe(t) for t in transitions]
     acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
@@ -185,7 +189,10 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 
 
 def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
-    """Return conversations that end with what followed s_{t+1} in the episode, under the policy of that time."""
+    """
+    Return conversations that end with what followed s_{t+1} in the episode, under the policy of that time. Where the
+    episode was cut, that has no outcome, and they end with a guess from s_{t+1}, see [`_implicit_futures`].
+    """
     cut = {i: transition for i, transition in enumerate(transitions) if not transition.episode.terminated}
     predicted = dict(zip(cut, _implicit_futures(roles, list(cut.values())), strict=True))
     conversations = []

@@ -122,9 +122,10 @@ class RoleOptions:
         role_sampling (`str`, `dict[str, dict[str, float]]`, *optional*):
             Settings of single roles in place of those above, as `{"backup": {"temperature": 0.0}, "critique":
             {"max_tokens": 256}}`. Roles are `policy`, `successor`, `backup`, `critique`, `refine`, `correction` and
-            `evaluation` (the policy in evaluation, which starts from the settings of `policy`). Settings are
-            `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`. Unless it is set here, the
-            temperature of `backup` is 0.
+            `evaluation` (the policy in evaluation, which starts from the settings of `policy`). The futures of
+            Bellman targets, with `bootstrap="explicit"` also the next actions and critiques that make them, have the
+            settings of `successor`; of their own role only `max_tokens`. Settings are `max_tokens`, `temperature`,
+            `top_p`, `top_k`, `min_p` and `repetition_penalty`. Unless set here, the temperature of `backup` is 0.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
             Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`.
         chat_template_kwargs (`str`, `dict[str, Any]`, *optional*):
