@@ -196,10 +196,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
             successor model, whose prompt is not trained, for both in one answer (the paper's implementation, one
-            generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time. An
-            episode that was cut has no outcome: there `"monte_carlo"` bootstraps every step as `"implicit"` does, from
-            the next observation, and the turns after it are not used. What `"explicit"` and `"implicit"` sample, the
-            next action too, is sampled with the settings of `successor` in `role_sampling`.
+            generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time. Where
+            an episode was cut, the successor model says how it would have gone on. What `"explicit"` and `"implicit"`
+            sample, the next action too, is sampled with the settings of `successor` in `role_sampling`.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
         num_refinement_candidates (`int`, *optional*, defaults to `1`):

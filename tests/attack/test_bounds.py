@@ -131,7 +131,8 @@ def test_every_prompt_of_every_role_is_bounded(chat, environment, door):
     ]
     transitions = [Transition(episode, i) for i in range(3)]
     played = len(roles.generator.prompts)
-    transitions.append(Transition(replace(episode, terminated=True, truncated=False), 2))
+    ended = replace(episode, terminated=True, truncated=False)
+    transitions += [Transition(ended, 0), Transition(ended, 2)]
     of_critic, of_policy = ask_every_role(roles, transitions)
     assert {name for name in roles.metrics if name.endswith("format_rate")} == {
         f"{role}/format_rate" for role in ("policy", "successor", "backup", "critic", "refine", "correction")

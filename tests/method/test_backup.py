@@ -138,8 +138,17 @@ class TestBellmanTargets:
         cut = Episode(**{**vars(make_transitions(roles)[1].episode), "terminated": False, "truncated": True})
         bellman_targets(roles, [Transition(cut, 0)], bootstrap="monte_carlo")
         successor, backup = asked(roles)
-        assert successor.endswith("refused needs amber 1 Scenario?<|end|><|assistant|>")
-        assert backup == successor + " closed win<|end|><|user|> Summary?<|end|><|assistant|>"
+        assert successor.endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
+        assert backup.endswith(
+            "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|> route billing amber badge noon"
+            " refused needs photo lose closed win<|end|><|user|> Summary?<|end|><|assistant|>"
+        )
+
+    def test_monte_carlo_has_no_target_where_the_guess_after_the_cut_is_empty(self):
+        roles = make_roles(["", ""])  # asked twice
+        cut = Episode(**{**vars(make_transitions(roles)[1].episode), "terminated": False, "truncated": True})
+        (target,) = bellman_targets(roles, [Transition(cut, 0)], bootstrap="monte_carlo")
+        assert target.parsed is None
 
     def test_several_futures(self):
         """k > 1: the critic learns futures, and a separate evaluation reads k of them (equation 3)."""

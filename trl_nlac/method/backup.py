@@ -39,8 +39,8 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str)
         bootstrap (`str`):
             Source of the future from s_{t+1}: `"implicit"` asks the successor model for action and future in one
             (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1),
-            both with the successor model's sampling, `"monte_carlo"` takes what followed in the episode. If that was
-            cut, each of its steps gets the future of `"implicit"`, which sees none of the turns after s_{t+1}.
+            both with the successor model's sampling, `"monte_carlo"` takes what followed in the episode and, if that
+            was cut, asks the successor model how it would have gone on from its last observation.
 
     Returns:
         `list[Answer]`: each parsed into a [`~types.Critique`], or `None` where there is no target.
@@ -191,18 +191,25 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
     """
     Return conversations that end with what followed s_{t+1} in the episode, under the policy of that time. Where the
-    episode was cut, that has no outcome, and they end with a guess from s_{t+1}, see [`_implicit_futures`].
+    episode was cut, the successor model says how it would have gone on.
     """
-    cut = {i: transition for i, transition in enumerate(transitions) if not transition.episode.terminated}
-    predicted = dict(zip(cut, _implicit_futures(roles, list(cut.values())), strict=True))
-    conversations = []
+    last = {i: Transition(t.episode, len(t.episode.turns) - 1) for i, t in enumerate(transitions)}
+    cut = {i: transition for i, transition in last.items() if not transition.terminated}
+    guesses = roles.ask("successor", _successor_prompts(roles, list(cut.values())), parse_text)
+    guessed = {i: guess.parsed for i, guess in zip(cut, guesses, strict=True)}
+    conversations: list[Prompt | None] = []
     for i, (transition, prompt) in enumerate(zip(transitions, _successor_prompts(roles, transitions), strict=True)):
+        if i in guessed and guessed[i] is None:
+            conversations.append(None)
+            continue
         rest = transition.episode.turns[transition.index + 1 :]
-        end = render(roles.prompts.observed_end, **_score_values(roles, transition))
+        end = guessed.get(i) or render(roles.prompts.observed_end, **_score_values(roles, transition))
         future = " ".join(filter(None, [*(f"{turn.action} {turn.next_observation}" for turn in rest), end]))
-        if roles.options.max_prompt_length is not None:
-            future = roles.chat.shortened(future, roles.options.max_prompt_length // 4)
-        conversations.append(predicted[i] if i in predicted else prompt.extended(roles.chat.past_turn(future)))
+        limit = roles.options.max_prompt_length
+        if limit is not None:  # it stays whole, as the opening and what follows the state do; other turns can be cut
+            room = limit - prompt.opening_length - len(prompt.branch)
+            future = roles.chat.shortened(future, max(1, min(limit // 4, room // 2)))
+        conversations.append(prompt.extended(roles.chat.past_turn(future)))
     return conversations
 
 

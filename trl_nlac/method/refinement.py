@@ -134,7 +134,7 @@ def refine_actions(
 def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[list[Answer], list[Refinement | None]]:
     """
     Judge stored actions knowing what followed in their whole episodes, and refine them with that as their critique. Of
-    an episode that was cut only the next observation is known, and a guess from there.
+    an episode that was cut it is known up to the cut, and guessed from there.
 
     Args:
         roles ([`~method.roles.Roles`]):
