@@ -876,21 +876,17 @@ class NLACTrainer(AtomicSavingTrainer):
         self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
     ) -> list[list[TrainingExample]]:
         """Make the micro-batches of an iteration: examples of both losses, and of rehearsal."""
-        num_micro_batches = self.args.gradient_accumulation_steps
-        step_size = num_micro_batches * self.args.per_device_train_batch_size
-        args, of_critic, of_policy = self.args, [None] * len(samples), [None] * len(samples)
+        args, num_updates = self.args, self.args.num_updates_per_generation
+        step_size = args.gradient_accumulation_steps * args.per_device_train_batch_size
+        of_critic = of_policy = [None] * len(samples)
         if args.critic_loss_coef:
             of_critic = critic_examples(self.roles, samples, targets, distills=args.critic_loss_type == "distill")
         if args.policy_loss_coef:
             of_policy = policy_examples(self.roles, samples, refinements, distills=args.policy_loss_type == "distill")
-        pairs = zip(samples, of_critic, of_policy, strict=True)
-        unused = [sample for sample, critic, policy in pairs if critic is None and policy is None]
-        # Otherwise the policy can learn in a state about which the backup's question is too long.
-        needs_target = not self.args.policy_loss_coef or self.args.replay_refinement_fraction == 1
-        too_long = [s for s in unused if not is_answerable(self.roles, s.transition, needs_target)]
-        self.replay.leave_out([sample.transition_id for sample in too_long])
-        rehearsed = refinement_examples(self.roles, refinements) if self.args.rehearse_refinements else []
-        num_updates = self.args.num_updates_per_generation
+        self._leave_out_unanswerable(
+            [sample for sample, *examples in zip(samples, of_critic, of_policy, strict=True) if not any(examples)]
+        )
+        rehearsed = refinement_examples(self.roles, refinements) if args.rehearse_refinements else []
         return make_batches(
             *(samples * num_updates, of_critic * num_updates, of_policy * num_updates),
             [
@@ -898,10 +894,17 @@ class NLACTrainer(AtomicSavingTrainer):
                 for _ in range(num_updates)
                 for start in range(0, len(samples), step_size)
             ],
-            num_micro_batches,
+            args.gradient_accumulation_steps,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
         )
+
+    def _leave_out_unanswerable(self, unused: list[Sample]) -> None:
+        """Draw those of the samples without an example no more that can never have one: their prompts are too long."""
+        # Otherwise the policy can learn in a state about which the backup's question is too long.
+        needs_target = not self.args.policy_loss_coef or self.args.replay_refinement_fraction == 1
+        too_long = [s for s in unused if not is_answerable(self.roles, s.transition, needs_target)]
+        self.replay.leave_out([sample.transition_id for sample in too_long])
 
     def _reward_context(self) -> dict[str, Any]:
         """Additional arguments of reward functions, as in TRL."""
