@@ -763,7 +763,8 @@ class TestBases:
 
 
 def test_ways_to_a_policy_are_compared_by_seed():
-    cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.5]]) + make_cells("nlac_policy_distill", [[0.0, 0.8], [0.0, 0.71]])
+    cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.5], [0.0, 0.55]])
+    cells += make_cells("nlac_policy_distill", [[0.0, 0.8], [0.0, 0.71], [0.0, 0.755]])
     cells += make_cells("nlac_candidates_4", [[0.2, 0.6]]) + make_cells("rft", [[0.0, 1.0]])
     cells += make_cells("nlac_lean", [[0.0, 1.0]], steps=500)
     report = extraction.extraction(cells)
