@@ -41,18 +41,18 @@ def make_cells(method: str, successes: list[list[float]], targets: float | None 
     return cells
 
 
-MONTE_CARLO = make_cells("monte_carlo", [[1.0, 0.25, 0.06], [0.98, 0.3, 0.1]], targets=0.0)
+MONTE_CARLO = make_cells("monte_carlo", [[1.0, 0.25, 0.06], [0.98, 0.3, 0.1], [1.0, 0.275, 0.08]], targets=0.0)
 
 
 class TestVerdict:
     @pytest.mark.parametrize(
         ("successes", "targets", "expected"),
         [
-            ([[1.0, 0.6, 0.5], [1.0, 0.66, 0.55]], 0.8, report.SUPPORTED),
-            ([[1.0, 0.6, 0.1], [1.0, 0.66, 0.1]], 0.8, report.BETWEEN),
-            ([[1.0, 0.3, 0.1], [1.0, 0.32, 0.1]], 0.8, report.LABELS_RIGHT),
-            ([[1.0, 0.3, 0.1], [1.0, 0.32, 0.1]], 0.1, report.REFUTED),
-            ([[0.8, 0.6, 0.5], [1.0, 0.66, 0.55]], 0.8, report.UNTESTED),
+            ([[1.0, 0.6, 0.5], [1.0, 0.66, 0.55], [1.0, 0.63, 0.5]], 0.8, report.SUPPORTED),
+            ([[1.0, 0.6, 0.1], [1.0, 0.66, 0.1], [1.0, 0.63, 0.1]], 0.8, report.BETWEEN),
+            ([[1.0, 0.3, 0.1], [1.0, 0.32, 0.1], [1.0, 0.31, 0.1]], 0.8, report.LABELS_RIGHT),
+            ([[1.0, 0.3, 0.1], [1.0, 0.32, 0.1], [1.0, 0.31, 0.1]], 0.1, report.REFUTED),
+            ([[0.8, 0.6, 0.5], [1.0, 0.66, 0.55], [0.9, 0.63, 0.5]], 0.8, report.UNTESTED),
         ],
     )
     def test_rule(self, successes, targets, expected):
@@ -60,15 +60,19 @@ class TestVerdict:
         summary = report.summarize(cells)
         found = summary["phases"]["logs_1000_3"]["verdicts"]["with history"]
         assert found["verdict"] == expected
-        expected_gap = sum(of_floors[1] for of_floors in successes) / 2 - 0.275
+        expected_gap = sum(of_floors[1] for of_floors in successes) / 3 - 0.275
         assert found["differences"]["floor_2"]["mean"] == pytest.approx(expected_gap, abs=1e-3)
         text = report.text(summary)
         assert f"**{expected}**" in text and "| SFT on successes | 1 | 1.00 | 0.20 | 0.00 |" in text
+        first, second, third = successes[0]
+        assert f"| SFT on successes | {first - 1:+.2f} | {second - 0.2:+.2f} | {third:+.2f} |" in text
 
-    def test_one_house_is_not_judged(self):
-        cells = [*make_cells("explicit", [[1.0, 0.6, 0.5]], 0.8), *make_cells("monte_carlo", [[1.0, 0.2, 0.0]], 0.0)]
+    @pytest.mark.parametrize("num_houses", [1, 2])
+    def test_few_houses_are_not_judged(self, num_houses):
+        cells = make_cells("explicit", [[1.0, 0.6, 0.5]] * num_houses, 0.8)
+        cells += make_cells("monte_carlo", [[1.0, 0.2, 0.0]] * num_houses, 0.0)
         verdict = report.summarize(cells)["phases"]["logs_1000_3"]["verdicts"]["with history"]["verdict"]
-        assert verdict == "not judged yet: it needs two houses"
+        assert verdict == "not judged yet: it needs 3 houses"
 
 
 class TestRun:
