@@ -111,11 +111,11 @@ def summarize(cells: list[dict]) -> dict[str, Any]:
             for name in LABELS
             if any(cell["method"] == name for cell in chosen)
         }
-        for name, arm in arms.items():
-            if "explicit" in arms and name != "explicit":
-                theirs = arm["sampled"]
-                ours = arms["explicit"]["sampled"]
-                arm["explicit_minus_it"] = {floor: difference(ours[floor], theirs[floor]) for floor in theirs}
+        if "explicit" in arms:
+            ours = arms["explicit"]["sampled"]
+            for name in arms.keys() - {"explicit"}:
+                theirs = arms[name]["sampled"]
+                arms[name]["explicit_minus_it"] = {floor: difference(ours[floor], theirs[floor]) for floor in theirs}
         phase = {**dict(zip(kinds, kind, strict=True)), "arms": arms}
         if not plays:
             phase["verdicts"] = {

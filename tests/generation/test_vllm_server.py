@@ -205,13 +205,17 @@ def test_several_api_processes_are_refused(tmp_path, adapters):
                     pass
 
 
+def make_adapter_trainer(tmp_path, url):
+    options = {"vllm_mode": "server", "vllm_server_weights_dir": str(tmp_path), "vllm_server_base_url": url}
+    config = LoraConfig(r=4, target_modules="all-linear")
+    return make_vllm_trainer(tmp_path / "run", options, peft_config=config)
+
+
 def test_an_adapter_that_the_server_cannot_load(tmp_path, caplog):
     """A healthy server that fails refuses it, as vLLM does with a rank that is too large; another one is lost."""
     server = APIProcesses(1)
     with server.running() as url:
-        options = {"vllm_mode": "server", "vllm_server_weights_dir": str(tmp_path), "vllm_server_base_url": url}
-        config = LoraConfig(r=4, target_modules="all-linear")
-        trainer = make_vllm_trainer(tmp_path / "run", options, peft_config=config)
+        trainer = make_adapter_trainer(tmp_path, url)
         server.failures = {"/v1/load_lora_adapter": [500] * 9}
         with pytest.raises(RuntimeError, match="answered 500 to /v1/load_lora_adapter.*went wrong.*`--max-lora-rank`"):
             with trainer.roles.generator.session(trainer.model):
@@ -227,9 +231,7 @@ def test_a_server_that_is_lost_between_completions(tmp_path, caplog):
     """While its processes are counted, and its cache hits are read."""
     server = APIProcesses(1)
     with server.running() as url:
-        options = {"vllm_mode": "server", "vllm_server_weights_dir": str(tmp_path), "vllm_server_base_url": url}
-        config = LoraConfig(r=4, target_modules="all-linear")
-        trainer = make_vllm_trainer(tmp_path / "run", options, peft_config=config)
+        trainer = make_adapter_trainer(tmp_path, url)
         server.failures = {"/v1/models": [503], "/metrics": [503]}
         with trainer.roles.generator.session(trainer.model):
             assert "was lost: It answered 503 to /v1/models" in caplog.text

@@ -25,7 +25,7 @@ from trl_nlac.environments.embedded.service_desk import ARGUMENTS
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.backup import bellman_targets, critic_examples, is_answerable, is_repeatable
 from trl_nlac.method.critic import critic_prompt, critiques
-from trl_nlac.types import Answer, Critique, Episode, Sample, Transition
+from trl_nlac.types import Answer, Critique, Sample, Transition
 
 
 class TestBellmanTargets:
@@ -57,7 +57,7 @@ class TestBellmanTargets:
     def test_truncated_step_bootstraps(self):
         roles = make_roles(["closed win", CRITIQUE])
         episode = make_transitions(roles)[1].episode
-        cut = Episode(**{**vars(episode), "terminated": False, "truncated": True})
+        cut = replace(episode, terminated=False, truncated=True)
         bellman_targets(roles, [Transition(cut, 1)], "implicit")
         assert asked(roles)[0].endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
 
@@ -135,7 +135,7 @@ class TestBellmanTargets:
 
     def test_monte_carlo_bootstraps_where_the_episode_was_cut(self):
         roles = make_roles(["closed win", CRITIQUE])
-        cut = Episode(**{**vars(make_transitions(roles)[1].episode), "terminated": False, "truncated": True})
+        cut = replace(make_transitions(roles)[1].episode, terminated=False, truncated=True)
         bellman_targets(roles, [Transition(cut, 0)], bootstrap="monte_carlo")
         successor, backup = asked(roles)
         assert successor.endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
@@ -146,7 +146,7 @@ class TestBellmanTargets:
 
     def test_monte_carlo_has_no_target_where_the_guess_after_the_cut_is_empty(self):
         roles = make_roles(["", ""])  # asked twice
-        cut = Episode(**{**vars(make_transitions(roles)[1].episode), "terminated": False, "truncated": True})
+        cut = replace(make_transitions(roles)[1].episode, terminated=False, truncated=True)
         (target,) = bellman_targets(roles, [Transition(cut, 0)], bootstrap="monte_carlo")
         assert target.parsed is None
 

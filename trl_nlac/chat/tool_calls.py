@@ -91,16 +91,26 @@ def read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
     Read name and arguments of a call in a message: of OpenAI's form, in which arguments are JSON text, or of chat
     templates, in which they are an object. `None` if it cannot be read.
     """
-    function = call.get("function", call) if isinstance(call, dict) else None
+    function = _function_of(call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
+    arguments = _arguments_of(function)
+    return (function["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def _function_of(call: Any) -> Any:
+    return call.get("function", call) if isinstance(call, dict) else call
+
+
+def _arguments_of(function: dict[str, Any]) -> Any:
+    """Return the arguments of a call as an object. Text that is not JSON stays as it is."""
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            return json.loads(arguments)
         except (ValueError, RecursionError):
-            return None
-    return (function["name"], arguments) if isinstance(arguments, dict) else None
+            pass
+    return arguments
 
 
 def read_calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
@@ -165,21 +175,12 @@ def said(message: Message) -> tuple[str, str, str]:
     content, calls = message.get("content") or "", message.get("tool_calls") or []
     if isinstance(content, list):
         content = "".join(str(part.get("text")) for part in content if isinstance(part, dict))
-    calls = [_called(call) for call in calls] if isinstance(calls, list) else calls
+    if isinstance(calls, list):
+        calls = [
+            [function.get("name"), _arguments_of(function) or {}] if isinstance(function, dict) else function
+            for function in map(_function_of, calls)
+        ]
     return str(message.get("role")), str(content).strip(), json.dumps(calls, sort_keys=True, default=str)
-
-
-def _called(call: Any) -> Any:
-    function = call.get("function", call) if isinstance(call, dict) else call
-    if not isinstance(function, dict):
-        return function
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass
-    return [function.get("name"), arguments or {}]
 
 
 def results_in_order(calls: list[dict[str, Any]], results: list[Message]) -> list[Message]:

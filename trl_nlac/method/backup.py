@@ -193,8 +193,8 @@ def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     Return conversations that end with what followed s_{t+1} in the episode, under the policy of that time. Where the
     episode was cut, the successor model says how it would have gone on.
     """
-    last = {i: Transition(t.episode, len(t.episode.turns) - 1) for i, t in enumerate(transitions)}
-    cut = {i: transition for i, transition in last.items() if not transition.terminated}
+    episodes = [transition.episode for transition in transitions]
+    cut = {i: Transition(e, len(e.turns) - 1) for i, e in enumerate(episodes) if not e.terminated}
     guesses = roles.ask("successor", _successor_prompts(roles, list(cut.values())), parse_text)
     guessed = {i: guess.parsed for i, guess in zip(cut, guesses, strict=True)}
     conversations: list[Prompt | None] = []

@@ -62,7 +62,7 @@ def bases(cells: list[dict]) -> dict:
         }
         tasks[task] = {
             "builds": builds,
-            "all_builds": {str(t): over_builds(builds, t, "difference") for t in TEMPERATURES},
+            "all_builds": {str(t): over_builds(builds, t) for t in TEMPERATURES},
             "spread": {method: spread(builds, method) for method in METHODS},
             "costs": {method: costs([cell for cell in of_task if cell["method"] == method]) for method in METHODS},
         }
@@ -78,9 +78,9 @@ def compare(cells: list[dict], temperature: float) -> dict[str, dict | None]:
     return {"nlac": nlac, "hindsight": hindsight, "difference": difference(nlac, hindsight)}
 
 
-def over_builds(builds: dict[str, dict], temperature: float, name: str) -> dict | None:
-    """Average the means of builds: seeds of one build are not independent of each other."""
-    found = {build: of[str(temperature)][name] for build, of in builds.items()}
+def over_builds(builds: dict[str, dict], temperature: float) -> dict | None:
+    """Average the mean differences of builds: seeds of one build are not independent of each other."""
+    found = {build: of[str(temperature)]["difference"] for build, of in builds.items()}
     return over_seeds({build: of["mean"] for build, of in found.items() if of})
 
 
