@@ -29,9 +29,11 @@ from helpers.workers import check_training
 from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.training.stopping import StopSignals
 
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # as fast as everything else, beside other tests
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # keeps to 127.0.0.1; read when Ray is imported
 ray = pytest.importorskip("ray")
 from trl_nlac.environments.ray_process import RayEnvironment, connect  # noqa: E402
@@ -144,6 +146,14 @@ def test_an_actor_that_hangs_is_ended(tmp_path):
         with pytest.raises(EnvironmentFailure, match="has died"):
             hanging.result(timeout=TIMEOUT)
     assert not list(tmp_path.iterdir())  # it had no time to close itself
+
+
+def test_ray_leaves_the_signals_of_training_alone():
+    """Its handler of SIGTERM would end the run without a checkpoint."""
+    connect()
+    with pytest.raises(SystemExit) as stopped, StopSignals().noted():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.code == 128 + signal.SIGTERM
 
 
 def test_training(tmp_path):

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, FunctionType
 
 from accelerate.utils import gather_object
 
@@ -94,11 +94,10 @@ def closing_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _handled_by(handler, *numbers: int) -> Iterator[None]:
-    defaults = (signal.SIG_DFL, signal.default_int_handler, stop_at_once)
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
     previous = {number: signal.getsignal(number) for number in numbers}
-    replaced = [number for number, other in previous.items() if other in defaults]
+    replaced = [number for number, other in previous.items() if _is_default(other)]
     for number in replaced:
         signal.signal(number, handler)
     try:
@@ -106,3 +105,10 @@ def _handled_by(handler, *numbers: int) -> Iterator[None]:
     finally:
         for number in replaced:
             signal.signal(number, previous[number])
+
+
+def _is_default(handler) -> bool:
+    """Whether a handler ends the program as Python does, or is the one with which Ray replaces it in `ray.init`."""
+    if isinstance(handler, FunctionType) and handler.__module__ == "ray._private.worker":
+        return True
+    return handler in (signal.SIG_DFL, signal.default_int_handler, stop_at_once)
