@@ -21,8 +21,8 @@ TEST_JOBS ?= 3
 BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-TARGETS := demo test test-benchmarks test-distributed test-vllm test-gpu real-model test-real user-hours lint format \
-	bench bench-learning bench-agent bench-vllm docs clean
+TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-gpu real-model test-real user-hours \
+	lint format bench bench-learning bench-agent bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
 
@@ -34,14 +34,21 @@ demo: $(VENV)/.report
 
 OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false
 IN_JOBS := -n $(TEST_JOBS) --dist worksteal
+ON_CPU := not vllm and not real_model
 
 test: $(VENV)/.dev
-	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests \
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "not slow and $(ON_CPU)" \
 		--ignore tests/benchmarks --ignore tests/distributed $(IN_JOBS) $(PYTEST_ARGS)
 
 # What measures and compares: every method for a few steps, and how figures become pages.
 test-benchmarks: $(VENV)/.dev
-	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks $(IN_JOBS) $(PYTEST_ARGS)
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks -m "not slow and $(ON_CPU)" \
+		$(IN_JOBS) $(PYTEST_ARGS)
+
+# What takes long in both, and has a faster test close to it.
+test-slow: $(VENV)/.dev
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "slow and $(ON_CPU)" \
+		--ignore tests/distributed $(IN_JOBS) $(PYTEST_ARGS)
 
 # Several processes, every configuration of Accelerate, and runs that are killed.
 test-distributed: $(VENV)/.dev

@@ -40,7 +40,12 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "f
 
 
 @pytest.mark.parametrize(
-    ("world", "action_format"), [("support_desk", "text"), ("service_desk", "react"), ("rooms", "tool_call")]
+    ("world", "action_format"),
+    [
+        ("support_desk", "text"),
+        pytest.param("service_desk", "react", marks=pytest.mark.slow),
+        pytest.param("rooms", "tool_call", marks=pytest.mark.slow),
+    ],
 )
 def test_quickstart(tmp_path, world, action_format):
     arguments = ["--max_steps", "3", "--eval_steps", "2", "--num_eval_episodes", "2", "--num_oracle_probes", "8"]

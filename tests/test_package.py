@@ -95,6 +95,7 @@ class TestDistributions:
         assert (tmp_path / "trl_nlac" / "tiny_model" / "model.safetensors").stat().st_size > 1e6
         assert (tmp_path / "trl_nlac" / "recipes" / "cpu.yaml").exists()
 
+    @pytest.mark.slow
     def test_tests_of_the_sdist_run(self, built, tmp_path):
         with tarfile.open(built["sdist"]) as sdist:
             sdist.extractall(tmp_path, filter="data")

@@ -16,6 +16,7 @@
 
 import random
 
+import pytest
 from helpers.engine_utils import train_beside
 
 from benchmarks.kills import DAMAGES, contents, damage_checkpoints, differences, kill_runs, make_trainer, train
@@ -34,6 +35,7 @@ def test_killed_runs_end_like_one_that_was_not(tmp_path):
     assert found["kills"] == 2 and found["differences"] == []
 
 
+@pytest.mark.slow
 def test_killed_runs_that_play_beside_training_end_like_one_that_was_not(tmp_path):
     """With kept targets. Nothing that was under way is lost, and every episode is counted once."""
     options = {"max_staleness": 2, "target_max_age": 4, **SHORT}

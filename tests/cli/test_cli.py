@@ -256,7 +256,7 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("launcher", "num_processes"),
         [
-            (["trl_nlac", "train", "--accelerate_config", "cpu"], 1),
+            pytest.param(["trl_nlac", "train", "--accelerate_config", "cpu"], 1, marks=pytest.mark.slow),
             (["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trl_nlac", "train"], 2),
         ],
     )

@@ -94,6 +94,7 @@ def test_wrong_arguments(folder, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_in_several_processes(folder):
     assert preflight(folder, "--num_episodes", "0") == 0  # writes the configuration
     words = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trl_nlac", "preflight"]

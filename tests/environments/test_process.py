@@ -220,7 +220,7 @@ def test_errors_bring_their_traceback(tmp_path):
         environment.reset(seed=1)
 
 
-@pytest.mark.parametrize("seconds", [0, 600])
+@pytest.mark.parametrize("seconds", [pytest.param(0, marks=pytest.mark.slow), 600])
 def test_processes_end_with_the_trainer(tmp_path, seconds):
     """Also if it is killed, and while a call hangs."""
     script = tmp_path / "script.py"

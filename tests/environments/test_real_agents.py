@@ -216,6 +216,7 @@ def test_smolagents(tmp_path, run_agent):
     assert all(episode.opening[0]["role"] == "system" for episode in episodes)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path):
     script = tmp_path / "agent.py"
     tests = Path(__file__).parents[1]

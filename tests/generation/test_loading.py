@@ -12,50 +12,77 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 
-# Accelerate supports FSDP only on GPUs, and its state is one for the whole process.
+# Says for each case by name which generator is loaded, or why none is. In a process of its own: the state of an
+# accelerator is one for the whole process, and Accelerate supports FSDP only on GPUs.
 FSDP = """
+import json
+import os
+
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
-
-accelerator = Accelerator(cpu=True)
-accelerator.state.distributed_type = DistributedType.FSDP
-accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version={version})
-"""
-ZERO = """
-from accelerate import Accelerator
-from accelerate.utils import DeepSpeedPlugin
-
-config = {{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "zero_optimization": {zero}}}
-accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
-"""
-CHECK = """
-from trl_nlac.generation.loading import check_sharding
-
-try:
-    check_sharding(accelerator)
-except ValueError as error:
-    print(f"refused: {error}")
-"""
-LOAD_WITH_ADAPTER = """
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.joint import JointGenerator
 from trl_nlac.generation.loading import load_generator
 from trl_nlac.options.generation import GenerationOptions
 
-model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LoraConfig())
+
+accelerator = Accelerator(cpu=True)
+found = {}
+
+
+def load(name, model=None, **options):
+    try:
+        generator = load_generator(model, GenerationOptions(**options), accelerator, None, [])
+        found[name] = "joint" if isinstance(generator, JointGenerator) else "alone"
+    except ValueError as error:
+        found[name] = str(error)
+
+
+def load_adapter(name, adapter):
+    load(name, get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), adapter), use_vllm=True)
+
+
+load_adapter("ia3", IA3Config(task_type="CAUSAL_LM", target_modules=["k_proj"], feedforward_modules=[]))
+load_adapter("pissa", LoraConfig(init_lora_weights="pissa"))
+load_adapter("olora", LoraConfig(init_lora_weights="olora"))
+load_adapter("rank", LoraConfig(rank_pattern={"q_proj": 2}))
+load_adapter("alpha", LoraConfig(alpha_pattern={"q_proj": 2}))
+
+accelerator.state.distributed_type = DistributedType.FSDP
+accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=1)
+load("fsdp1")
+accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+load_adapter("sharded adapter", LoraConfig())
+
+accelerator.state.num_processes = 16
+for name, gathers, of_node in (("whole", True, "8"), ("one node", False, "16"), ("two nodes", False, "8")):
+    os.environ["LOCAL_WORLD_SIZE"] = of_node
+    load(name, ds3_gather_for_generation=gathers)
+
+print(json.dumps(found))
+"""
+NVME = """
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedPlugin
+
+from trl_nlac.generation.loading import check_sharding
+
+zero = {"stage": 3, "offload_param": {"device": "nvme"}}
+config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "zero_optimization": zero}
 try:
-    load_generator(model, GenerationOptions(use_vllm=True), accelerator, None, [])
+    check_sharding(Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config)))
 except ValueError as error:
     print(f"refused: {error}")
 """
@@ -69,82 +96,33 @@ def run(script: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("sharding", "message"),
-    [
-        (FSDP.format(version=1), "refused: FSDP 1 is not supported: set `fsdp_version: 2`"),
-        (ZERO.format(zero={"stage": 3, "offload_param": {"device": "nvme"}}), "refused: `offload_param`"),
-    ],
-    ids=["fsdp1", "zero3-nvme"],
-)
-def test_sharding_that_is_not_supported_is_refused(sharding, message):
-    if "DeepSpeed" in sharding and find_spec("deepspeed") is None:
-        pytest.skip("needs DeepSpeed")
-    assert message in run(sharding + CHECK)
-
-
-def test_vllm_with_a_sharded_adapter():
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, str]:
     pytest.importorskip("peft")
-    printed = run(FSDP.format(version=2) + LOAD_WITH_ADAPTER)
-    assert "refused: `use_vllm=True` with an adapter" in printed and "not supported under FSDP2" in printed
+    return json.loads(run(FSDP).splitlines()[-1])
 
 
-ADAPTERS = """
-from accelerate import Accelerator
-from peft import IA3Config, LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
-
-from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.generation.loading import load_generator
-from trl_nlac.options.generation import GenerationOptions
-
-for config in (
-    IA3Config(task_type="CAUSAL_LM", target_modules=["k_proj"], feedforward_modules=[]),
-    LoraConfig(init_lora_weights="pissa"),
-    LoraConfig(init_lora_weights="olora"),
-    LoraConfig(rank_pattern={"q_proj": 2}),
-    LoraConfig(alpha_pattern={"q_proj": 2}),
-):
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
-    try:
-        load_generator(model, GenerationOptions(use_vllm=True), Accelerator(cpu=True), None, [])
-    except ValueError as error:
-        print(f"refused: {error}")
-"""
+def test_sharding_that_is_not_supported_is_refused(loaded):
+    assert loaded["fsdp1"].startswith("FSDP 1 is not supported: set `fsdp_version: 2`")
 
 
-def test_adapters_that_vllm_would_serve_as_others():
-    pytest.importorskip("peft")
-    lines = [line for line in run(ADAPTERS).splitlines() if line.startswith("refused: ")]
-    messages = ["IA3Config", "`init_lora_weights='pissa'`", "`init_lora_weights='olora'`", "`rank_pattern`"]
-    for line, message in zip(lines, [*messages, "`alpha_pattern`"], strict=True):
-        assert message in line
+def test_parameters_on_disks_are_refused():
+    pytest.importorskip("deepspeed")
+    assert "refused: `offload_param`" in run(NVME)
 
 
-NODES = """
-from accelerate import Accelerator, DistributedType
-from accelerate.utils import FullyShardedDataParallelPlugin
-
-from trl_nlac.generation.joint import JointGenerator
-from trl_nlac.generation.loading import load_generator
-from trl_nlac.options.generation import GenerationOptions
-
-accelerator = Accelerator(cpu=True)
-accelerator.state.distributed_type = DistributedType.FSDP
-accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-accelerator.state.num_processes = 16
-try:
-    generator = load_generator(None, GenerationOptions(ds3_gather_for_generation={gathers}), accelerator, None, [])
-    print("joint" if isinstance(generator, JointGenerator) else "alone")
-except ValueError as error:
-    print(f"refused: {{error}}")
-"""
+def test_vllm_with_a_sharded_adapter(loaded):
+    assert loaded["sharded adapter"].startswith("`use_vllm=True` with an adapter")
+    assert "not supported under FSDP2" in loaded["sharded adapter"]
 
 
-@pytest.mark.parametrize(
-    ("gathers", "of_node", "expected"),
-    [(True, "8", "alone"), (False, "16", "joint"), (False, "8", "refused: `ds3_gather_for_generation=False` without")],
-)
-def test_no_model_travels_between_nodes_for_every_token(monkeypatch, gathers, of_node, expected):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", of_node)
-    assert run(NODES.format(gathers=gathers)).startswith(expected)
+def test_adapters_that_vllm_would_serve_as_others(loaded):
+    messages = {"ia3": "IA3Config", "rank": "`rank_pattern`", "alpha": "`alpha_pattern`"}
+    messages |= {name: f"`init_lora_weights='{name}'`" for name in ("pissa", "olora")}
+    for name, message in messages.items():
+        assert message in loaded[name]
+
+
+def test_no_model_travels_between_nodes_for_every_token(loaded):
+    assert loaded["whole"] == "alone" and loaded["one node"] == "joint"
+    assert loaded["two nodes"].startswith("`ds3_gather_for_generation=False` without")

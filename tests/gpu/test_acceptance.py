@@ -58,6 +58,7 @@ def accept(tmp_path: Path, stages: list[str], device: str, environment: dict[str
     return report["stages"]
 
 
+@pytest.mark.slow
 def test_stages_run_with_torch_and_transformers_alone(tmp_path):
     """On the CPU, in small: Python finds nothing else."""
     (tmp_path / "site").mkdir()

@@ -17,6 +17,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 
 SCRIPT = """
 import json
@@ -47,6 +49,7 @@ COLUMNS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_few_columns_and_the_report(tmp_path):
     """In a process of its own, as transformers looks for a notebook when it is imported."""
     script = SCRIPT % tmp_path

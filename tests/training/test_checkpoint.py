@@ -46,7 +46,7 @@ class TestCheckpoint:
     @pytest.mark.parametrize(
         ("save_steps", "options"),
         [
-            (4, {}),
+            pytest.param(4, {}, marks=pytest.mark.slow),
             (3, {}),
             (3, {"target_max_age": 4}),
             (4, {"target_sync_mode": "hard", "target_sync_steps": 3, "target_max_age": 1}),

@@ -321,8 +321,15 @@ class TestForgetting:
 
     @pytest.mark.parametrize(
         ("peft_config", "target_max_age"),
-        [(None, 100), (LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM"), 0)],
-        ids=["full", "lora"],
+        [
+            pytest.param(None, 100, id="full"),
+            pytest.param(
+                LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM"),
+                *(0,),
+                marks=pytest.mark.slow,
+                id="lora",
+            ),
+        ],
     )
     def test_restore(self, tmp_path, peft_config, target_max_age):
         # Rounding can move the fall by a step, so the sums are those of separate sequences.
