@@ -64,13 +64,13 @@ def measure(
     agent: NLACAgent, pool: EnvironmentPool, tasks: list[dict], num_episodes: int, seed: int, improvement: dict
 ) -> dict:
     """Measure the success and costs of one way of acting."""
-    tokens, start = agent.roles.num_generated_tokens, time.perf_counter()
+    tokens, start = agent.roles.tally.num_generated_tokens, time.perf_counter()
     seen = agent.evaluate(pool, tasks, num_episodes, num_critiques=0, num_probes=0, seed=seed, **improvement)
     successes = [success for _, success in seen.outcomes]
     decisions = sum(len(episode.turns) for episode in seen.episodes)
     return {
         "success": sum(successes) / len(successes),
-        "tokens_per_decision": (agent.roles.num_generated_tokens - tokens) / decisions,
+        "tokens_per_decision": (agent.roles.tally.num_generated_tokens - tokens) / decisions,
         "seconds_per_decision": (time.perf_counter() - start) / decisions,
     }
 

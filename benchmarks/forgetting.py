@@ -79,7 +79,7 @@ class FallCallback(TrainerCallback):
     def aside(self) -> Iterator[None]:
         """Ask the model in training, and leave its metrics and random state as they were."""
         trainer = self.trained
-        with trainer.roles.unrecorded(), torch.random.fork_rng(devices=[]), trainer._generating():
+        with trainer.roles.tally.unrecorded(), torch.random.fork_rng(devices=[]), trainer._generating():
             torch.manual_seed(0)
             yield
 
@@ -147,7 +147,7 @@ def measure(task_name: str, arm: str, seed: int, folder: Path) -> dict:
     return {
         "optimizer_steps": trainer.state.global_step,
         "environment_steps": trainer.num_environment_steps,
-        "generated_tokens": trainer.roles.num_generated_tokens,
+        "generated_tokens": trainer.roles.tally.num_generated_tokens,
         "fallen": callback.fallen,
         "curve": callback.curve,
         "last_success": statistics.mean(logs[-5:]),

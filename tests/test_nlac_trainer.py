@@ -133,7 +133,7 @@ class TestTraining:
         assert counts[0] == counts[1] and resumed.state.num_input_tokens_seen == counts[0]["num_tokens"]
         log = logs[0][-1]
         assert log["tokens/generated"] == sum(v for k, v in log.items() if k.startswith("tokens/generated/"))
-        assert log["tokens/generated"] == whole.roles.num_generated_tokens
+        assert log["tokens/generated"] == whole.roles.tally.num_generated_tokens
         assert log["num_tokens"] == log["tokens/generated"] + log["tokens/prefilled"]
         sizes = [batch.tokens.inputs["input_ids"].numel() for batch in whole.micro_batches]
         assert log["tokens/trained"] == sum(sizes) and logs[0][0]["tokens/trained"] == sizes[0]

@@ -648,7 +648,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self._play_on()
         batches = self._make_batches(samples, targets, refinements)
         metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
-        self.records.add_tokens(self.roles.tokens)
+        self.records.add_tokens(self.roles.tally.tokens)
         self.state.num_input_tokens_seen = self.records.num_tokens
         forgotten = self.records.add_samples(
             samples, judgements, targets, refinements, metrics, self.state.global_step
@@ -772,11 +772,13 @@ class NLACTrainer(AtomicSavingTrainer):
 
     def _write_rehearsal(self) -> None:
         """Let the initial model answer in every role about its first transitions, to rehearse the answers later."""
-        with self.records.timed("rehearsal"), self.roles.unrecorded():
+        with self.records.timed("rehearsal"), self.roles.tally.unrecorded():
             samples = self.replay.sample(max(1, NUM_REHEARSAL_TRANSITIONS // self.args.world_size))
             transitions = [sample.transition for sample in samples]
             answers = sound_answers(self.roles, transitions, self.args.bootstrap, self.args.num_refinements)
-        own = [(role, self.roles.opened(a.prompt), a.token_ids) for role, found in answers.items() for a in found]
+        own = [
+            (role, self.roles.builder.opened(a.prompt), a.token_ids) for role, found in answers.items() for a in found
+        ]
         self.rehearsal.fill(gather_object(own))
 
     def _judge(self, transitions: list[Transition]) -> list[Judgement | None]:
@@ -784,7 +786,7 @@ class NLACTrainer(AtomicSavingTrainer):
         if not transitions:
             return []
         # The seeds of answers come from torch's global generator.
-        with self.records.timed("audit"), self.roles.unrecorded(), torch.random.fork_rng(devices=[]):
+        with self.records.timed("audit"), self.roles.tally.unrecorded(), torch.random.fork_rng(devices=[]):
             return judge_actions(self.roles, [transition.state_action for transition in transitions])
 
     def _targets(self, samples: list[Sample]) -> list[Answer]:
@@ -1027,8 +1029,8 @@ class NLACTrainer(AtomicSavingTrainer):
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(args.seed + rank)
                 with (
-                    self.roles.uncounted(),
-                    self.roles.unrecorded(),
+                    self.roles.tally.uncounted(),
+                    self.roles.tally.unrecorded(),
                     self.roles.generator.session(self.model_wrapped),
                 ):
                     evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)

@@ -125,8 +125,8 @@ class Player:
         chosen = self.task.instances[instances]
         rows = dict(enumerate(list(chosen.rows) * num_episodes))
         with (
-            self.roles.unrecorded(),
-            self.roles.uncounted(),
+            self.roles.tally.unrecorded(),
+            self.roles.tally.uncounted(),
             torch.random.fork_rng(),
             self.roles.generator.session(self.model),
         ):
@@ -211,7 +211,7 @@ class LearningCurve(TrainerCallback):
     @property
     def tokens(self) -> dict[str, int]:
         """Tokens so far by kind and role."""
-        return {**dict(sorted(self.player.roles.tokens.items())), "trained": self.trained_tokens.number}
+        return {**dict(sorted(self.player.roles.tally.tokens.items())), "trained": self.trained_tokens.number}
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.trained_tokens.watch(model)
@@ -237,8 +237,8 @@ class LearningCurve(TrainerCallback):
         metrics = self.player.evaluate()
         point = {
             "environment_steps": self.num_environment_steps(),
-            "generated_tokens": self.player.roles.num_generated_tokens,
-            "prefilled_tokens": self.player.roles.num_prefilled_tokens,
+            "generated_tokens": self.player.roles.tally.num_generated_tokens,
+            "prefilled_tokens": self.player.roles.tally.num_prefilled_tokens,
             "trained_tokens": self.trained_tokens.number,
             "seconds": round(seconds, 1),
             "gradient_steps": state.global_step,

@@ -203,14 +203,16 @@ def format_rates(model: str, adapter: Path | None, desk: ServiceDesk, number: in
     try:
         with generator.session(loaded):
             transitions = play_transitions(roles, pool, list(rows(desk)), number)
-            roles.metrics.clear()
+            roles.tally.metrics.clear()
             answers = sound_answers(roles, transitions)
     finally:
         pool.close()
     for role, found in answers.items():
         print(f"{role}:", *(repr(answer.text) for answer in found[:8]), sep="\n  ", flush=True)
     read = {
-        name.removesuffix("/format_rate"): of for name, of in roles.metrics.items() if name.endswith("format_rate")
+        name.removesuffix("/format_rate"): of
+        for name, of in roles.tally.metrics.items()
+        if name.endswith("format_rate")
     }
     for role in ("policy", "refine"):  # any text is an action, but not a call
         calls = [parse_call(written(answer.text)) is not None for answer in answers.get(role, [])]

@@ -147,7 +147,7 @@ def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[st
                 return (parse_door(transition.turn.action) == house.right[room]) == (kind == "right")
 
             asked, tried, followed = ([t for t in of if chosen(t)] for of in (played, of_floor, reached))
-            with roles.unrecorded(), roles.uncounted(), torch.random.fork_rng(), trainer._generating():
+            with roles.tally.unrecorded(), roles.tally.uncounted(), torch.random.fork_rng(), trainer._generating():
                 torch.manual_seed(0)
                 answers = {
                     "critic": critiques(roles, [t.state_action for t in asked], greedy),
@@ -220,8 +220,8 @@ def learn_from_logs(method: str, seed: int, args: argparse.Namespace) -> dict[st
         "curve": curve.points,
         "costs": {
             "gradient_steps": trainer.state.global_step,
-            "generated_tokens": player.roles.num_generated_tokens,
-            "prefilled_tokens": player.roles.num_prefilled_tokens,
+            "generated_tokens": player.roles.tally.num_generated_tokens,
+            "prefilled_tokens": player.roles.tally.num_prefilled_tokens,
             "trained_tokens": curve.trained_tokens.number,
             "seconds": trainer.state.log_history[-1]["train_runtime"],
         },

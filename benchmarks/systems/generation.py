@@ -79,7 +79,7 @@ class FixedLengthRoles(Roles):
 
     def ask(self, role, prompts, parse=None, sampling=None, **kwargs) -> list[Answer]:
         seeds = torch.randint(2**62, (len(prompts),)).tolist()
-        opened = [self.opened(prompt).ids for prompt in prompts]
+        opened = [self.builder.opened(prompt).ids for prompt in prompts]
         completions = self.generator.generate(opened, self.samplings[role], seeds)
         self.asked.append(opened)
         self.num_tokens += sum(len(completion.token_ids) for completion in completions)

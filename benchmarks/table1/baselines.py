@@ -73,7 +73,7 @@ class RFTTrainer(NLACTrainer):
         metrics |= {**self.roles.take_metrics(), "replay/size": float(len(self.replay) - self.replay.num_left_out)}
         for name, value in mean_over_processes(metrics).items():
             self.records.metrics[name].append(value)
-        self.records.add_tokens(self.roles.tokens)
+        self.records.add_tokens(self.roles.tally.tokens)
         accumulation = self.args.gradient_accumulation_steps
         spread = spread_by_prefix if self._collate.shares_prefixes else spread_by_length
         num_steps = len(samples) // (accumulation * self.args.per_device_train_batch_size)
@@ -86,7 +86,7 @@ class RFTTrainer(NLACTrainer):
         """The stored action; without weight while there is no success, when only failures can be drawn."""
         transition = sample.transition
         weight = float(transition.episode.score >= self.args.success_threshold)
-        prompt = self.roles.opened(transition.state)
+        prompt = self.roles.builder.opened(transition.state)
         return TrainingExample("policy", prompt, transition.action_ids, weight, sample.transition_id)
 
 

@@ -110,7 +110,7 @@ def test_turns_acted_one_by_one_are_read_once():
         before = agent.encode(messages).num_tokens
         turns.append(agent.act(messages))
         messages += [turns[-1].message, {"role": "user", "content": "refused needs ivory 1"}]
-    cached, prefilled = (agent.roles.tokens[f"{kind}/policy"] for kind in ("cached", "prefilled"))
+    cached, prefilled = (agent.roles.tally.tokens[f"{kind}/policy"] for kind in ("cached", "prefilled"))
     assert prefilled - cached < before + 8  # the last conversation, once, and the token before each answer
     again = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
     assert [turn.text for turn in turns] == [again.act(messages[: 2 * i + 1]).text for i in reversed(range(4))][::-1]
@@ -146,12 +146,12 @@ def test_judgement_on_request():
         turn = greedy.act(MESSAGES, judge=True, **improvement)
         assert turn.judgement.critique == greedy.critique([*MESSAGES, turn.message]).critique
     torch.manual_seed(0)
-    before = greedy.roles.num_generated_tokens
+    before = greedy.roles.tally.num_generated_tokens
     candidates = greedy.act(MESSAGES, num_candidates=2)
-    cost, before = greedy.roles.num_generated_tokens - before, greedy.roles.num_generated_tokens
+    cost, before = greedy.roles.tally.num_generated_tokens - before, greedy.roles.tally.num_generated_tokens
     torch.manual_seed(0)
     assert greedy.act(MESSAGES, num_candidates=2, judge=True) == candidates
-    assert greedy.roles.num_generated_tokens - before == cost
+    assert greedy.roles.tally.num_generated_tokens - before == cost
 
 
 def test_candidates(agent):
@@ -179,9 +179,9 @@ def test_evaluation_with_improved_actions(agent):
     agent.options.max_turns = 2
     spent = []
     for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
-        before = agent.roles.num_generated_tokens
+        before = agent.roles.tally.num_generated_tokens
         seen = agent.evaluate(pool, list(TASKS), num_critiques=0, num_probes=0, **improvement)
-        spent.append(agent.roles.num_generated_tokens - before)
+        spent.append(agent.roles.tally.num_generated_tokens - before)
         assert len(seen.episodes) == 4 and all(len(episode.turns) == 2 for episode in seen.episodes)
         assert all(turn.action.startswith("route") for episode in seen.episodes for turn in episode.turns)
     assert spent[1] > 2 * spent[0] and spent[2] > 2 * spent[0]
@@ -191,7 +191,7 @@ def test_no_answer_is_kept(agent):
     """An agent that serves for months keeps no metrics, which nobody would read."""
     agent.act(MESSAGES, refine=1)
     agent.critique(MESSAGES, "route billing amber photo noon")
-    assert not agent.roles.metrics and agent.roles.tokens["generated/act"]
+    assert not agent.roles.tally.metrics and agent.roles.tally.tokens["generated/act"]
 
 
 def test_it_acts_as_in_evaluation():
@@ -228,7 +228,7 @@ def test_proposed_calls_are_those_of_training(action_format):
     assert json.loads(answer.parsed) == {"name": "route", "arguments": arguments}
     result = {"role": "tool", "name": "route", "content": "refused needs ivory 1"}
     later = agent.encode([*MESSAGES, proposed, result], tools=[TOOL]).ids
-    remembered = agent.roles.continued(answer.prompt, answer).ids
+    remembered = agent.roles.builder.continued(answer.prompt, answer).ids
     assert later[: len(remembered)] == remembered
     assert agent.encode(MESSAGES, tools=[TOOL]).ids == answer.prompt.ids
     assert ("Hm." in agent.roles.chat.tokenizer.decode(remembered)) == (action_format == "react")

@@ -126,7 +126,7 @@ def test_every_prompt_of_every_role_is_bounded(chat, environment, door):
     roles = make_bounded_roles(chat)
     episode = play_huge(roles, environment, door)
     assert len(episode.turns) == 3 and episode.failure is None
-    assert roles.metrics["environment/num_shortened"] == [
+    assert roles.tally.metrics["environment/num_shortened"] == [
         {"opening": 2, "observation": 3, "result": 3, "error": 3}.get(door, 1)
     ]
     transitions = [Transition(episode, i) for i in range(3)]
@@ -134,10 +134,10 @@ def test_every_prompt_of_every_role_is_bounded(chat, environment, door):
     ended = replace(episode, terminated=True, truncated=False)
     transitions += [Transition(ended, 0), Transition(ended, 2)]
     of_critic, of_policy = ask_every_role(roles, transitions)
-    assert {name for name in roles.metrics if name.endswith("format_rate")} == {
+    assert {name for name in roles.tally.metrics if name.endswith("format_rate")} == {
         f"{role}/format_rate" for role in ("policy", "successor", "backup", "critic", "refine", "correction")
     }
-    assert not sum(roles.metrics["prompts/too_long_ratio"])
+    assert not sum(roles.tally.metrics["prompts/too_long_ratio"])
     most = LIMIT + len(chat.prefill)
     texts = [chat.tokenizer.decode(prompt) for prompt in roles.generator.prompts]
     assert max(map(len, roles.generator.prompts)) <= most
@@ -145,7 +145,7 @@ def test_every_prompt_of_every_role_is_bounded(chat, environment, door):
     assert all(shown) if door in ("task", "system", "opening") else sum(shown) > len(texts) / 2
     # What is trained on is what was seen: by the policy, and by the critic.
     for i, transition in enumerate(transitions[:3]):
-        assert roles.opened(transition.state).ids == roles.generator.prompts[:played][i]
+        assert roles.builder.opened(transition.state).ids == roles.generator.prompts[:played][i]
     for example in filter(None, [*of_critic, *of_policy]):
         assert example.prompt.num_tokens <= most and example.prompt.ids in roles.generator.prompts
         if example.teacher_prompt is not None:
@@ -236,11 +236,11 @@ def test_long_histories_are_cut_for_the_critic_too(chat):
     (episode,) = play([{"number": 1}], Corridor, roles)
     transitions = [Transition(episode, i) for i in range(12)]
     played = len(roles.generator.prompts)
-    assert all(roles.opened(t.state).ids == roles.generator.prompts[i] for i, t in enumerate(transitions))
+    assert all(roles.builder.opened(t.state).ids == roles.generator.prompts[i] for i, t in enumerate(transitions))
     ask_every_role(roles, transitions)
     asked = roles.generator.prompts[played:]
     assert max(map(len, asked)) <= 2500 + len(chat.prefill)
-    assert not sum(roles.metrics["prompts/too_long_ratio"])
+    assert not sum(roles.tally.metrics["prompts/too_long_ratio"])
     cut = marked = 0
     for transition in transitions:
         question = critic_prompt(roles, transition.state_action)
@@ -264,7 +264,7 @@ def test_what_does_not_fit_is_counted_and_not_asked(chat):
     episode = play_huge(roles, Texts, "")
     transition = Transition(episode, 0)
     assert is_answerable(roles, transition, needs_target=True)
-    roles.options.max_prompt_length = transition.state_action.num_tokens
+    roles.builder.max_prompt_length = transition.state_action.num_tokens
     asked = len(roles.generator.prompts)
     assert not is_answerable(roles, transition, needs_target=False)
     ((example,), _) = ask_every_role(roles, [transition])
@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_counted_and_not_asked(chat):
         assert len(prompt) <= roles.options.max_prompt_length + len(chat.prefill)
     metrics = roles.take_metrics()
     assert metrics["prompts/too_long_ratio"] > 0
-    roles.options.max_prompt_length = None  # no limit
+    roles.builder.max_prompt_length = None  # no limit
     assert is_answerable(roles, transition, needs_target=True)
 
 

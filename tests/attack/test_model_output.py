@@ -192,7 +192,7 @@ def test_every_answer_is_an_action_or_unreadable(template, name, environment):
     assert [episode.failure for episode in episodes] == [None] * number
     assert time.process_time() - start < 30
     readable = [bool(episode.turns[0].action) for episode in episodes]
-    assert roles.metrics["policy/format_rate"] == list(map(float, readable)) and 0 < sum(readable) < number
+    assert roles.tally.metrics["policy/format_rate"] == list(map(float, readable)) and 0 < sum(readable) < number
     for episode in episodes:
         for text in (episode.turns[0].action, episode.turns[0].next_observation):
             text.encode()

@@ -138,12 +138,17 @@ def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
         taught.train(make_task("rooms", 0), acting, 400, 400)
 
 
+def slowly(*methods: str) -> list:
+    """Methods that other ones are close to."""
+    return [pytest.param(method, marks=pytest.mark.slow) for method in methods]
+
+
 class TestCells:
     @pytest.mark.parametrize(
         "method",
         [
-            *(*run.METHODS, "nlac_blind", "nlac_monte_carlo", FRUGAL, "nlac_stale_4", "nlac_enduring_self"),
-            *("grpo_long", "self_distillation", "nlac_verdict_weighted", "nlac_useful_critiques"),
+            *(*run.METHODS, "nlac_blind", "nlac_enduring_self", "self_distillation", "nlac_verdict_weighted"),
+            *slowly("nlac_monte_carlo", FRUGAL, "nlac_stale_4", "grpo_long", "nlac_useful_critiques"),
         ],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
@@ -355,13 +360,13 @@ class TestEvaluation:
         task = small_task("service_desk_told", 0)
         player = play_base(task, acting_config(task, str(tmp_path), 0))
         player.play(list(task.rows)[:2])
-        spent = player.num_environment_steps, player.roles.num_generated_tokens
-        metrics = {name: list(values) for name, values in player.roles.metrics.items()}
+        spent = player.num_environment_steps, player.roles.tally.num_generated_tokens
+        metrics = {name: list(values) for name, values in player.roles.tally.metrics.items()}
         assert spent[0] in (2, 3, 4) and spent[1] > 0 and metrics["policy/format_rate"]
         first, second = player.evaluate(), player.evaluate()
         assert first == second
-        assert (player.num_environment_steps, player.roles.num_generated_tokens) == spent
-        assert player.roles.metrics == metrics
+        assert (player.num_environment_steps, player.roles.tally.num_generated_tokens) == spent
+        assert player.roles.tally.metrics == metrics
 
 
 DESK = ServiceDesk({"baku": ("billing", "amber", "photo", "noon"), "dela": ("legal", "ruby", "badge", "dusk")})
@@ -523,4 +528,4 @@ class TestPlayer:
             }
         own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
         assert own != mended and mended.startswith("route ")
-        assert refined.roles.num_generated_tokens > plain.roles.num_generated_tokens
+        assert refined.roles.tally.num_generated_tokens > plain.roles.tally.num_generated_tokens

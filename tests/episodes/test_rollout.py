@@ -133,7 +133,7 @@ class TestPlayEpisodes:
             assert transition.observation == seen
             assert roles.chat.tokenizer.decode(transition.state_action.ids).endswith(f"<|assistant|> take {i}<|end|>")
             if i < 7:
-                assert roles.observe(transition).ids == Transition(episode, i + 1).state.ids
+                assert roles.builder.observe(transition).ids == Transition(episode, i + 1).state.ids
         assert decode_episode(encode_episode(episode)).turns == episode.turns
         row = conversation(episode, roles.actions)
         assert [message["content"] for message in row["messages"]][1:4] == ["win", "take 0", "late 0"]
@@ -474,7 +474,7 @@ class TestContinuousBatching:
         episodes = play_episodes(EnvironmentPool(Waiter), [{"number": i} for i in range(4)], roles)
         assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1)] * 4
         assert roles.generator.batch_sizes == [1] * 12
-        assert roles.metrics["policy/format_rate"] == [1.0] * 12
+        assert roles.tally.metrics["policy/format_rate"] == [1.0] * 12
 
     def test_answers_do_not_depend_on_their_order(self):
         """Over a real connection; the agent's actions too, whose critiques and refinements draw seeds as well."""

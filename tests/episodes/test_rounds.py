@@ -36,6 +36,7 @@ from trl_nlac.episodes import rounds
 from trl_nlac.episodes.rounds import AsyncRollouts
 from trl_nlac.generation.base import Sampling
 from trl_nlac.generation.engine import SyncedGenerator
+from trl_nlac.method.tally import Tally
 from trl_nlac.types import Episode
 
 
@@ -226,8 +227,8 @@ def make_rollouts(monkeypatch, play: Callable, updates: int) -> AsyncRollouts:
     """Make rollouts without a model, which call `play` in place of `play_episodes`."""
     monkeypatch.setattr(rounds, "play_episodes", play)
     generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
-    roles = SimpleNamespace(generator=generator, absorb=lambda players: None)
-    return AsyncRollouts(EnvironmentPool(None), roles, None, SimpleNamespace(generator=generator), 4, updates)
+    roles, players = (SimpleNamespace(generator=generator, tally=Tally()) for _ in range(2))
+    return AsyncRollouts(EnvironmentPool(None), roles, None, players, 4, updates)
 
 
 def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):

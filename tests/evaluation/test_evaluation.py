@@ -55,7 +55,7 @@ class TestEvaluation:
     def test_metrics_of_training_stay(self, tmp_path):
         """Those of episodes that were played beside it, for example."""
         trainer = make_trainer(tmp_path, {"num_eval_episodes": 2}, eval_dataset=TASKS)
-        trainer.roles.metrics["policy/format_rate"] += [1.0, 0.0]
+        trainer.roles.tally.metrics["policy/format_rate"] += [1.0, 0.0]
         trainer.evaluate()
         assert trainer.roles.take_metrics() == {"policy/format_rate": 0.5}
 

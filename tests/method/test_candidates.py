@@ -19,7 +19,7 @@ from helpers.testing_utils import make_roles
 
 from trl_nlac.method.candidates import choose_refined
 from trl_nlac.method.refinement import refine_actions
-from trl_nlac.method.roles import Roles
+from trl_nlac.method.tally import Tally
 
 
 NO = "Future: bad\nOptimality: No"
@@ -50,13 +50,13 @@ class TestChooseRefined:
         assert (after[0].attempt, after[0].critique) == (before[0].attempt, before[0].critique)
         *_, judged = asked(roles)
         assert judged == "<|user|> baku 2<|end|><|assistant|> a3<|end|><|user|> Critique?<|end|><|assistant|>"
-        assert roles.metrics["refine/other_chosen_rate"] == [1.0]
+        assert roles.tally.metrics["refine/other_chosen_rate"] == [1.0]
 
     def test_what_is_noted_can_be_so_beside_other_threads(self, monkeypatch):
         noted = {}
-        monkeypatch.setattr(Roles, "note", lambda roles, name, values: noted.update({name: values}))
+        monkeypatch.setattr(Tally, "note", lambda tally, name, values: noted.update({name: values}))
         self.choose([*self.FIRST, "a2", "a3", NO, NO, NO], "a3")
-        assert noted == {"refine/other_chosen_rate": [1.0]}
+        assert noted["refine/other_chosen_rate"] == [1.0]
 
     def test_others_are_sampled(self):
         """A greedy refinement policy would write the same again."""
@@ -67,13 +67,13 @@ class TestChooseRefined:
     def test_the_first_of_equals_stays(self):
         roles, before, after = self.choose([*self.FIRST, "a2", "a3", NO, NO, NO], "none")
         assert after[0].refined_action is before[0].refined_action
-        assert roles.metrics["refine/other_chosen_rate"] == [0.0]
+        assert roles.tally.metrics["refine/other_chosen_rate"] == [0.0]
 
     def test_nothing_is_asked_where_there_is_no_choice(self):
         """Others that are the same, or cannot be read."""
         roles, before, after = self.choose([*self.FIRST, "a1", ""], "a")
         assert after == before and not roles.generator.answers
-        assert roles.metrics["refine/other_chosen_rate"] == []
+        assert roles.tally.metrics["refine/other_chosen_rate"] == []
 
     def test_the_first_stays_without_a_readable_critique(self):
         _, before, after = self.choose([*self.FIRST, "a2", "a3", "?", "?", "?"], "a3")

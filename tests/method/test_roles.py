@@ -32,7 +32,7 @@ class TestAsk:
         roles = make_roles(answers, max_format_retries=2, role_sampling={"backup": {"temperature": 1.0}})
         first, last = bellman_targets(roles, make_transitions(roles), "implicit")
         assert (first.parsed is None) and last.parsed is not None
-        assert roles.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers)
+        assert roles.tally.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers)
         metrics = roles.take_metrics()
         assert metrics["backup/format_rate"] == pytest.approx(1 / 4)
         assert roles.take_metrics() == {}
@@ -68,10 +68,10 @@ class TestAsk:
         state = make_transitions(roles)[0].state
         roles.act([state])
         roles.ask("policy", [state])
-        with roles.uncounted():
+        with roles.tally.uncounted():
             critiques(roles, [state])
         number = state.num_tokens
-        assert roles.tokens == {
+        assert roles.tally.tokens == {
             "generated/act": len(roles.chat.completion("act")),
             "prefilled/act": number,
             "generated/policy": 2,
@@ -79,18 +79,18 @@ class TestAsk:
             "cached/policy": 3,
         }
         roles.score([[1, 2], [1, 2]], [[3], [4, 5]])
-        assert roles.num_generated_tokens == len(roles.chat.completion("act")) + 2
-        assert roles.num_prefilled_tokens == 2 * number + 7
+        assert roles.tally.num_generated_tokens == len(roles.chat.completion("act")) + 2
+        assert roles.tally.num_prefilled_tokens == 2 * number + 7
 
     def test_what_another_thread_counted_is_taken_over(self):
         roles, players = make_roles("act"), make_roles("act")
         state = make_transitions(roles)[0].state
         for asking in (roles, players):
             asking.act([state])
-        roles.absorb(players)
-        assert roles.tokens["generated/act"] == 2 * len(roles.chat.completion("act"))
-        assert roles.metrics["policy/format_rate"] == [1.0, 1.0]
-        assert not players.tokens and not players.metrics
+        roles.tally.absorb(players.tally)
+        assert roles.tally.tokens["generated/act"] == 2 * len(roles.chat.completion("act"))
+        assert roles.tally.metrics["policy/format_rate"] == [1.0, 1.0]
+        assert not players.tally.tokens and not players.tally.metrics
 
     def test_nothing_to_ask(self):
         """As in an iteration whose targets are all kept, and whose actions are their own refinements."""

@@ -82,7 +82,7 @@ def test_a_slow_answer_holds_up_no_other_chain(roles):
     refinements = refine(roles, [first, second])
     assert [refinement.refined_action.text for refinement in refinements] == ["route again"] * 2
     assert roles.generator.batch_sizes == [1] * 6
-    assert roles.metrics["refine/format_rate"] == [1.0] * 2
+    assert roles.tally.metrics["refine/format_rate"] == [1.0] * 2
 
 
 def test_answers_depend_on_the_seed_alone(roles):

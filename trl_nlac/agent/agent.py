@@ -288,7 +288,9 @@ class NLACAgent:
     def critique_on(self, proposed: list[Answer]) -> list[Judgement | None]:
         """Judge actions in tokens, see [`proposed`]."""
         with self.generating():
-            return judge_actions(self.roles, [self.roles.continued(answer.prompt, answer) for answer in proposed])
+            return judge_actions(
+                self.roles, [self.roles.builder.continued(answer.prompt, answer) for answer in proposed]
+            )
 
     def check(
         self,
@@ -349,7 +351,7 @@ class NLACAgent:
     def predict_futures_on(self, proposed: list[Answer], k: int = 4) -> list[list[str]]:
         """Sample k futures of actions in tokens, see [`proposed`]."""
         with self.generating():
-            state_actions = [self.roles.continued(answer.prompt, answer) for answer in proposed]
+            state_actions = [self.roles.builder.continued(answer.prompt, answer) for answer in proposed]
             return predict_futures(self.roles, state_actions, k)
 
     def evaluate(
@@ -452,7 +454,7 @@ class NLACAgent:
     def generating(self) -> Iterator[None]:
         """Open a session of the generator, in which the roles can answer."""
         # Nobody reads the metrics of roles here; they would grow as long as the agent lives.
-        with self.roles.unrecorded(), self.roles.generator.session(self.model):
+        with self.roles.tally.unrecorded(), self.roles.generator.session(self.model):
             yield
 
     def _action(self, choice: Choice) -> AgentAction:

@@ -20,6 +20,7 @@ import torch
 
 from ..generation.base import Sampling
 from ..method.critic import judge_actions, judge_critiques
+from ..method.randomness import random_generator
 from ..method.refinement import Attempt, refinement_rounds
 from ..method.roles import Roles
 from ..types import Answer, Judgement, Prompt
@@ -131,7 +132,7 @@ def refine_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice], r
 def judge_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice]) -> None:
     """Judge the action in each state that has no judgement yet."""
     open_ = [i for i, choice in enumerate(choices) if choice.judgement is None and choice.answer.parsed is not None]
-    judged = judge_actions(roles, [roles.continued(prompts[i], choices[i].answer) for i in open_])
+    judged = judge_actions(roles, [roles.builder.continued(prompts[i], choices[i].answer) for i in open_])
     for i, judgement in zip(open_, judged, strict=True):
         choices[i].judgement = judgement
 
@@ -139,7 +140,7 @@ def judge_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice]) ->
 def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choice]:
     """Choose one action of each group by the verdict scores."""
     actions = [action for group in groups for action in group if action.parsed is not None]
-    state_actions = [roles.continued(action.prompt, action) for action in actions]
+    state_actions = [roles.builder.continued(action.prompt, action) for action in actions]
     judged = dict(zip(map(id, actions), judge_actions(roles, state_actions), strict=True))
     choices = []
     for group in groups:
@@ -148,7 +149,7 @@ def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choi
         scores = torch.tensor([judgement.verdict_score if judgement else -torch.inf for judgement in judgements])
         if alpha == 0 or scores.isinf().all():  # any, or no critique could be parsed
             scores = torch.zeros(len(group))
-        i = int(torch.multinomial(torch.softmax(alpha * scores, 0), 1, generator=roles.rng))
+        i = int(torch.multinomial(torch.softmax(alpha * scores, 0), 1, generator=random_generator()))
         candidates = [(action.parsed, judgement) for action, judgement in zip(group, judgements, strict=True)]
         choices.append(Choice(group[i], judgements[i], candidates=candidates))
     return choices

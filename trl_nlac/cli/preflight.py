@@ -119,7 +119,7 @@ class Trial(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if self.num_episodes:
             roles = self.trainer.roles
-            with roles.uncounted(), roles.generator.session(self.trainer.model_wrapped):
+            with roles.tally.uncounted(), roles.generator.session(self.trainer.model_wrapped):
                 self._say(f"Playing {self.num_episodes} episodes ...")
                 self.success["plain"] = self._play(None)
                 self._say("... and again, with each action refined ...")

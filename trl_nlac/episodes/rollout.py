@@ -37,6 +37,7 @@ from ..environments.base import EnvironmentFailure, Opening, PolicyAnswer, StepR
 from ..environments.pool import EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..event_loop import DaemonThreads, finish
+from ..method.randomness import seeded
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
 from ..types import Answer, Episode, Prompt
@@ -111,7 +112,7 @@ def play_episodes(
             _Rollout(pool, roles, act or roles.act, rewards is not None, bar, stopping).play(wave)
             if rewards is not None:
                 _score(pool, wave, rewards)
-    roles.note("environment/num_shortened", [float(game.recorder.num_shortened) for game in games])
+    roles.tally.note("environment/num_shortened", [float(game.recorder.num_shortened) for game in games])
     return [game.recorder.episode() for game in games]
 
 
@@ -251,7 +252,7 @@ class _Rollout:
         self._await(game, "act", self.threads.submit(self._act, game.recorder.prompt, game.rng.getrandbits(62)))
 
     def _act(self, prompt: Prompt, seed: int) -> Answer:
-        with self.roles.seeded(seed):
+        with seeded(seed):
             (answer,) = self.act([prompt], [seed])
         return answer
 

@@ -182,7 +182,7 @@ class AsyncRollouts(Rollouts):
             self._ended += oldest.episodes.result()  # or the error that ended it
             self._staleness.append(float(step - oldest.step))
             self._under_way.popleft()
-        self.roles.absorb(self.players)
+        self.roles.tally.absorb(self.players.tally)
 
     def play(self, tasks: list[dict[str, Any]], step: int, waits: bool, is_last: bool) -> list[Episode]:
         self.play_on()

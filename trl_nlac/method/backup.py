@@ -55,7 +55,7 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str)
         futures = FUTURES[bootstrap](roles, list(continuing.values()))
         for i, conversation in zip(continuing, futures, strict=True):
             if conversation is not None:
-                prompts[i] = roles.follow_up(conversation, question)
+                prompts[i] = roles.builder.follow_up(conversation, question)
     prompts = dict(sorted(prompts.items()))
     answers = roles.ask("backup", list(prompts.values()), parse)
     answers = dict(zip(prompts, roles.correct_reasoning(answers, "correct_backup"), strict=True))
@@ -81,7 +81,7 @@ def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> b
         questions += _terminated_prompts(roles, [transition]).values()
     elif needs_target and not roles.options.single_step:
         questions += _successor_prompts(roles, [transition])
-    return all(roles.fits(question) for question in questions)
+    return all(roles.builder.fits(question) for question in questions)
 
 
 def critic_examples(
@@ -107,19 +107,19 @@ def critic_examples(
     examples: list[TrainingExample | None] = []
     for sample, target in zip(samples, targets, strict=True):
         prompt = critic_prompt(roles, sample.transition.state_action)
-        if target.parsed is None or not roles.fits(prompt):
+        if target.parsed is None or not roles.builder.fits(prompt):
             examples.append(None)
             continue
         example = TrainingExample(
             "critic",
-            roles.opened(prompt),
+            roles.builder.opened(prompt),
             target.token_ids,
             sample.weight,
             sample.transition_id,
         )
         if distills:
             start = roles.chat.content_start(list(target.token_ids)) if roles.corrects_reasoning else 0
-            example = replace(example, teacher_prompt=roles.opened(target.prompt), teacher_start=start)
+            example = replace(example, teacher_prompt=roles.builder.opened(target.prompt), teacher_start=start)
         examples.append(example)
     return examples
 
@@ -137,7 +137,7 @@ def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int
         if transition.terminated:
             values = {"next_observation": transition.turn.next_observation, **_score_values(roles, transition)}
             question = roles.prompts.question(name, **values)
-            prompts[i] = roles.follow_up(transition.state_action, question)
+            prompts[i] = roles.builder.follow_up(transition.state_action, question)
     return prompts
 
 
@@ -150,7 +150,7 @@ def _score_values(roles: Roles, transition: Transition) -> dict[str, str]:
 def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
     """p_pred(s_{t+1})."""
     return [
-        roles.follow_up(
+        roles.builder.follow_up(
             transition.state_action,
             roles.prompts.question("successor", next_observation=transition.turn.next_observation),
         )
@@ -161,7 +161,7 @@ def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prom
 def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
     """d_{t+1} ~ M(p_pred(s_{t+1})), as conversations that end with it."""
     futures = roles.ask("successor", _successor_prompts(roles, transitions), parse_text)
-    return [roles.continued(future.prompt, future) if future.parsed else None for future in futures]
+    return [roles.builder.continued(future.prompt, future) if future.parsed else None for future in futures]
 
 
 def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
@@ -170,11 +170,11 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     successor model's sampling.
     """
     successor, policy, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
-    states = [roles.observe(t) for t in transitions]
+    states = [roles.builder.observe(t) for t in transitions]
     acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
     actions = roles.ask("policy", states, sampling=acting)
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
-    questions = [critic_prompt(roles, roles.continued(action.prompt, action)) for action in acted.values()]
+    questions = [critic_prompt(roles, roles.builder.continued(action.prompt, action)) for action in acted.values()]
     if roles.options.num_futures == 1:
         judged = roles.ask("critique", questions, parse_critique, replace(successor, max_tokens=critic.max_tokens))
     else:  # one future, and nobody weighs several

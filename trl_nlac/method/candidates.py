@@ -60,12 +60,12 @@ def choose_refined(
                 actions.setdefault(other.parsed, replace(refinement, refined_action=other, sampled_action=own))
         candidates += [(i, candidate) for candidate in actions.values() if len(actions) > 1]
     states = [(transitions[i].state, candidate.refined_action) for i, candidate in candidates]
-    judgements = judge_actions(roles, [roles.continued(*state_action) for state_action in states])
+    judgements = judge_actions(roles, [roles.builder.continued(*state_action) for state_action in states])
     scores: dict[int, float] = {}
     chosen = list(refinements)
     for (i, candidate), judgement in zip(candidates, judgements, strict=True):
         if judgement is not None and judgement.verdict_score > scores.get(i, float("-inf")):
             scores[i] = judgement.verdict_score
             chosen[i] = candidate
-    roles.note("refine/other_chosen_rate", [float(chosen[i] is not found[i]) for i in scores])
+    roles.tally.note("refine/other_chosen_rate", [float(chosen[i] is not found[i]) for i in scores])
     return chosen

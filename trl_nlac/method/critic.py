@@ -30,14 +30,14 @@ def critic_prompt(roles: Roles, state_action: Prompt) -> Prompt:
     single step.
     """
     if roles.options.num_futures > 1:  # never of a single step
-        return roles.follow_up(state_action, roles.prompts.question("future"))
+        return roles.builder.follow_up(state_action, roles.prompts.question("future"))
     return judgement_prompt(roles, state_action)
 
 
 def judgement_prompt(roles: Roles, state_action: Prompt) -> Prompt:
     """Ask for a critique in a conversation that continues after it."""
     name = "correctness" if roles.options.single_step else "critique"
-    return roles.follow_up(state_action, roles.prompts.question(name))
+    return roles.builder.follow_up(state_action, roles.prompts.question(name))
 
 
 def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | None = None) -> list[Answer]:
@@ -63,7 +63,7 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
         return roles.ask("critique", [critic_prompt(roles, prompt) for prompt in state_actions], parse, sampling)
     predicted = _sample_futures(roles, state_actions, k, "successor", parse_future)
     questions = [
-        roles.follow_up(state_action, roles.prompts.question("evaluation", futures=numbered(futures)))
+        roles.builder.follow_up(state_action, roles.prompts.question("evaluation", futures=numbered(futures)))
         for state_action, futures in zip(state_actions, predicted, strict=True)
     ]
     return roles.ask("critique", questions, parse_critique, sampling)
@@ -147,7 +147,7 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
     for answer in critiques:
         token_ids = list(answer.token_ids)
         start, end = roles.chat.token_span(token_ids, *answer.parsed.verdict_span)
-        prompts += [roles.opened(answer.prompt).ids + token_ids[:start]] * 2
+        prompts += [roles.builder.opened(answer.prompt).ids + token_ids[:start]] * 2
         completions += _verdict_pair(roles, answer, token_ids[start:end])
     logps = roles.score(prompts, completions)
     return [yes - no for yes, no in zip(logps[::2], logps[1::2], strict=True)]

@@ -52,7 +52,7 @@ class Attempt:
     @classmethod
     def of(cls, roles: Roles, state: Prompt, answer: Answer) -> "Attempt":
         """Make an attempt of an answer that was parsed."""
-        return cls(state, answer.parsed, roles.continued(state, answer), answer)
+        return cls(state, answer.parsed, roles.builder.continued(state, answer), answer)
 
     @classmethod
     def of_transition(cls, roles: Roles, transition: Transition) -> "Attempt":
@@ -181,7 +181,7 @@ def question_actions(
     prompts = refinement_prompts(roles, [attempts[i].state_action for i in readable], [judged[i] for i in readable])
     refinements: list[Refinement | None] = [None] * len(transitions)
     for i, prompt in zip(readable, prompts, strict=True):
-        if roles.fits(prompt):
+        if roles.builder.fits(prompt):
             action, answer = attempts[i].action, replace(attempts[i].answer, prompt=prompt)
             refinements[i] = Refinement(action, action, judged[i].parsed, answer, is_kept=True)
     return refinements
@@ -250,7 +250,7 @@ def refinement_rounds(
             for i, answer in refined.items()
             if not judged[i].parsed.optimal
         }
-        together = {i: roles.continued(refined[i].prompt, refined[i]) for i in attempts}
+        together = {i: roles.builder.continued(refined[i].prompt, refined[i]) for i in attempts}
         judged = {}
     return rounds
 
@@ -278,7 +278,7 @@ def refinement_prompts(roles: Roles, state_actions: list[Prompt], critiques: lis
     """Return the conversations that ask for a refined action, see [`ask_refined`]."""
     question = roles.prompts.refinement(roles.actions.name)
     return [
-        roles.follow_up(roles.continued(judgement_prompt(roles, state_action), critique), question)
+        roles.builder.follow_up(roles.builder.continued(judgement_prompt(roles, state_action), critique), question)
         for state_action, critique in zip(state_actions, critiques, strict=True)
     ]
 
@@ -307,11 +307,11 @@ def policy_examples(
         if refinement is None
         else TrainingExample(
             "policy",
-            roles.opened(sample.transition.state),
+            roles.builder.opened(sample.transition.state),
             refinement.refined_action.token_ids,
             sample.weight,
             sample.transition_id,
-            roles.opened(refinement.refined_action.prompt) if distills else None,
+            roles.builder.opened(refinement.refined_action.prompt) if distills else None,
         )
         for sample, refinement in zip(samples, refinements, strict=True)
     ]
@@ -335,7 +335,7 @@ def refinement_examples(roles: Roles, refinements: list[Refinement | None]) -> l
     for i, refinement in enumerate(refinements):
         if refinement is not None and refinement.complies and not refinement.is_kept:
             answer = refinement.sampled_action or refinement.refined_action
-            examples[i] = TrainingExample("rehearsal", roles.opened(answer.prompt), answer.token_ids)
+            examples[i] = TrainingExample("rehearsal", roles.builder.opened(answer.prompt), answer.token_ids)
     return examples
 
 

@@ -17,9 +17,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
-
 from ..event_loop import DaemonThreads
+from ..method.randomness import draw_seeds, seeded
 from ..method.roles import Roles
 from ..types import Transition
 
@@ -59,11 +58,11 @@ def answer_each(
     chains: list[list[int]] = [[] for _ in range(min(NUM_CHAINS, len(groups)))]
     for i, places in enumerate(groups.values()):
         chains[i % NUM_CHAINS] += places
-    seeds = torch.randint(2**62, (len(chains),), generator=roles.rng).tolist()
+    seeds = draw_seeds(len(chains))
     results: dict[int, T] = {}
 
     def work(places: list[int], seed: int) -> None:
-        with roles.seeded(seed):
+        with seeded(seed):
             results.update(zip(places, answer(places), strict=True))
         bar.update(len(places))
 

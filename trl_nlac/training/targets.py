@@ -66,6 +66,6 @@ def current_targets(
         if target.parsed is not None and (max_age or is_repeatable(roles, sample.transition, bootstrap)):
             kept.keep(sample, target, version)
     if samples:
-        roles.note("target/reused_rate", [1 - len(due) / len(samples)])
-        roles.note("target/age", [0.0 if written is None else float(version - written) for written in versions])
+        roles.tally.note("target/reused_rate", [1 - len(due) / len(samples)])
+        roles.tally.note("target/age", [0.0 if written is None else float(version - written) for written in versions])
     return targets

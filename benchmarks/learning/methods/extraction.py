@@ -45,7 +45,7 @@ class VerdictWeightedTrainer(NLACTrainer):
         found = {i: only for i, [only] in rounds.items() if only.refined is not None}
         fresh = judge_critiques(roles, [only.critique for only in found.values()])
         refined = judge_actions(
-            roles, [roles.continued(transitions[i].state, only.refined) for i, only in found.items()]
+            roles, [roles.builder.continued(transitions[i].state, only.refined) for i, only in found.items()]
         )
         refinements: list[Refinement | None] = [None] * len(transitions)
         self.preferences = [1.0] * len(transitions)
@@ -53,7 +53,7 @@ class VerdictWeightedTrainer(NLACTrainer):
             refinements[i] = Refinement(only.attempt, only.attempt, only.critique.parsed, only.refined)
             if after is not None:
                 self.preferences[i] = preference(before.verdict_score, after.verdict_score)
-        roles.metrics["policy/preference"] += [self.preferences[i] for i in found]
+        roles.tally.note("policy/preference", [self.preferences[i] for i in found])
         return refinements
 
     def _make_batches(self, samples, targets, refinements):
@@ -124,7 +124,7 @@ class AdvisedRollouts(Rollouts):
         for index, turn in enumerate(episode.turns):
             critique = advice.get((tuple(Transition(episode, index).state.ids), turn.action))
             if critique is not None:
-                prompt = self.roles.opened(critique.prompt)
+                prompt = self.roles.builder.opened(critique.prompt)
                 self.useful.append(TrainingExample("critic", prompt, critique.token_ids, advantage))
 
     def draw(self, number: int) -> list[TrainingExample]:

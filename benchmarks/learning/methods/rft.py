@@ -177,7 +177,7 @@ class RFTTrainer(SFTTrainer):
         states = [Transition(episode, i).state for episode in episodes for i in range(len(episode.turns))]
         with roles.generator.session(self.model):
             answers = roles.ask("policy", states * self.answers_per_state)
-        return [TrainingExample("policy", roles.opened(answer.prompt), answer.token_ids) for answer in answers]
+        return [TrainingExample("policy", roles.builder.opened(answer.prompt), answer.token_ids) for answer in answers]
 
     def _draw_successes(self) -> list[TrainingExample]:
         """Draw transitions of successful episodes, balanced over the groups of tasks."""

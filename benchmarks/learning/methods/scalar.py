@@ -139,10 +139,10 @@ class ScalarActorCriticTrainer(NLACTrainer):
         policy's next action breaks its format. Call it with the target weights.
         """
         going_on = {i: s.transition for i, s in enumerate(samples) if not s.transition.terminated}
-        states = [self.roles.observe(t) for t in going_on.values()]
+        states = [self.roles.builder.observe(t) for t in going_on.values()]
         actions = self.roles.ask("policy", states)
         acted = {i: action for i, action in zip(going_on, actions, strict=True) if action.parsed is not None}
-        values = self._values([self.roles.continued(action.prompt, action) for action in acted.values()])
+        values = self._values([self.roles.builder.continued(action.prompt, action) for action in acted.values()])
         targets = dict(zip(acted, values, strict=True))
         examples: list[list[TrainingExample]] = [[] for _ in samples]
         for i, sample in enumerate(samples):
@@ -161,7 +161,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         for sample in samples:
             stored = (sample.transition.state_action, sample.transition.action_ids)
             fresh = [answer for answer in islice(answers, self.num_candidates) if answer.parsed is not None]
-            candidates.append([stored, *((self.roles.continued(a.prompt, a), a.token_ids) for a in fresh)])
+            candidates.append([stored, *((self.roles.builder.continued(a.prompt, a), a.token_ids) for a in fresh)])
         values = iter(self._values([state_action for actions in candidates for state_action, _ in actions]))
         examples = []
         for sample, state, actions in zip(samples, states, candidates, strict=True):
@@ -169,7 +169,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
             weights: dict[tuple[int, ...], float] = defaultdict(float)
             for (_, token_ids), weight in zip(actions, logits.softmax(0).tolist(), strict=True):
                 weights[token_ids] += weight * sample.weight
-            prompt, number = self.roles.opened(state), sample.transition_id
+            prompt, number = self.roles.builder.opened(state), sample.transition_id
             examples.append([TrainingExample("policy", prompt, ids, w, number) for ids, w in weights.items()])
         return examples
 

@@ -1,0 +1,98 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""What is counted while roles answer: metrics, and tokens by kind and role."""
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Tally:
+    """
+    Metrics and tokens of answers. Threads can add to them at the same time.
+
+    Attributes:
+        metrics (`dict[str, list[float]]`):
+            Values since [`take`], by metric.
+        tokens (`Counter[str]`):
+            Tokens so far by kind and role, such as `"generated/backup"`: those of answers, sampled again or not
+            (`generated`), those of their prompts (`prefilled`), and how many of the latter were in a cache (`cached`,
+            where the generator can say). Acting in an environment is the role `act`, and scoring verdicts `score`.
+    """
+
+    def __init__(self):
+        self.metrics: dict[str, list[float]] = defaultdict(list)
+        self.tokens: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Number of tokens of all answers so far."""
+        return self._num_tokens("generated")
+
+    @property
+    def num_prefilled_tokens(self) -> int:
+        """Number of tokens of all prompts so far."""
+        return self._num_tokens("prefilled")
+
+    def _num_tokens(self, kind: str) -> int:
+        return sum(number for name, number in self.tokens.items() if name.startswith(f"{kind}/"))
+
+    def note(self, name: str, values: list[float]) -> None:
+        """Add values to a metric."""
+        with self._lock:
+            self.metrics[name] += values
+
+    def count(self, role: str, **tokens: int) -> None:
+        """Add to the tokens of a role, by kind."""
+        with self._lock:
+            for kind, number in tokens.items():
+                self.tokens[f"{kind}/{role}"] += number
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Leave what is noted within this context out of the metrics."""
+        metrics = {name: list(values) for name, values in self.metrics.items()}
+        try:
+            yield
+        finally:
+            self.metrics.clear()
+            self.metrics.update(metrics)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave what is counted within this context out of the tokens."""
+        tokens = Counter(self.tokens)
+        try:
+            yield
+        finally:
+            self.tokens = tokens
+
+    def absorb(self, other: "Tally") -> None:
+        """Take over the metrics and the tokens of another thread's tally."""
+        with other._lock:
+            metrics, other.metrics = other.metrics, defaultdict(list)
+            tokens, other.tokens = other.tokens, Counter()
+        with self._lock:
+            for name, values in metrics.items():
+                self.metrics[name] += values
+            self.tokens.update(tokens)
+
+    def take(self) -> dict[str, float]:
+        """Return the means of the metrics since the last call."""
+        with self._lock:
+            taken, self.metrics = self.metrics, defaultdict(list)
+        return {name: sum(values) / len(values) for name, values in taken.items() if values}
