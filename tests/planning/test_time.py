@@ -33,11 +33,11 @@ SHAPE = model_shape(AutoConfig.for_model(**json.loads((CONFIGS / "Qwen2.5-7B-Ins
 LENGTHS = Lengths(prompt=1000, answer=100, turns=5)
 
 
-def plan(tmp_path, **options) -> dict[str, Phase]:
+def plan(tmp_path, lengths: Lengths = LENGTHS, **options) -> dict[str, Phase]:
     options = {"samples_per_iteration": 64, "episodes_per_iteration": 4, "target_max_age": 0, **options}
     options["use_vllm"] = True
     args = make_config(tmp_path, **options)
-    found = phases(SHAPE, Sharing("zero3", 1), args, Rates(), LENGTHS, 0, 2)
+    found = phases(SHAPE, Sharing("zero3", 1), args, Rates(), lengths, 0, 2)
     return {phase.name: phase for phase in found}
 
 
@@ -54,6 +54,14 @@ def test_transitions_of_an_episode_share_their_beginnings(tmp_path):
     assert four["rollout"] == one["rollout"]
     separate = plan(tmp_path, transitions_per_episode=4, share_prefixes=False)
     assert separate["train"].trained == 64 * 2 * 1100
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_vllm_reads_an_episode_once(tmp_path, turns):
+    """Prompts grow by the same number of tokens in each turn; the last one has all."""
+    prompts = [100 * turn for turn in range(1, turns + 1)]
+    lengths = Lengths(sum(prompts) / turns, 10, turns)
+    assert plan(tmp_path, lengths)["rollout"].read == pytest.approx(4 * prompts[-1])
 
 
 @pytest.mark.parametrize("together", [1, 2, 4])

@@ -110,11 +110,11 @@ def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool
     return prompt * trunk_share(together) + losses * answer if shares else losses * (prompt + answer)
 
 
-def trunk_share(together: int) -> float:
+def trunk_share(together: float) -> float:
     """
     Tokens of the prompts that transitions drawn `together` from one episode have, each token counted once, for each
     token of theirs counted one by one. Prompts grow from turn to turn, up to about twice their mean; the longest of t
-    drawn at random has t / (t + 1) of that, and contains the others.
+    drawn at random has t / (t + 1) of that, and contains the others. So it is of all t turns of an episode.
     """
     return 2 / (together + 1)
 
@@ -180,7 +180,7 @@ def phases(
     of_target, of_refine = answers(args)
     steps = episodes * turns
     waiting = turns * rates.environment_seconds
-    found = [generating("rollout", steps, 2 * episodes * prompt if args.use_vllm else steps * prompt, waiting)]
+    found = [generating("rollout", steps, steps * prompt * (trunk_share(turns) if args.use_vllm else 1), waiting)]
     written = samples * written_share(args, gpus, turns)
     together = args.transitions_per_episode
     for name, asked, number in (("target", written, of_target), ("refine", samples, of_refine)):
