@@ -49,7 +49,6 @@ COUNTED = [
 LORA = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-@pytest.mark.slow
 def test_peaks_of_a_pass():
     """Within 15 %."""
     command = [sys.executable, str(HERE / "peaks.py"), *REAL, *COUNTED]
