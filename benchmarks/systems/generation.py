@@ -55,6 +55,7 @@ from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.randomness import draw_seeds
 from trl_nlac.method.refinement import refine_actions
 from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer, Critique, Transition
@@ -78,7 +79,7 @@ class FixedLengthRoles(Roles):
     """Reads every answer as well-formed, and every critique as one that asks for refinement."""
 
     def ask(self, role, prompts, parse=None, sampling=None, **kwargs) -> list[Answer]:
-        seeds = torch.randint(2**62, (len(prompts),)).tolist()
+        seeds = draw_seeds(len(prompts))
         opened = [self.builder.opened(prompt).ids for prompt in prompts]
         completions = self.generator.generate(opened, self.samplings[role], seeds)
         self.asked.append(opened)

@@ -264,7 +264,7 @@ def test_what_does_not_fit_is_counted_and_not_asked(chat):
     episode = play_huge(roles, Texts, "")
     transition = Transition(episode, 0)
     assert is_answerable(roles, transition, needs_target=True)
-    roles.builder.max_prompt_length = transition.state_action.num_tokens
+    roles.options.max_prompt_length = transition.state_action.num_tokens
     asked = len(roles.generator.prompts)
     assert not is_answerable(roles, transition, needs_target=False)
     ((example,), _) = ask_every_role(roles, [transition])
@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_counted_and_not_asked(chat):
         assert len(prompt) <= roles.options.max_prompt_length + len(chat.prefill)
     metrics = roles.take_metrics()
     assert metrics["prompts/too_long_ratio"] > 0
-    roles.builder.max_prompt_length = None  # no limit
+    roles.options.max_prompt_length = None  # no limit
     assert is_answerable(roles, transition, needs_target=True)
 
 

@@ -75,16 +75,15 @@ class TestVerdict:
         assert verdict == "not judged yet: it needs 3 houses"
 
 
-SLOW = [pytest.param("explicit", marks=pytest.mark.slow)]  # as in the test of playing
-
-
 class TestRun:
     @pytest.fixture(autouse=True)
     def short_evaluations(self, monkeypatch):
         make = run.relay
         monkeypatch.setattr(run, "relay", lambda *args: replace(make(*args), final_episodes=4))
 
-    @pytest.mark.parametrize("method", [*SLOW, "hindsight", "scalar_forgetful", "sft"])
+    @pytest.mark.parametrize(
+        "method", [pytest.param("explicit", marks=pytest.mark.slow), "hindsight", "scalar_forgetful", "sft"]
+    )
     def test_cell(self, method, tmp_path, monkeypatch):
         words = ["--methods", method, "--seeds", "1", "--max_steps", "4", "--cells", str(tmp_path / "cells")]
         monkeypatch.setattr(sys, "argv", ["run.py", *words, "--runs", str(tmp_path / "runs"), "--in_process"])

@@ -44,6 +44,7 @@ from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.base import Completion, Sampling
 from trl_nlac.method.batches import MicroBatch
 from trl_nlac.method.roles import Roles
+from trl_nlac.method.tally import Tally
 from trl_nlac.options.roles import RoleOptions
 from trl_nlac.replay.files import StoredEpisode, read_episodes
 from trl_nlac.types import Episode, Turn
@@ -229,6 +230,18 @@ def make_roles_of(chat: ChatEncoder, answers: list | str, prompts: NLACPrompts =
     """Make roles with another tokenizer and scripted answers."""
     options = RoleOptions(**{"action_format": "text", "max_completion_length": 48, **kwargs})
     return Roles(ScriptedGenerator(chat, answers), chat, prompts, options)
+
+
+def noted_metrics(monkeypatch) -> dict[str, list[float]]:
+    """Return what is noted from now on, but for the rates of every question."""
+    noted, of_questions = {}, ("/format_rate", "completions/clipped_ratio", "prompts/too_long_ratio")
+
+    def note(tally, name, values):
+        if not name.endswith(of_questions):
+            noted[name] = values
+
+    monkeypatch.setattr(Tally, "note", note)
+    return noted
 
 
 def play(

@@ -101,7 +101,7 @@ class TestBellmanTargets:
         first = make_transitions(roles)[0]
         turns = (replace(first.turn, next_observation="refused " * 999), *first.episode.turns[1:])
         transition = Transition(replace(first.episode, turns=turns), 0)
-        roles.builder.max_prompt_length = 60
+        roles.options.max_prompt_length = 60
         assert is_answerable(roles, transition, needs_target=False)
         assert not is_answerable(roles, transition, needs_target=True)
         roles = make_roles([], single_step=True, max_turns=1, max_prompt_length=500)

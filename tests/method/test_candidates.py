@@ -15,11 +15,10 @@
 """Choice among refined actions."""
 
 from helpers.method_utils import CRITIQUE, asked, make_transitions
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import make_roles, noted_metrics
 
 from trl_nlac.method.candidates import choose_refined
 from trl_nlac.method.refinement import refine_actions
-from trl_nlac.method.tally import Tally
 
 
 NO = "Future: bad\nOptimality: No"
@@ -53,10 +52,9 @@ class TestChooseRefined:
         assert roles.tally.metrics["refine/other_chosen_rate"] == [1.0]
 
     def test_what_is_noted_can_be_so_beside_other_threads(self, monkeypatch):
-        noted = {}
-        monkeypatch.setattr(Tally, "note", lambda tally, name, values: noted.update({name: values}))
+        noted = noted_metrics(monkeypatch)
         self.choose([*self.FIRST, "a2", "a3", NO, NO, NO], "a3")
-        assert noted["refine/other_chosen_rate"] == [1.0]
+        assert noted == {"refine/other_chosen_rate": [1.0]}
 
     def test_others_are_sampled(self):
         """A greedy refinement policy would write the same again."""

@@ -325,7 +325,7 @@ class TestForgetting:
             pytest.param(None, 100, id="full"),
             pytest.param(
                 LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM"),
-                *(0,),
+                0,
                 marks=pytest.mark.slow,
                 id="lora",
             ),

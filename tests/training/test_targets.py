@@ -16,10 +16,9 @@ import json
 
 import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
-from helpers.testing_utils import make_roles, make_trainer, targets_of
+from helpers.testing_utils import make_roles, make_trainer, noted_metrics, targets_of
 
 from trl_nlac import PrioritizedReplay
-from trl_nlac.method.tally import Tally
 from trl_nlac.training.targets import current_targets
 from trl_nlac.types import Sample
 
@@ -81,10 +80,9 @@ class TestCurrentTargets:
         assert backups.ask(version=13, max_age=2) == [1, 2]
 
     def test_what_is_noted_can_be_so_beside_other_threads(self, monkeypatch):
-        noted = {}
-        monkeypatch.setattr(Tally, "note", lambda tally, name, values: noted.update({name: values}))
+        noted = noted_metrics(monkeypatch)
         Backups().ask(version=3)
-        assert noted["target/reused_rate"] == [0.0] and noted["target/age"] == [0.0] * 3
+        assert noted == {"target/reused_rate": [0.0], "target/age": [0.0] * 3}
 
     def test_unreadable_targets_are_not_kept(self):
         backups = Backups("mumble", max_format_retries=0)

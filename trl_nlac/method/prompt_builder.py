@@ -17,7 +17,7 @@
 from dataclasses import replace
 
 from ..chat.actions import ActionFormat
-from ..chat.encoder import ChatEncoder
+from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Answer, Message, Prompt, Transition
 from .states import forgetful_task, opening_ids
@@ -28,23 +28,19 @@ class PromptBuilder:
     Extend prompts, token by token as the model has read and written them, and keep them short enough.
 
     Args:
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes messages.
         actions ([`~chat.actions.ActionFormat`]):
             The format of actions.
         prompts ([`NLACPrompts`]):
             The prompts of the roles.
-        max_prompt_length (`int`, *optional*):
-            Most tokens of a prompt. If `None`, without a limit.
+        options ([`~options.roles.RoleOptions`]):
+            How long a prompt may be (`max_prompt_length`).
     """
 
-    def __init__(
-        self, chat: ChatEncoder, actions: ActionFormat, prompts: NLACPrompts, max_prompt_length: int | None = None
-    ):
-        self.chat = chat
+    def __init__(self, actions: ActionFormat, prompts: NLACPrompts, options: RoleOptions):
+        self.chat = actions.chat
         self.actions = actions
         self.prompts = prompts
-        self.max_prompt_length = max_prompt_length
+        self.options = options
 
     def follow_up(self, prompt: Prompt, question: list[Message]) -> Prompt:
         """Append a question, see [`NLACPrompts.question`], to `prompt`, which ends with an assistant's turn."""
@@ -75,7 +71,7 @@ class PromptBuilder:
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether a prompt keeps to `max_prompt_length`. One that does not is never answered."""
-        limit = self.max_prompt_length
+        limit = self.options.max_prompt_length
         return limit is None or prompt.num_tokens <= limit
 
     def fitted(self, prompt: Prompt) -> Prompt:
@@ -90,7 +86,7 @@ class PromptBuilder:
         if not starts:
             return prompt
         kept = self.chat.marked(trunk[: starts[0]], self.prompts.history_cut)
-        room = self.max_prompt_length - len(kept) - len(prompt.branch)
+        room = self.options.max_prompt_length - len(kept) - len(prompt.branch)
         newest = next((start for start in starts[1:] if len(trunk) - start <= room), None)
         if newest is None:
             return prompt

@@ -104,7 +104,7 @@ class Roles:
         self.prompts = prompts
         self.options = options
         self.actions = ActionFormat(chat, options.action_format, options.keep_history)
-        self.builder = PromptBuilder(chat, self.actions, prompts, options.max_prompt_length)
+        self.builder = PromptBuilder(self.actions, prompts, options)
         self.samplings = role_samplings(options, action_regex)
         self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
         self.shows_progress = shows_progress

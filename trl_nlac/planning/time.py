@@ -114,7 +114,8 @@ def trunk_share(together: float) -> float:
     """
     Tokens of the prompts that transitions drawn `together` from one episode have, each token counted once, for each
     token of theirs counted one by one. Prompts grow from turn to turn, up to about twice their mean; the longest of t
-    drawn at random has t / (t + 1) of that, and contains the others. So it is of all t turns of an episode.
+    drawn at random has t / (t + 1) of that, and contains the others. The same holds for all
+    t turns of an episode, whose last prompt contains those before.
     """
     return 2 / (together + 1)
 
