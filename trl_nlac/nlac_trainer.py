@@ -65,7 +65,14 @@ from .method.candidates import choose_refined
 from .method.context import context_length, fit_to_context
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
-from .method.refinement import Criticise, policy_examples, question_actions, refine_actions, refinement_examples
+from .method.refinement import (
+    Criticise,
+    check_distillation,
+    policy_examples,
+    question_actions,
+    refine_actions,
+    refinement_examples,
+)
 from .method.rehearsal import ASKED_ROLES, sound_answers
 from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
@@ -370,18 +377,8 @@ class NLACTrainer(AtomicSavingTrainer):
         asking = (chat, prompts or NLACPrompts(), args, args.vllm_structured_outputs_regex)
         shows_progress = not args.disable_tqdm and self.is_world_process_zero()
         self.roles = Roles(generator, *asking, shows_progress=shows_progress)
-        if self.roles.corrects_reasoning and args.policy_loss_type == "distill":
-            raise ValueError(
-                "`policy_loss_type='distill'` would teach chains of thought by the thoughts of one that has read the "
-                "critique. Use `policy_loss_type='sampled'` with this model, or `reasoning=False` if it has none."
-            )
-        if args.policy_loss_type == "distill" and args.replay_refinement_fraction and not chat.keeps_sampled_tokens:
-            raise ValueError(
-                "`policy_loss_type='distill'` learns along the tokens of the policy's action, and with the chat "
-                "template of this model a conversation may have lost those before a stored action: the share "
-                f"`replay_refinement_fraction={args.replay_refinement_fraction}` would teach the policy nothing. Set "
-                "`replay_refinement_fraction=0`, which learns along fresh actions, or `policy_loss_type='sampled'`."
-            )
+        if args.policy_loss_type == "distill":
+            check_distillation(self.roles, args.replay_refinement_fraction)
         self.rollouts = Rollouts(self.environments, self.roles, self.rewards)
         if args.async_rollouts:
             players, limits = Roles(generator.beside(), *asking), (args.max_staleness, args.updates_per_iteration)

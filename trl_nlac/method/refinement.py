@@ -158,6 +158,34 @@ def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[li
     return targets, refine_actions(roles, transitions, targets=dict(enumerate(targets)))
 
 
+def check_distillation(roles: Roles, replay_refinement_fraction: float) -> None:
+    """
+    Check that the policy can learn by what [`question_actions`] asks.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        replay_refinement_fraction (`float`):
+            Share of the samples whose stored action is taken.
+
+    Raises:
+        ValueError: If chains of thought would be taught by thoughts about a critique, or if stored actions lack
+            tokens, along which nothing can be learned.
+    """
+    if roles.corrects_reasoning:
+        raise ValueError(
+            "`policy_loss_type='distill'` would teach chains of thought by the thoughts of one that has read the "
+            "critique. Use `policy_loss_type='sampled'` with this model, or `reasoning=False` if it has none."
+        )
+    if replay_refinement_fraction and not roles.chat.keeps_sampled_tokens:
+        raise ValueError(
+            "`policy_loss_type='distill'` learns along the tokens of the policy's action, and with the chat template "
+            "of this model a conversation may have lost those before a stored action: the share "
+            f"`replay_refinement_fraction={replay_refinement_fraction}` would teach the policy nothing. Set "
+            "`replay_refinement_fraction=0`, which learns along fresh actions, or `policy_loss_type='sampled'`."
+        )
+
+
 def question_actions(
     roles: Roles,
     transitions: list[Transition],
