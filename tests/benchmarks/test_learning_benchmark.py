@@ -759,7 +759,7 @@ class TestBases:
         text = bases.text(report)
         assert f"**{said}**" in text
         if differences[0] == (0.1, 0.2):
-            assert "| build_0 | 1 | 0.60 (0.00 to 1.00) | 0.45 (0.00 to 1.00) | +0.15 (-0.49 to +0.79) |" in text
+            assert "| build_0 | 1 | 2 | 0.60 (0.00 to 1.00) | 0.45 (0.00 to 1.00) | +0.15 (-0.49 to +0.79) |" in text
 
 
 def test_ways_to_a_policy_are_compared_by_seed():

@@ -117,12 +117,15 @@ def text(report: dict) -> str:
     parts = []
     for name, task in report["tasks"].items():
         rows = [
-            [build, f"{temperature:g}", rate(of["nlac"]), rate(of["hindsight"]), gap(of["difference"])]
+            [
+                *(build, f"{temperature:g}", str(len(of["difference"]["seeds"]))),
+                *(rate(of["nlac"]), rate(of["hindsight"]), gap(of["difference"])),
+            ]
             for temperature in TEMPERATURES
             for build, all_of in task["builds"].items()
             for of in [all_of[str(temperature)]]
         ]
-        names = ["build", "temperature", "NLAC", "hindsight", "NLAC minus hindsight"]
+        names = ["build", "temperature", "seeds", "NLAC", "hindsight", "NLAC minus hindsight"]
         parts += [f"{task_label(name)}:", "", reporting.table(names, rows), ""]
         for temperature in TEMPERATURES:
             overall = gap(task["all_builds"][str(temperature)])
