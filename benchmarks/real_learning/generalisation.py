@@ -219,15 +219,15 @@ def main() -> None:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     setup = QUOTING if args.quotes else PLAIN
-    args.folder.mkdir(parents=True, exist_ok=True)
-    model, rehearsal = make_base_model(args.folder, args.model, setup, args.num_transitions)
-    for seed in args.seeds:
+    cells, runs = args.cells / setup.task, args.folder / "cells"
+    paths = {cells / method / f"{seed}.json": (method, seed) for seed in args.seeds for method in args.methods}
+    missing = {path: cell for path, cell in paths.items() if not path.exists()}
+    if missing:
+        args.folder.mkdir(parents=True, exist_ok=True)
+        model, rehearsal = make_base_model(args.folder, args.model, setup, args.num_transitions)
+    for path, (method, seed) in missing.items():
         task = make_task(seed, model, setup, rehearsal)
-        for method in args.methods:
-            path = args.cells / task.name / method / f"{seed}.json"
-            if not path.exists():
-                runs = args.folder / "cells"
-                write(run_cell(task, setup, method, seed, args.budget, runs, args.num_transitions), path)
+        write(run_cell(task, setup, method, seed, args.budget, runs, args.num_transitions), path)
     report = {task: generalisation(cells) for task, cells in by_task(read_cells(args.cells)).items()}
     publish(report, tables(report), "real_learning/generalisation.py", args.json, args.page)
 

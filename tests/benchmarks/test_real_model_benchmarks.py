@@ -15,7 +15,9 @@
 
 import random
 import statistics
+import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +30,7 @@ from benchmarks.learning.figures.table import label
 from benchmarks.learning.tasks import handbook_rows
 from benchmarks.real_learning import generalisation, handbook
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
-from benchmarks.real_learning.generalisation import PLAIN, QUOTING
+from benchmarks.real_learning.generalisation import PLAIN, QUOTING, TITLES
 from benchmarks.real_learning.handbook import HandbookDesk
 from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train, write_rehearsal
 from trl_nlac import NLACPrompts
@@ -45,6 +47,9 @@ from trl_nlac.method.rehearsal import ASKED_ROLES, sound_answers
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
 from trl_nlac.types import Transition
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 class TeacherModel:
@@ -210,6 +215,17 @@ def test_every_method_is_trained_on_desks_with_handbooks(tmp_path, monkeypatch, 
     report = {task: generalisation.generalisation(cells) for task, cells in generalisation.by_task([cell]).items()}
     assert report[QUOTING.task]["methods"] == {}
     assert f"| {label(method)} | 1 | 0.00 | 0.00 | 0.00 |" in generalisation.tables(report)
+
+
+def test_cells_that_exist_are_published_without_a_warm_up(tmp_path, monkeypatch):
+    folder, figures, page = tmp_path / "run", tmp_path / "figures.json", tmp_path / "page.md"
+    page.write_text("<!-- results of benchmarks/real_learning/generalisation.py -->\n\n<!-- end of results -->")
+    arguments = f"--quotes --methods nlac rft --folder {folder} --cells {RESULTS}/real_generalisation"
+    monkeypatch.setattr(sys, "argv", ["generalisation.py", *f"{arguments} --json {figures} --page {page}".split()])
+    generalisation.main()
+    assert not folder.exists()
+    assert figures.read_text() == (RESULTS / "real_generalisation.json").read_text()
+    assert TITLES[QUOTING.task] in page.read_text()
 
 
 def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
