@@ -40,7 +40,7 @@ from transformers import (
 from transformers.optimization import GreedyLR
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.training_args import OptimizerNames
 from transformers.utils import is_in_notebook
 from trl.trainer.utils import get_config_model_id, identity
@@ -124,6 +124,7 @@ from .training.guards import (
     short_thoughts,
     too_many_hang,
 )
+from .training.manifest import checkpoint_of
 from .training.model import choose_aux_loss, load_model, tokenizer_folder
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
@@ -850,14 +851,12 @@ class NLACTrainer(AtomicSavingTrainer):
     def _restore(self, forgotten: list[str]) -> None:
         """Stop, or go back to a healthy checkpoint with a lower learning rate. The replay buffer stays."""
         run_dir, guard = Path(self._get_output_dir(None)), self.forgetting
-        existing = [step for step in guard.healthy if (run_dir / f"{PREFIX_CHECKPOINT_DIR}-{step}").exists()]
-        (steps,) = broadcast_object_list([existing])
-        step = guard.choose(steps)
+        step, steps = self._on_first_process(lambda: guard.choose(run_dir))
         if step is None:
             causes = [self.records.health.describe(name) for name in forgotten]
             others = [step for step in steps if step != self.state.global_step]  # this one is saved again
             raise TrainingStopped(guard.report(self._next_checkpoint, others, causes))
-        checkpoint = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        checkpoint = checkpoint_of(run_dir, step)
         self._load_learned(checkpoint, LEARNING_RATE_FACTOR)
         forget_gathered(self.model)
         state = load_learned(checkpoint, self.args.process_index, self.target_weights)

@@ -14,6 +14,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from trl_nlac.chat.template import ChatTemplate
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.training.guards import ForgettingGuard, short_thoughts
+from trl_nlac.training.manifest import MANIFEST, checkpoint_of, write_manifest
 
 
 CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1)
@@ -371,18 +373,44 @@ class TestForgetting:
         assert "newest without a forgotten role is that of step 4" in str(caught.value)
         assert step == 8 and (checkpoint / "trainer_state.json").exists()
 
-    def test_which_checkpoint(self):
+    def test_a_damaged_checkpoint_is_passed_over(self, tmp_path, caplog):
+        class Damage(TrainerCallback):
+            def on_save(self, args, state, control, **kwargs):
+                if state.global_step == 8:
+                    (tmp_path / "checkpoint-8" / "model.safetensors").write_bytes(b"damaged")
+
+        trainer = self.make(tmp_path, on_forgetting="restore", share_prefixes=False, **self.SAVING, max_steps=9)
+        trainer.add_callback(Damage())
+        trainer.train()
+        assert trainer.forgetting.restores == [(4, 9)]
+        assert "Step 8 is passed over." in caplog.text and "model.safetensors (7 bytes in place of" in caplog.text
+
+    def test_which_checkpoint(self, tmp_path, caplog):
+        def choose(guard: ForgettingGuard, *steps: int) -> int | None:
+            for checkpoint in tmp_path.iterdir():
+                shutil.rmtree(checkpoint)
+            for step in steps:
+                checkpoint_of(tmp_path, step).mkdir()
+                write_manifest(checkpoint_of(tmp_path, step))
+            guard.healthy = [10, 20, 30, 36, 40]
+            step, left = guard.choose(tmp_path)
+            assert sorted(left) == sorted(steps)
+            return step
+
         guard = ForgettingGuard("restore")
-        assert guard.choose([]) is None
-        assert guard.choose([20, 10, 30]) == 30
+        assert choose(guard) is None
+        assert choose(guard, 20, 10, 30) == 30
         guard.restores.append((30, 36))
-        assert guard.choose([10, 20, 30, 36]) == 20  # nothing else was saved since: 30 was perhaps ill already
-        assert guard.choose([10, 20, 30, 36, 40]) == 40
-        assert guard.choose([30, 36]) == 36  # the others were deleted
+        assert choose(guard, 10, 20, 30, 36) == 20  # nothing else was saved since: 30 was perhaps ill already
+        assert choose(guard, 10, 20, 30, 36, 40) == 40
+        (tmp_path / "checkpoint-40" / MANIFEST).write_text("{}")
+        assert guard.choose(tmp_path) == (20, [10, 20, 30, 36])
+        assert "checkpoint-40 is not as it was written" in caplog.text
+        assert choose(guard, 30, 36) == 36  # the others were deleted
         guard.restores += [(20, 37), (10, 38)]
-        assert guard.choose([40]) is None
+        assert choose(guard, 40) is None
         assert "stops after 3 returns" in guard.report(Path("checkpoint-41"), [40], ["Forgotten."])
-        assert ForgettingGuard("stop").choose([10]) is None
+        assert choose(ForgettingGuard("stop"), 10) is None
 
 
 class TestThoughts:

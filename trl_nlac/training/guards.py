@@ -26,7 +26,8 @@ from accelerate.utils import gather
 from ..chat.template import ChatTemplate
 from ..method.batches import NOTHING, MicroBatch, NLACCollator
 from ..terminal import printable
-from ..types import Episode
+from ..types import Episode, RunRefused
+from .manifest import check_manifest, checkpoint_of
 
 
 logger = logging.getLogger(__name__)
@@ -171,22 +172,33 @@ class ForgettingGuard:
         """Note that the run is saved, in place of any checkpoint of the same step."""
         self.healthy = [other for other in self.healthy if other != step] + [step] * is_healthy
 
-    def choose(self, steps: list[int]) -> int | None:
+    def choose(self, run_dir: Path) -> tuple[int | None, list[int]]:
         """
-        Choose the checkpoint to go back to.
+        Choose the checkpoint to go back to. One that is damaged is passed over, with a warning.
 
         Args:
-            steps (`list[int]`):
-                Those of the `healthy` checkpoints that still exist.
+            run_dir (`Path`):
+                Folder of the run.
 
         Returns:
-            `int` or `None`: step of the newest checkpoint from which the run did not start again yet, because those
-            were perhaps ill already, or, if there is none, of the newest; `None` if training must stop.
+            `tuple[int | None, list[int]]`: step of the newest `healthy` checkpoint from which the run did not start
+            again yet, because those were perhaps ill already, or, if there is none, of the newest; `None` if training
+            must stop. And the steps of those that exist and were not passed over.
         """
-        if self.reaction == "stop" or not steps or len(self.restores) >= self.max_restores:
-            return None
+        steps = [step for step in self.healthy if checkpoint_of(run_dir, step).exists()]
+        if self.reaction == "stop" or len(self.restores) >= self.max_restores:
+            return None, steps
         used = {step for restore in self.restores for step in restore}
-        return max(set(steps) - used or steps)
+        while steps:
+            step = max(set(steps) - used or steps)
+            try:
+                check_manifest(checkpoint_of(run_dir, step))
+            except RunRefused as refused:
+                logger.warning(f"Step {step} is passed over. {refused}")
+                steps.remove(step)
+            else:
+                return step, steps
+        return None, steps
 
     def report(self, checkpoint: Path, steps: list[int], causes: list[str]) -> str:
         """Explain, for an error, why training stops."""

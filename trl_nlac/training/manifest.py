@@ -34,6 +34,11 @@ _CHUNK = 1 << 22  # bytes read at once
 _THREADS = 8  # hashing releases Python's lock
 
 
+def checkpoint_of(run_dir: Path, step: int) -> Path:
+    """Return the path of a run's checkpoint."""
+    return run_dir / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
 def write_manifest(checkpoint: Path) -> None:
     """Write sizes and checksums of all files of a checkpoint into it, and their own, as its last file."""
     paths = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)

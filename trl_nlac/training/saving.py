@@ -28,7 +28,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 from trl.trainer.base_trainer import _BaseTrainer
 
 from ..shards import has_finite_weights
-from .manifest import write_manifest
+from .manifest import checkpoint_of, write_manifest
 
 
 logger = get_logger(__name__)
@@ -66,7 +66,7 @@ class AtomicSavingTrainer(_BaseTrainer):
     @property
     def _next_checkpoint(self) -> Path:
         """Path of a checkpoint saved now."""
-        return Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        return checkpoint_of(Path(self._get_output_dir(None)), self.state.global_step)
 
     def _save_checkpoint(self, model, trial) -> None:
         """
@@ -112,7 +112,7 @@ class AtomicSavingTrainer(_BaseTrainer):
 
     def _find_best(self) -> None:
         """Find the best checkpoint of a run that was moved or copied: it is in its folder now."""
-        best = Path(self._get_output_dir(None), f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+        best = checkpoint_of(Path(self._get_output_dir(None)), self.state.best_global_step)
         if self.state.best_global_step and best.is_dir():
             self.state.best_model_checkpoint = str(best)
 
