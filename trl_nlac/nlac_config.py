@@ -518,13 +518,25 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
 
     def check(self) -> None:
         """
-        Check all options, also those that were changed since the configuration was made.
+        Check all options, also those that were changed since the configuration was made, and set those that were left
+        open.
 
         Raises:
             ValueError: If one has a wrong type or value; the message names it.
         """
         for options in (RoleOptions, GenerationOptions, RecordOptions):
             options.__post_init__(self)
+        self._check_values()
+        self._check_what_is_trained()
+        self._check_restores()
+        self._fill_sizes()
+        if self.target_max_age is None:
+            samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
+            twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
+            self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
+
+    def _check_values(self) -> None:
+        """Check the options one by one."""
         check_choices(
             *(self, "bootstrap", "critic_loss_type", "policy_loss_type", "target_update_unit", "target_sync_mode"),
             *("rehearsal_source", "on_forgetting", "environment_workers"),
@@ -562,11 +574,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         fits = self.replay_buffer_size >= self.max_turns  # an episode must fit
         check(self, "replay_buffer_size", fits, f"at least `max_turns={self.max_turns}`")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
-        if self.target_sync_mode == "hard" and self.target_sync_steps == 1:
-            raise ValueError(
-                "`target_sync_mode='hard'` with `target_sync_steps=1` copies the weights after every optimizer step: "
-                "the target weights would be the trained ones. Set `target_sync_steps`, for example to 100."
-            )
         if self.enable_jit_checkpoint:
             raise ValueError(
                 "`enable_jit_checkpoint=True` saves in the middle of a step, from which a run does not resume as it "
@@ -577,22 +584,18 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                 "`auto_find_batch_size=True` lowers a batch size that does not decide how much memory a step takes "
                 "here. Leave it out, and set `max_tokens_per_batch`."
             )
+
+    def _check_what_is_trained(self) -> None:
+        """Check losses, rehearsal and target weights together."""
+        if self.target_sync_mode == "hard" and self.target_sync_steps == 1:
+            raise ValueError(
+                "`target_sync_mode='hard'` with `target_sync_steps=1` copies the weights after every optimizer step: "
+                "the target weights would be the trained ones. Set `target_sync_steps`, for example to 100."
+            )
         if self.rehearsal_source == "self" and not self.rehearsal_ratio:
             raise ValueError(
                 "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
             )
-        if self.on_forgetting == "restore" and (self.save_strategy == "no" or self.save_only_model):
-            raise ValueError(
-                "`on_forgetting='restore'` goes back to a checkpoint, and there is none to go back to with "
-                f"`save_strategy={str(self.save_strategy.value)!r}` and `save_only_model={self.save_only_model}`. Set "
-                '`save_strategy="steps"` and `save_only_model=False`.'
-            )
-        if self.on_forgetting == "restore" and self.deepspeed_plugin is not None:
-            if "scheduler" in self.deepspeed_plugin.deepspeed_config:
-                raise ValueError(
-                    "`on_forgetting='restore'` lowers the learning rate, which a scheduler in the configuration of "
-                    "DeepSpeed would undo. Remove it there, and set `lr_scheduler_type`."
-                )
         if self.num_futures > 1 and self.replay_refinement_fraction:
             raise ValueError(
                 f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "
@@ -621,11 +624,22 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                     f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
                     "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
                 )
-        self._fill_sizes()
-        if self.target_max_age is None:
-            samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
-            twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
-            self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
+
+    def _check_restores(self) -> None:
+        """Check whether training can go back to a checkpoint, where it is to."""
+        if self.on_forgetting != "restore":
+            return
+        if self.save_strategy == "no" or self.save_only_model:
+            raise ValueError(
+                "`on_forgetting='restore'` goes back to a checkpoint, and there is none to go back to with "
+                f"`save_strategy={str(self.save_strategy.value)!r}` and `save_only_model={self.save_only_model}`. Set "
+                '`save_strategy="steps"` and `save_only_model=False`.'
+            )
+        if self.deepspeed_plugin is not None and "scheduler" in self.deepspeed_plugin.deepspeed_config:
+            raise ValueError(
+                "`on_forgetting='restore'` lowers the learning rate, which a scheduler in the configuration of "
+                "DeepSpeed would undo. Remove it there, and set `lr_scheduler_type`."
+            )
 
     def set_checkpointing_kwargs(self, kwargs: dict[str, Any]) -> None:
         """Set how activations are recomputed, by both names."""
