@@ -761,6 +761,15 @@ class TestBases:
         if differences[0] == (0.1, 0.2):
             assert "| build_0 | 1 | 2 | 0.60 (0.00 to 1.00) | 0.45 (0.00 to 1.00) | +0.15 (-0.49 to +0.79) |" in text
 
+    @pytest.mark.parametrize("differences", [[(0.1, 0.2)] * 4, [(0.1, 0.2)]])
+    def test_a_build_that_one_method_lacks_yet_is_not_compared(self, differences):
+        cells = [cell for cell in self.cells(differences) if (cell["model"], cell["method"]) != ("build_0", "nlac")]
+        report = bases.bases(cells)
+        assert (report["tasks"][DELAYED]["all_builds"]["1.0"] is None) == (len(differences) == 1)
+        text = bases.text(report)
+        assert "| build_0 | 1 | 0 | – | 0.45 (0.00 to 1.00) | – |" in text
+        assert ("ahead of hindsight" in text) == (len(differences) == 4)
+
 
 def test_ways_to_a_policy_are_compared_by_seed():
     cells = make_cells("nlac", [[0.0, 0.6], [0.0, 0.5], [0.0, 0.55]])

@@ -101,9 +101,9 @@ def costs(cells: list[dict]) -> dict[str, dict | None]:
 
 def verdict(task: dict, temperature: float) -> str:
     """Say whether one method is ahead from every build, with an interval over builds that leaves out 0."""
-    means = [of[str(temperature)]["difference"]["mean"] for of in task["builds"].values()]
     overall = task["all_builds"][str(temperature)]
-    if len(means) < 3 or overall["low"] is None:
+    means = [] if overall is None else overall["seeds"].values()
+    if len(means) < 3:
         return "not yet known: fewer than three builds"
     if all(mean > 0 for mean in means) and overall["low"] > 0:
         return "NLAC is ahead of hindsight, from every build"
@@ -118,7 +118,7 @@ def text(report: dict) -> str:
     for name, task in report["tasks"].items():
         rows = [
             [
-                *(build, f"{temperature:g}", str(len(of["difference"]["seeds"]))),
+                *(build, f"{temperature:g}", str(len(of["difference"]["seeds"]) if of["difference"] else 0)),
                 *(rate(of["nlac"]), rate(of["hindsight"]), gap(of["difference"])),
             ]
             for temperature in TEMPERATURES
