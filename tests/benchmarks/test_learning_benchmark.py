@@ -679,7 +679,7 @@ class TestBaselines:
 class TestEndurance:
     @pytest.mark.parametrize(("last", "verdict"), [(0.78, "holds"), (0.5, "falls")])
     def test_success_holds_or_falls(self, last, verdict):
-        cells = make_cells("nlac_enduring", [[0.0, 0.8, 0.9, last], [0.0, 0.8, 0.9, last]], steps=800)
+        cells = make_cells("nlac_enduring", [[0.0, 0.8, 0.9, last]] * 3, steps=800)
         for cell in cells:
             for point in cell["points"]:
                 point.update(prefilled_tokens=5, trained_tokens=7)
@@ -687,10 +687,12 @@ class TestEndurance:
         arm = report["tasks"][TOLD]["nlac_enduring"]
         assert arm["at_budget"]["mean"] == 0.8 and arm["highest"]["mean"] == 0.9 and arm["end"]["mean"] == last
         assert arm["change"]["mean"] == pytest.approx(last - 0.8) and arm["verdict"] == verdict
+        assert arm["change_from_highest"]["mean"] == pytest.approx(last - 0.9)
+        assert endurance.endurance(cells[:2])["tasks"][TOLD]["nlac_enduring"]["verdict"].startswith("not judged yet")
         text = endurance.text(report)
-        names = "seeds | last within 800 steps | highest | lowest after that | after 8,000 | change | success"
-        assert f"| rehearsal | {names} |" in text
-        assert f"| samples of other instances | 2 | 0.80 (0.80 to 0.80) | 0.90 (0.90 to 0.90) | {last:.2f}" in text
+        names = "last within 800 steps | highest | lowest after that | after 8,000 | change | change from the highest"
+        assert f"| rehearsal | seeds | {names} | success |" in text
+        assert f"| samples of other instances | 3 | 0.80 (0.80 to 0.80) | 0.90 (0.90 to 0.90) | {last:.2f}" in text
 
 
 def test_generalisation_is_the_success_on_desks_that_were_not_trained_on():

@@ -26,7 +26,15 @@ python -m benchmarks.learning.run --tasks service_desk_told rooms --seeds 0 1 2 
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, measured, of_cells, point_at
+from benchmarks.learning.figures.summary import (
+    LEAST_SEEDS,
+    RESULTS,
+    difference,
+    mean_costs,
+    measured,
+    of_cells,
+    point_at,
+)
 from benchmarks.learning.figures.table import cost_table, gap, rate, task_label
 from benchmarks.learning.methods.settings import ENDURING
 from benchmarks.learning.run import BUDGETS
@@ -39,7 +47,7 @@ LABELS = {
     "nlac_enduring_unrehearsed": "none",
 }
 LOSS = 0.05
-HOLDS, FALLS = "holds", "falls"
+HOLDS, FALLS, UNJUDGED = "holds", "falls", f"not judged yet: it needs {LEAST_SEEDS} seeds"
 
 
 def lowest_after(cell: dict, steps: int) -> float:
@@ -50,8 +58,8 @@ def lowest_after(cell: dict, steps: int) -> float:
 def figures(cells: list[dict]) -> dict:
     """
     Return the success of an arm on a task: in the last evaluation within the budget of the main table, at its highest,
-    at its lowest after that evaluation, and at the end, and whether it holds: whether its mean at the end is less than
-    `LOSS` below that within the budget.
+    at its lowest after that evaluation, and at the end; what it gained or lost against the first two; and whether it
+    holds: whether its mean at the end is less than `LOSS` below that within the budget.
     """
     budget = BUDGETS[cells[0]["task"]]
     success = {
@@ -61,8 +69,14 @@ def figures(cells: list[dict]) -> dict:
         "end": of_cells(cells, lambda cell: measured(cell["points"][-1], "success")),
     }
     change = difference(success["end"], success["at_budget"])
-    costs = mean_costs(cells)
-    return {**success, "change": change, "verdict": HOLDS if change["mean"] > -LOSS else FALLS, "costs": costs}
+    judged = HOLDS if change["mean"] > -LOSS else FALLS
+    return {
+        **success,
+        "change": change,
+        "change_from_highest": difference(success["end"], success["highest"]),
+        "verdict": judged if len(cells) >= LEAST_SEEDS else UNJUDGED,
+        "costs": mean_costs(cells),
+    }
 
 
 def endurance(cells: list[dict]) -> dict:
@@ -85,13 +99,13 @@ def text(report: dict) -> str:
             [
                 *(LABELS[name], str(len(arm["end"]["seeds"]))),
                 *(rate(arm[when]) for when in ("at_budget", "highest", "lowest_after", "end")),
-                *(gap(arm["change"]), f"**{arm['verdict']}**"),
+                *(gap(arm["change"]), gap(arm["change_from_highest"]), f"**{arm['verdict']}**"),
             ]
             for name, arm in arms.items()
         ]
         steps = BUDGETS[task]
         names = ["rehearsal", "seeds", f"last within {steps:,} steps", "highest", "lowest after that"]
-        names += [f"after {10 * steps:,}", "change", "success"]
+        names += [f"after {10 * steps:,}", "change", "change from the highest", "success"]
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += ["Mean costs of training:", ""]
         parts += [cost_table({LABELS[name]: arm["costs"] for name, arm in arms.items()}), ""]
