@@ -121,6 +121,28 @@ class TestNLACConfig:
     def test_targets_are_kept_for_twice_the_time_constant(self, tmp_path, options, age):
         assert make_config(tmp_path, target_update_rate=0.01, **options).target_max_age == age
 
+    def test_options_that_were_left_open_follow_those_that_change_later(self, tmp_path):
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, target_update_rate=0.01)
+        config.target_update_rate, config.max_turns = 0.05, 3
+        config.check()
+        assert (config.target_max_age, config.samples_per_iteration) == (40, 16)
+        config.target_sync_mode, config.target_sync_steps = "hard", 100
+        config.check()
+        assert config.target_max_age == 0
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, target_max_age=7, samples_per_iteration=8)
+        config.target_update_rate, config.max_turns = 0.05, 3
+        config.check()
+        assert (config.target_max_age, config.samples_per_iteration) == (7, 8)
+
+    @pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
+    def test_a_learning_rate_that_follows_success_falls_when_success_does(self, tmp_path, name):
+        every = {"eval_strategy": "steps", "eval_steps": 1, "lr_scheduler_type": name}
+        assert make_config(tmp_path, **every).lr_scheduler_kwargs == {"mode": "max"}
+        shorter = {"metric_for_best_model": "episode/length", "greater_is_better": False}
+        found = make_config(tmp_path, **every, **shorter, lr_scheduler_kwargs={"patience": 3})
+        assert found.lr_scheduler_kwargs == {"mode": "min", "patience": 3}
+        assert make_config(tmp_path, **every, lr_scheduler_kwargs={"mode": "min"}).lr_scheduler_kwargs["mode"] == "min"
+
     def test_from_command_line_and_yaml(self, tmp_path):
         (tmp_path / "run.yaml").write_text("max_turns: 7\ngeneration_kwargs: {no_repeat_ngram_size: 3}\n")
         parser = TrlParser((NLACConfig,))

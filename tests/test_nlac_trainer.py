@@ -427,6 +427,15 @@ class TestTraining:
         trainer.train()
         assert 30 <= len(trainer.replay) < 40
 
+    def test_what_is_played_before_training_starts_are_other_tasks(self, tmp_path):
+        """So that a task that cannot be played does not hold up a run."""
+        tasks = Dataset.from_dict({"start": [2] * 20, "fails_at": ["reset"] + [None] * 19})
+        config = {"learning_starts": 30, "max_steps": 1, "episodes_per_iteration": 1, "shuffle_dataset": False}
+        trainer = make_trainer(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)
+        trainer.train()
+        assert list(trainer.failures.failed)[:2] == [True, False]
+        assert 30 <= len(trainer.replay) < 33
+
     def test_environments_by_name(self, tmp_path):
         tasks = Dataset.from_list(
             [{"environment": "desk", "request": request, "start": None} for request in TASKS["request"]]

@@ -38,7 +38,7 @@ OF_REFINED_ACTIONS = {
     "rehearse_refinements": False,
 }
 # Options of an iteration that follow from others where they are left open.
-_SIZES = ("samples_per_iteration", "episodes_per_iteration", "max_staleness")
+_LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration", "max_staleness", "target_max_age")
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
@@ -82,8 +82,9 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             `samples_per_iteration` allows when four transitions are trained on for each step of an episode of
             `max_turns`, at least one for each process.
         learning_starts (`int`, *optional*, defaults to `0`):
-            Number of transitions that each process collects before the first update. Without an environment it does
-            nothing: all logs are in the buffer from the start.
+            Number of transitions that each process collects before the first update, from tasks that are drawn at
+            random after those of the first iteration. Without an environment it does nothing: all logs are in the
+            buffer from the start.
         reward_weights (`list[float]`, *optional*):
             Weights of the reward functions. If `None`, 1 each.
         max_concurrent_environments (`int`, *optional*):
@@ -507,13 +508,16 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
             if new in vars(self) and vars(self)[new] is None:
                 vars(self)[new] = vars(self)[old]
-        compares = self.load_best_model_at_end or self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        if compares and self.metric_for_best_model is None:
+        follows_metric = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        if (self.load_best_model_at_end or follows_metric) and self.metric_for_best_model is None:
             # The default of transformers is the loss of evaluation, and there is none.
             self.metric_for_best_model, self.greater_is_better = "episode/success_rate", True
         _BaseConfig.__post_init__(self)
+        if follows_metric:
+            mode = "max" if self.greater_is_better else "min"
+            self.lr_scheduler_kwargs = {"mode": mode, **(self.lr_scheduler_kwargs or {})}
         self.output_dir = os.path.abspath(self.output_dir)  # an environment may change the working directory
-        self._sizes: dict[str, int | None] = {}  # those that the user left open, and their values
+        self._filled: dict[str, int | None] = {}  # options that the user left open, and their values
         self.check()
 
     def check(self) -> None:
@@ -529,11 +533,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         self._check_values()
         self._check_what_is_trained()
         self._check_restores()
-        self._fill_sizes()
-        if self.target_max_age is None:
-            samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
-            twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
-            self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
+        self._fill_in()
 
     def _check_values(self) -> None:
         """Check the options one by one."""
@@ -654,19 +654,23 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             self.ddp_find_unused_parameters = True
 
     def set_single_turn(self) -> None:
-        """Let an episode be one answer. Sizes of an iteration that the user left open follow."""
+        """Let an episode be one answer. Options that the user left open follow."""
         self.max_turns, self.single_step = 1, self.num_futures == 1
-        for name, size in self._sizes.items():
-            if vars(self)[name] == size:
-                setattr(self, name, None)
-        self._fill_sizes()
+        self._fill_in()
 
-    def _fill_sizes(self) -> None:
-        """Set the sizes of an iteration that are `None`, note them, and check those that are not."""
-        left = [name for name in _SIZES if vars(self)[name] is None]
+    def _fill_in(self) -> None:
+        """Set the options that the user left open, anew if others have changed since, and check those of them set."""
+        for name, value in self._filled.items():
+            if vars(self)[name] == value:
+                setattr(self, name, None)
+        left = [name for name in _LEFT_OPEN if vars(self)[name] is None]
         self._size_iterations()
         self._check_async_rollouts()
-        self._sizes |= {name: vars(self)[name] for name in left}
+        if self.target_max_age is None:
+            samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
+            twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
+            self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
+        self._filled = {name: vars(self)[name] for name in left}
 
     def _check_async_rollouts(self) -> None:
         if not self.async_rollouts:

@@ -120,6 +120,7 @@ from .training.guards import (
     IdleMonitor,
     LossGuard,
     TrainingStopped,
+    check_played,
     nothing_played,
     short_thoughts,
     too_many_hang,
@@ -710,12 +711,12 @@ class NLACTrainer(AtomicSavingTrainer):
             self.rendezvous.wait()
 
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
-        """Play the tasks, repeatedly until training can start on every process; nothing without an environment."""
+        """Play the tasks, then others until training can start on every process; nothing without an environment."""
         episodes: list[Episode] = []
-        num_transitions, had_turns = len(self.replay), True
+        num_transitions, num_empty, least = len(self.replay), 0, max(1, self.args.learning_starts)
         with self.records.timed("rollout"):
             while self.environments:
-                waits = num_transitions < max(1, self.args.learning_starts)
+                waits = num_transitions < least
                 played = self.rollouts.play(tasks, self.state.global_step, waits, self._is_last_iteration)
                 episodes += played
                 self.rendezvous.wait()
@@ -725,13 +726,17 @@ class NLACTrainer(AtomicSavingTrainer):
                     self._store(episodes)  # for the checkpoint
                     raise
                 num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
-                if all(gather_object([num_transitions >= max(1, self.args.learning_starts)])):
+                lacks = num_transitions < least
+                num_empty = num_empty + 1 if lacks and not any(episode.turns for episode in played) else 0
+                if not any(gather_object([lacks])):
                     break
-                has_turns = any(gather_object([any(episode.turns for episode in played)]))
-                if not has_turns and not had_turns:  # one coroutine that blocks can hold up all others once
-                    raise RuntimeError(nothing_played(played))
-                had_turns = has_turns
+                check_played(gather_object([(num_empty, nothing_played(played) if num_empty else "")]))
+                tasks = self._other_tasks(len(tasks))
         return episodes
+
+    def _other_tasks(self, number: int) -> list[dict[str, Any]]:
+        """Draw tasks, for what is played before training can start."""
+        return [self.train_dataset[place] for place in torch.randint(len(self.train_dataset), (number,)).tolist()]
 
     def _check_failures(self, episodes: list[Episode]) -> None:
         """Stop where too many environments fail or hang."""
@@ -921,13 +926,13 @@ class NLACTrainer(AtomicSavingTrainer):
             if self.args.on_forgetting == "restore":
                 logs["health/num_restores"] = len(self.forgetting.restores)
         if "train_loss" in logs:  # of the end
+            # Of all steps, also of those before the run was resumed.
+            logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self._loss_start)
             if self.had_ended:
                 return
             self._finish_rollouts()
             self.records.end_iteration()
             self.records.write(self.state.global_step)
-            # Of all steps, also of those before the run was resumed.
-            logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self._loss_start)
         super().log(logs, start_time)
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:

@@ -28,6 +28,7 @@ from trl_nlac.evaluation.metrics import (
     SuccessRate,
     episode_metrics,
     reward_metrics,
+    why_not_comparable,
     without_zero_kinds,
 )
 
@@ -106,6 +107,14 @@ def test_metrics_are_those_of_the_episodes_of_all_processes(monkeypatch):
     assert found["episode/length"] == pytest.approx(5 / 3)
     monkeypatch.setattr(metrics, "gather_object", lambda own: own)
     assert metrics.episode_metrics([], 1.0) == {}
+
+
+def test_evaluations_without_the_metric_are_not_compared():
+    """A critic has no AUROC where all episodes succeed."""
+    results = {"eval_environment/failure_rate": 0.0, "eval_episode/success_rate": 1.0}
+    assert why_not_comparable(results, "episode/success_rate", 0.5) is None
+    assert "it has no `critic/auroc`" in why_not_comparable(results, "critic/auroc", 0.5)
+    assert why_not_comparable({**results, "eval_critic/auroc": 0.7}, "eval_critic/auroc", 0.5) is None
 
 
 def test_area_under_the_curve():

@@ -16,6 +16,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from trl_nlac import NLACTrainer
 from trl_nlac.chat.template import ChatTemplate
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
-from trl_nlac.training.guards import ForgettingGuard, short_thoughts
+from trl_nlac.training.guards import ForgettingGuard, check_played, short_thoughts
 from trl_nlac.training.manifest import MANIFEST, checkpoint_of, write_manifest
 
 
@@ -259,6 +260,24 @@ class TestFailureRate:
         logs = [entry for entry in trainer.state.log_history if "environment/failure_rate" in entry]
         assert [entry["environment/failure_rate"] for entry in logs] == [0.25] * 4
         assert torch.isfinite(torch.tensor([entry["loss"] for entry in logs])).all()
+
+
+@pytest.mark.parametrize(
+    ("empty", "stops"),
+    [
+        ([1], False),
+        ([2], True),
+        ([2, 0], False),  # the other process plays
+        ([9, 0], False),
+        ([0, 10], True),
+        ([2, 1], False),
+        ([3, 2], True),
+    ],
+)
+def test_stops_where_nothing_is_played(empty, stops):
+    reasons = [(number, f"of process {i}" if number else "") for i, number in enumerate(empty)]
+    with pytest.raises(RuntimeError, match=f"of process {empty.index(max(empty))}") if stops else nullcontext():
+        check_played(reasons)
 
 
 class TestIdle:

@@ -209,6 +209,8 @@ class TestResume:
             output = trainer.train(resume_from_checkpoint=True)
         assert "Nothing is left to train" in caplog.text and trainer.had_ended
         assert contents(finished) == before and output.global_step == 3
+        *_, end = map(json.loads, (finished / "training_log.jsonl").read_text().splitlines())
+        assert output.training_loss == output.metrics["train_loss"] == pytest.approx(end["train_loss"])
         whole = make_trainer(finished / "unused", CONFIG, model=str(finished))
         assert_same(weights(trainer.model), weights(whole.model))
 

@@ -210,6 +210,8 @@ def why_not_comparable(metrics: dict[str, float], metric: str, max_failure_rate:
             return f"the environment failed in {rate:.0%} of its episodes"
         if f"{dataset}episode/success_rate" not in metrics:
             return "not one of its episodes was played"
+    if eval_name(metric) not in metrics:
+        return f"it has no `{metric}`, which not every evaluation has"
     return None
 
 

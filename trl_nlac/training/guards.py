@@ -210,6 +210,25 @@ class ForgettingGuard:
         return f"{' '.join(causes)} {reasons[self.reaction]}, {checkpoint} is saved; of the checkpoints, {healthy}."
 
 
+MOST_EMPTY, MOST_EMPTY_OF_ALL = 10, 2  # one coroutine that blocks can hold up all others once
+
+
+def check_played(empty: list[tuple[int, str]]) -> None:
+    """
+    Stop where tasks are played again and again, and training cannot start.
+
+    Args:
+        empty (`list[tuple[int, str]]`):
+            Of each process, how often in a row not one turn was played of those that it needs, and why.
+
+    Raises:
+        RuntimeError: If that happened to one process too often, or to all of them twice.
+    """
+    number, reason = max(empty)
+    if number >= MOST_EMPTY or min(empty)[0] >= MOST_EMPTY_OF_ALL:
+        raise RuntimeError(reason)
+
+
 def nothing_played(episodes: list[Episode]) -> str:
     """Explain, for an error, why there is nothing to train on. The episodes are those of this process."""
     end = printable(str(episodes[0].failure)) if episodes else "no episode of this process"
