@@ -151,6 +151,22 @@ print(f"done {rank} {len(transitions)}\\n", end="", flush=True)
 """
 
 
+UNPLAYABLE_SCRIPT = """
+import sys
+from pathlib import Path
+
+from datasets import Dataset
+from helpers.testing_utils import Countdown, make_trainer
+
+# The first task of the second process cannot be played, however often it is tried.
+tasks = Dataset.from_dict({"start": [2] * 8, "fails_at": [None, "reset"] + [None] * 6})
+config = {"max_steps": 1, "episodes_per_iteration": 2, "shuffle_dataset": False}
+trainer = make_trainer(Path(sys.argv[1]), config, train_dataset=tasks, environment_factory=Countdown)
+trainer.train()
+print(f"{list(trainer.failures.failed)[:2]} {len(trainer.replay) > 0}\\n", end="", flush=True)
+"""
+
+
 def assert_same(first: Path, second: Path) -> None:
     first, second = load_file(first), load_file(second)
     assert first.keys() == second.keys()
@@ -188,3 +204,10 @@ def test_processes_that_generate_together_may_play_differently(tmp_path, what):
     script.write_text(JOINT_SCRIPT)
     output = launch(str(script), what)
     assert "done 0 0" in output and "done 1 31" in output
+
+
+def test_a_task_that_cannot_be_played_holds_up_no_process(tmp_path):
+    """Others are drawn in its place, until both processes have something to train on."""
+    script = tmp_path / "script.py"
+    script.write_text(UNPLAYABLE_SCRIPT)
+    assert launch(str(script), str(tmp_path / "run")).count("[False, True] True") == 2
