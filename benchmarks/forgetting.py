@@ -185,7 +185,10 @@ def table(compared: dict[str, dict]) -> str:
             ", ".join(f"{number}{'+' if held else ''}" for number, held in zip(of, found["held"][arm], strict=True))
             for arm, of in found["steps"].items()
         ]
-        rows.append([task.replace("_", " "), *steps, f"{found['ratio_of_medians']:.1f}"])
+        of_self = zip(found["steps"]["self"], found["held"]["self"], strict=True)
+        median = statistics.median(found["steps"]["self"])
+        least = "at least " if any(held and number <= median for number, held in of_self) else ""
+        rows.append([task.replace("_", " "), *steps, f"{least}{found['ratio_of_medians']:.1f}"])
     names = ["task", "without rehearsal", "with its own answers", "ratio of the medians"]
     return "\n".join([*lines, "", reporting.table(names, rows)])
 
