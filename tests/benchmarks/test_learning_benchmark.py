@@ -32,6 +32,7 @@ from benchmarks.learning.figures import (
     generalisation,
     sharpening,
     staleness,
+    stored,
 )
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.report import (
@@ -61,6 +62,7 @@ from benchmarks.learning.figures.summary import (
     training_costs,
 )
 from benchmarks.learning.figures.table import comparison, rate, task_label
+from benchmarks.reporting import read_cells
 
 
 ROOT = Path(__file__).parents[2]
@@ -674,6 +676,24 @@ class TestBaselines:
 
     def test_tasks_without_a_stronger_baseline_are_left_out(self):
         assert not baselines.baselines(make_cells("nlac", [[0.0, 0.9]]))["tasks"]
+
+
+class TestStored:
+    def test_stored_actions_are_compared_with_the_same_seeds_of_both(self):
+        cells = [*make_cells("nlac", [[0.0, 0.9]] * 4), *make_cells("hindsight", [[0.0, 0.8], [0.0, 0.7], [0.0, 0.1]])]
+        cells += make_cells("nlac_stored_actions", [[0.0, 0.6], [0.0, 0.6]])
+        cells += make_cells("nlac", [[0.0, 0.9]], task=DELAYED)
+        report = stored.stored(cells)
+        assert list(report["tasks"]) == [TOLD]
+        minus = report["tasks"][TOLD]["minus"]
+        assert minus["nlac"]["mean"] == pytest.approx(-0.3) and minus["hindsight"]["mean"] == pytest.approx(-0.15)
+        row = "| Service desk (told) | 2 | 0.90 (0.90 to 0.90) | 0.60 (0.60 to 0.60) | 0.75 (0.11 to 1.00) | -0.30"
+        assert row in stored.text(report)
+
+    def test_the_committed_report_is_that_of_the_committed_cells(self):
+        report = stored.stored(read_cells(*stored.CELLS))
+        assert report == json.loads((ROOT / "benchmarks" / "results" / "learning_stored.json").read_text())
+        assert stored.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
 
 
 class TestEndurance:

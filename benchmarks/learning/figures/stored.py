@@ -1,0 +1,82 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""
+Whether NLAC is ahead of hindsight because of what its critic knows or because it refines fresh actions: hindsight can
+only refine stored actions, and NLAC does so here, too, after their Bellman targets.
+
+python -m benchmarks.learning.figures.stored --json benchmarks/results/learning_stored.json \\
+    --page docs/source/results_temperature.md
+
+The cells, beside those of the main table:
+
+python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted service_desk_noisy --seeds 0 1 2 \\
+    --methods nlac_stored_actions --cells benchmarks/results/learning_savings
+"""
+
+from benchmarks import reporting
+from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, measured, of_cells
+from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
+
+
+CELLS = (RESULTS / "learning", RESULTS / "learning_savings")
+STORED = "nlac_stored_actions"
+METHODS = ("nlac", STORED, "hindsight")
+
+
+def stored(cells: list[dict]) -> dict:
+    """Return the final success of the methods on each task where `STORED` was run, with its seeds, and differences."""
+    tasks = {}
+    for task in sorted({cell["task"] for cell in cells if cell["method"] == STORED}):
+        seeds = {cell["seed"] for cell in cells if (cell["task"], cell["method"]) == (task, STORED)}
+        of_task = {
+            method: [c for c in cells if (c["task"], c["method"]) == (task, method) and c["seed"] in seeds]
+            for method in METHODS
+        }
+        success = {
+            method: of_cells(found, lambda cell: measured(cell["final"]["held_out"], "success"))
+            for method, found in of_task.items()
+        }
+        tasks[task] = {
+            "success": success,
+            "minus": {rival: difference(success[STORED], success[rival]) for rival in ("nlac", "hindsight")},
+            "costs": {method: mean_costs(found) for method, found in of_task.items()},
+        }
+    return {"tasks": tasks, "machines": reporting.machines(cells)}
+
+
+def text(report: dict) -> str:
+    """Write the tables."""
+    names = ["task", "seeds", *map(label, METHODS), "stored minus NLAC", "stored minus hindsight"]
+    rows = [
+        [
+            *(task_label(name), str(len(task["success"][STORED]["seeds"]))),
+            *map(rate, task["success"].values()),
+            *map(gap, task["minus"].values()),
+        ]
+        for name, task in report["tasks"].items()
+    ]
+    parts = [reporting.table(names, rows), "", "Mean costs of training:"]
+    for name, task in report["tasks"].items():
+        costs = {label(method): of for method, of in task["costs"].items()}
+        parts += ["", f"{task_label(name)}:", "", cost_table(costs)]
+    return "\n".join(parts)
+
+
+def main():
+    reporting.publish_cells(__doc__, CELLS, stored, text, "learning/figures/stored.py")
+
+
+if __name__ == "__main__":
+    main()
