@@ -13,11 +13,18 @@
 # limitations under the License.
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_trainer
-from transformers import AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from trl_nlac import NLACAgent
 from trl_nlac.agent.answers import Check
@@ -390,6 +397,38 @@ def test_adapter(tmp_path):
     for name, value in trained.items():
         assert value.abs().sum() > 0
         assert torch.equal(value, loaded[name.replace("base_model.model.", "")]), name
+
+
+def test_an_adapter_of_a_multimodal_model(tmp_path):
+    """Its base model has no class for text alone."""
+    peft = pytest.importorskip("peft")
+    text, tokenizer = AutoConfig.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**sizes, image_size=28, patch_size=14)
+    base = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision, image_token_index=5))
+    base.save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(target_modules=r".*language_model.*q_proj", init_lora_weights=False)
+    trained = peft.get_peft_model(LlavaForConditionalGeneration.from_pretrained(tmp_path / "base"), lora)
+    for written in (trained, tokenizer):
+        written.save_pretrained(tmp_path / "adapter")
+    options = {"action_format": "text", "max_completion_length": 48}
+    agent = NLACAgent.from_pretrained(str(tmp_path / "adapter"), device="cpu", **options)
+    assert isinstance(agent.model, LlavaForConditionalGeneration)
+    ids = torch.arange(10, 20)[None]
+    with torch.no_grad():
+        logits, before = agent.model(ids).logits, base.eval()(ids).logits
+        assert torch.allclose(logits, trained.eval()(ids).logits, atol=1e-5) and not torch.allclose(logits, before)
+
+
+def test_one_thread_at_a_time():
+    """The others get an error that says what to use, and not a model that has gone."""
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
+    with agent.generating(), ThreadPoolExecutor(1) as other:
+        assert agent.act(MESSAGES).text  # of the same thread
+        with pytest.raises(RuntimeError, match="answers in another thread already.*`AsyncNLACAgent`"):
+            other.submit(agent.act, MESSAGES).result()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(agent.act, MESSAGES).result().text
 
 
 def test_an_accelerator_that_torch_was_built_for_and_that_is_not_there(monkeypatch):

@@ -57,6 +57,10 @@ def test_what_cannot_be_judged_has_no_reward(agent):
         TINY_MODEL, device="cpu", role_sampling={role: {"max_tokens": 1} for role in ("critique", "successor")}
     )
     assert CriticReward(mute)([STATE], [[ACTION]]) == [None]
+    short = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_prompt_length=64)
+    long = {"role": "assistant", "content": "route billing amber photo noon " * 40}
+    one, other = CriticReward(short)([STATE, STATE], [[long, ANSWER, ACTION], [ACTION]])
+    assert one is None and other is not None
 
 
 def test_calls_of_tools(agent):

@@ -33,6 +33,7 @@ from trl_nlac.agent.serving import ServedAgent
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.gateway.server import Server
+from trl_nlac.generation.endpoint import EndpointError
 
 
 GREEDY = {role: {"temperature": 0.0} for role in ("policy", "evaluation", "critique", "refine")}
@@ -142,6 +143,17 @@ class TestAnswers:
         with monkeypatch.context() as patch, pytest.raises(InternalServerError):
             patch.setattr(agent, "act_on", leave)
             ask(client.with_options(timeout=20))
+        assert ask(client).choices
+
+    def test_a_server_of_the_model_that_is_gone(self, agent, client, monkeypatch, caplog):
+        def fail(*args):
+            raise EndpointError("No server answers at `backend='http://localhost:1/v1'`.")
+
+        with monkeypatch.context() as patch, pytest.raises(InternalServerError, match="model's server") as caught:
+            patch.setattr(agent, "act_on", fail)
+            ask(client.with_options(timeout=20))
+        assert caught.value.status_code == 502 and "localhost" not in str(caught.value)
+        assert "No server answers at" in caplog.text
         assert ask(client).choices
 
     def test_what_is_refused(self, client):

@@ -13,6 +13,7 @@
 # limitations under the License.
 
 import json
+import math
 import os
 import re
 import shlex
@@ -496,6 +497,16 @@ def test_options_of_an_evaluation(folder, capsys, monkeypatch):
 def test_options_that_are_none(folder, capsys, words, message):
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_with_the_name_of_a_module_is_refused(folder, capsys):
+    shutil.copy(folder / "guess.py", folder / "math.py")
+    try:
+        with pytest.raises(CommandError, match="there is a module 'math' already"):
+            load_object("math.py:GuessTheNumber")
+    finally:
+        (folder / "math.py").unlink()
+    assert sys.modules["math"] is math
 
 
 def test_from_logs_alone(folder, run, capsys):

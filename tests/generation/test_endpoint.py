@@ -89,6 +89,15 @@ def test_what_is_sent():
     assert special["top_k"] == 5 and special["min_p"] == 0.1 and special["max_tokens"] == 48
 
 
+def test_all_that_is_sampled_by_is_sent_to_vllm():
+    """Which takes what is not sent from the model's own configuration."""
+    server = CompletionsServer("tiny", owner="vllm", returns_tokens=True)
+    with server.running() as url:
+        load(url, top_k=0, min_p=0.0).act(STATES[0])
+    sent = server.requests[0]
+    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (0, 0.0, 1.0) and "detokenize" not in sent
+
+
 def test_context(caplog):
     """Prompts that do not fit into the server's context are not sent and count as cut off."""
     server = CompletionsServer("tiny", max_model_length=24)

@@ -68,13 +68,14 @@ def test_exported_conversations(tmp_path, episodes, roles):
 
 
 def test_tables_of_a_run(tmp_path):
-    """What `log_completions` writes: an episode that ended, one whose environment failed, and one without a turn."""
+    """What `log_completions` writes: episodes that ended, that were cut, that failed, and without a turn."""
     turns = [{"text": "Thought: x\nAction: ask", "action": "ask", "next_observation": "Yes?", "reward": 0.0}]
     ending = [{"text": "Action: close", "action": "close", "next_observation": "", "reward": 1.0}]
     rows = [
         {"prompt": "Begin.", "turns": turns + ending, "return": 1.0, "terminated": True, "task": '{"request": "a"}'},
+        {"prompt": "Begin.", "turns": turns, "return": 0.0, "terminated": False},
         {"prompt": "Begin.", "turns": turns, "return": 0.0, "terminated": False, "failure": "step: ConnectionError"},
-        {"prompt": "Begin.", "turns": [], "return": 0.0, "terminated": False, "failure": "step: ConnectionError"},
+        {"prompt": "Begin.", "turns": [], "return": 0.0, "terminated": False},
     ]
     (tmp_path / "completions").mkdir()
     pq.write_table(pa.Table.from_pylist(rows, schema=EPISODE), tmp_path / "completions" / "completions_00001.parquet")
@@ -85,7 +86,8 @@ def test_tables_of_a_run(tmp_path):
         ["user", "assistant", "user"],
     ]
     assert [(row["reward"], row["terminated"]) for row in found.rows] == [(1.0, True), (0.0, False)]
-    assert found.unreadable == {"there is no message of the assistant": 1}
+    failed = "its environment failed, so that its return is no outcome"
+    assert found.unreadable == {failed: 1, "there is no message of the assistant": 1}
 
 
 @pytest.mark.parametrize("damage", ["no parquet", "other columns"])

@@ -14,8 +14,9 @@
 
 """A trained model at work: it acts, criticises and refines in the roles that it was trained in."""
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,7 @@ class NLACAgent:
         options = options or RoleOptions()
         self.options = replace(options, action_format=choose_format(options.action_format, chat, self.tools))
         self.roles = Roles(generator, chat, prompts or NLACPrompts(), self.options)
+        self._lock = threading.RLock()
 
     @classmethod
     def from_pretrained(
@@ -452,9 +454,23 @@ class NLACAgent:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Open a session of the generator, in which the roles can answer."""
-        # Nobody reads the metrics of roles here; they would grow as long as the agent lives.
-        with self.roles.tally.unrecorded(), self.roles.generator.session(self.model):
+        """
+        Open a session of the generator, in which the roles can answer.
+
+        Raises:
+            RuntimeError: If a model in this process answers in another thread already.
+        """
+        with ExitStack() as stack:
+            if not self.roles.generator.is_concurrent:
+                if not self._lock.acquire(blocking=False):
+                    raise RuntimeError(
+                        "This agent answers in another thread already, and a model in this process serves one at a "
+                        "time. Use `AsyncNLACAgent`, which collects questions, or `trl-nlac serve`."
+                    )
+                stack.callback(self._lock.release)
+            # Nobody reads the metrics of roles here; they would grow as long as the agent lives.
+            stack.enter_context(self.roles.tally.unrecorded())
+            stack.enter_context(self.roles.generator.session(self.model))
             yield
 
     def _action(self, choice: Choice) -> AgentAction:

@@ -14,7 +14,9 @@
 
 """The backend of an agent: transformers or vLLM in this process, or a server with OpenAI's interface."""
 
+import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,8 +79,7 @@ def load_backend(
     from_hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(model, **from_hub)
     if backend == "transformers":
-        auto_class = _auto_class(model, revision, trust_remote_code)
-        loaded = auto_class.from_pretrained(model, **{"dtype": "auto", **from_hub, **backend_kwargs})
+        loaded = _load_model(model, revision, trust_remote_code, backend_kwargs)
         if backend_kwargs.get("device_map") is None:
             loaded = loaded.to(device)
         loaded = loaded.eval()
@@ -109,14 +110,33 @@ def context_of(generator: Generator, model: PreTrainedModel | None) -> float | N
     return generator.engine.max_model_length if model is None else context_length(model.config)
 
 
+def _load_model(
+    model: str, revision: str | None, trust_remote_code: bool, backend_kwargs: dict[str, Any]
+) -> PreTrainedModel:
+    """Load a model, or an adapter on its base model, which has a revision of its own."""
+
+    def file(name: str) -> str | None:
+        return cached_file(model, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+
+    base, of_base, adapter = model, revision, file("adapter_config.json")
+    if file("config.json") is not None:
+        adapter = None  # a whole model
+    elif adapter is not None:
+        config = json.loads(Path(adapter).read_text(encoding="utf-8"))
+        base, of_base = config["base_model_name_or_path"], config.get("revision")
+    kwargs = {"dtype": "auto", "revision": of_base, "trust_remote_code": trust_remote_code, **backend_kwargs}
+    loaded = _auto_class(base, of_base, trust_remote_code).from_pretrained(base, **kwargs)
+    if adapter is not None:
+        loaded.load_adapter(model, adapter_kwargs={"revision": revision})
+    return loaded
+
+
 def _auto_class(
     model: str, revision: str | None, trust_remote_code: bool
 ) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
     """Choose the class that loads a model: some multimodal ones have no class for text alone."""
-    # An adapter has no configuration of its own, and is loaded with its base model.
-    if cached_file(model, "config.json", revision=revision, _raise_exceptions_for_missing_entries=False):
-        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
-        is_remote = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
-        if not is_remote and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            return AutoModelForImageTextToText
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
+    is_remote = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
+    if not is_remote and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForImageTextToText
     return AutoModelForCausalLM

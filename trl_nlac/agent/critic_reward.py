@@ -15,9 +15,9 @@
 """The language critic as a reward function of TRL's trainers."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from ..episodes.conversations import problem_of
 from ..types import Message
 from .agent import NLACAgent
 
@@ -82,8 +82,11 @@ class CriticReward:
             for i, pair in enumerate(zip(prompts, completions, strict=True))
             for conversation in _up_to_each_action(*pair)
         ]
-        judged = [(i, conversation) for i, conversation in actions if problem_of(conversation) is None]
-        judgements = self.agent.critique_all([conversation for _, conversation in judged], self.tools)
+        judged = []
+        for i, conversation in actions:
+            with suppress(ValueError):  # no conversation, or too long
+                judged.append((i, self.agent.proposed(conversation, None, self.tools)))
+        judgements = self.agent.critique_on([proposed for _, proposed in judged])
         scores: list[list[float]] = [[] for _ in prompts]
         for (i, _), judgement in zip(judged, judgements, strict=True):
             if judgement is not None:

@@ -15,17 +15,21 @@
 """An agent behind a server with OpenAI's interfaces."""
 
 import asyncio
+import logging
 from typing import Any
 
 from ..chat.tool_calls import parse_tool_calls
 from ..gateway.requests import Proposal, Question, Reply, RequestRefused, reply_message
 from ..gateway.server import Request
+from ..terminal import printable_traceback
 from ..types import Judgement
 from .agent import NLACAgent
 from .answers import AgentAction
 from .async_agent import AsyncNLACAgent
 from .guard import Guard
 
+
+logger = logging.getLogger(__name__)
 
 MAX_NUMBER = 64  # of rounds of refinement, and of candidates
 
@@ -77,6 +81,9 @@ class ServedAgent:
             request.refuse(error)
         except ValueError as error:  # messages that are no conversation, or too long
             request.refuse(RequestRefused(str(error), "messages"))
+        except ConnectionError as error:  # of the model's server: that of the client is not seen here
+            logger.warning("The model's server does not answer.\n%s", printable_traceback(error))
+            request.refuse(RequestRefused("The model's server does not answer.", status=502))
         except Exception as error:
             request.fail(error)
 

@@ -258,6 +258,8 @@ class _CallReader:
                 parsed = None
             if isinstance(parsed, dict):
                 return parsed
+            if isinstance(parsed, str):  # with quotation marks
+                value = parsed
         parameters = self.parameters.get(name, {})
         needed = list(parameters) if len(parameters) == 1 else self.required.get(name, [])
         if len(needed) != 1 or (isinstance(value, list) and parameters.get(needed[0], {}).get("type") != "array"):

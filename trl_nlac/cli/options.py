@@ -78,13 +78,20 @@ def _load_module(name: str) -> Any:
     return importlib.import_module(name)
 
 
+_loaded_files: list[Any] = []
+
+
 def _load_file(path: Path) -> Any:
     """Load a module from a file, which can import others of its folder."""
     name = path.stem
+    known = sys.modules.get(name)
+    if known is not None and known not in _loaded_files:
+        raise CommandError(f"{path}: there is a module {name!r} already, which others use. Rename the file.")
     _search(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as dataclasses and pickle expect
+    _loaded_files.append(module)
     spec.loader.exec_module(module)
     return module
 
@@ -315,13 +322,14 @@ def add_agent_arguments(parser: Parser) -> None:
     add_environment_arguments(parser)
 
 
-def add_environment_arguments(parser: Parser) -> None:
-    """Add the arguments for the environment, its tasks and the roles."""
+def add_environment_arguments(parser: Parser, of_run: bool = True) -> None:
+    """Add the arguments for the environment, its tasks and the roles; by default those of a run, if there is one."""
     parser.add_argument(
         "--environment_factory",
         nargs="+",
         metavar="MODULE:CLASS",
-        help="class or function of the environment; the run's own only with --trust_remote_code",
+        help="class or function of the environment"
+        + ("; the run's own only with --trust_remote_code" if of_run else ""),
     )
     parser.add_argument("--environment_kwargs", metavar="JSON", help="its keyword arguments, as a JSON object")
     parser.add_argument("--tools", nargs="+", metavar="MODULE:FUNCTION", help="standalone tools")
@@ -329,11 +337,11 @@ def add_environment_arguments(parser: Parser) -> None:
         "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
     )
     parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
-    parser.add_argument("--dataset_name", help="tasks: a dataset of the Hub, or a file (default: those of the run)")
+    tasks = "tasks: a dataset of the Hub, or a file" + (" (default: those of the run)" if of_run else "")
+    parser.add_argument("--dataset_name", help=tasks)
     parser.add_argument("--dataset_config", help="configuration of the dataset")
-    parser.add_argument(
-        "--dataset_split", help='split of the dataset (default: "test", if the run had one, or "train")'
-    )
+    split = '"test", if the run had one, or "train"' if of_run else '"train"'
+    parser.add_argument("--dataset_split", help=f"split of the dataset (default: {split})")
     parser.add_argument("--seed", type=int, default=0)
     add_role_options(parser)
 

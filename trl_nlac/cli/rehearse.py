@@ -14,10 +14,12 @@
 
 """`trl-nlac rehearse`: let a model write a rehearsal dataset."""
 
+import random
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -66,7 +68,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--bootstrap", default=NLACConfig.bootstrap, choices=["implicit", "explicit", "monte_carlo"])
     parser.add_argument("--num_refinements", type=int, default=NLACConfig.num_refinements)
-    add_environment_arguments(parser)
+    add_environment_arguments(parser, of_run=False)
     return parser
 
 
@@ -95,7 +97,9 @@ def run(words: list[str]) -> None:
         with one_line_errors():
             episodes = episodes_from_logs(load_conversations(args.logs), roles.actions, prompts)
         transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
-        transitions = transitions[: args.num_transitions]
+        number = min(args.num_transitions, len(transitions))
+        transitions = random.Random(args.seed).sample(transitions, number)
+        torch.manual_seed(args.seed)
     else:
         rows = load_rows(args.dataset_name, args.dataset_config, args.dataset_split or "train")
         pool, rewards = load_environments(args)

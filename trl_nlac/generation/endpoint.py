@@ -34,8 +34,9 @@ from .engine import Adapter, forced, score_by_token
 
 
 _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
-# Parameters that are not in OpenAI's own API and need not be sent with these values.
-_DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "detokenize": False}
+# Parameters that are not in OpenAI's own API and need not be sent with these values. vLLM takes what is not sent from
+# the model's generation_config.json.
+_DEFAULTS = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _MAX_SHOWN = 300  # characters of what a server says
 _MAX_TOKEN_ID = 2**31
 _REQUESTS = Coroutines()  # whichever thread asks: connections and locks belong to one event loop
@@ -222,7 +223,9 @@ class EndpointEngine(Endpoint):
 
     async def _ask(self, prompt: list[int], **params) -> dict[str, Any]:
         known = {name: value for name, value in params.items() if name in _OPENAI}
-        others = {name: value for name, value in params.items() if name not in known and _DEFAULTS.get(name) != value}
+        others = {name: value for name, value in params.items() if name not in known and name != "detokenize"}
+        if not self.is_vllm:
+            others = {name: value for name, value in others.items() if _DEFAULTS.get(name) != value}
         create = self.client.completions.with_raw_response.create
         return _choice(await read_body(create(model=self.model, prompt=prompt, **known, extra_body=others)))
 

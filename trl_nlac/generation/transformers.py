@@ -246,7 +246,8 @@ class TransformersGenerator:
             ]
             rows, places, token_ids = torch.tensor(asked, dtype=torch.long).reshape(-1, 3).T.contiguous()  # (N,) each
             logps = logits[rows, places].float().log_softmax(-1)  # (N, V)
-            chosen = logps.gather(1, token_ids[:, None].to(logps.device))[:, 0].double().cpu()  # (N,)
+            chosen = logps.gather(1, token_ids[:, None].to(logps.device))[:, 0]  # (N,)
+            chosen = chosen.cpu().double()  # in this order: MPS has no doubles
             sums = chosen.new_zeros(len(chunk)).index_add(0, rows, chosen)  # (B,)
             scores.update(zip(chunk, sums.tolist(), strict=True))
         return [scores[i] for i in range(len(prompts))]
@@ -270,7 +271,7 @@ def weights_mark(model: nn.Module) -> list[Any]:
     counts, and the sum of its first values, which shows other changes.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.device.type != "meta"]
-    sums = [parameter.data.flatten()[:256].double().sum().to(model.device) for parameter in parameters]
+    sums = [parameter.data.flatten()[:256].float().sum().to(model.device) for parameter in parameters]
     adapters = list(model.active_adapters) if is_peft_model(model) else []
     places = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
     return [adapters, places, torch.stack(sums).tolist()]

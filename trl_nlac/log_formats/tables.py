@@ -31,6 +31,7 @@ from .chat import read_conversations
 
 _BUFFER = {"token_ids", "turns", "opening"}
 _TABLE = {"prompt", "turns", "return"}
+_FAILED = "its environment failed, so that its return is no outcome"
 
 
 def read_parquet(
@@ -79,23 +80,26 @@ def read_parquet(
 def _read_buffer(path: Path, actions: ActionFormat, found: LoggedConversations) -> None:
     for stored in read_episodes(path):
         row = conversation(stored.episode, actions)
-        if row["messages"] and stored.episode.turns:
+        if stored.episode.failure is not None:
+            found.refuse(_FAILED)
+        elif row["messages"] and stored.episode.turns:
             found.add(row)
         else:
             found.refuse("the episode has no turn")
 
 
 def _add_episode(row: dict[str, Any], found: LoggedConversations) -> None:
+    if row.get("failure") is not None:
+        found.refuse(_FAILED)
+        return
     messages = [{"role": "user", "content": row["prompt"] or ""}]
     for turn in row["turns"] or []:
         messages.append({"role": "assistant", "content": turn["text"] or turn["action"] or ""})
         messages.append({"role": "user", "content": turn["next_observation"] or ""})
     if len(messages) > 1 and not messages[-1]["content"]:
         del messages[-1]
-    terminated = bool(row.get("terminated")) and row.get("failure") is None
-    found.add(
-        {"messages": messages, "reward": row["return"], "terminated": terminated, "task": row.get("task") or None}
-    )
+    ended = {"terminated": bool(row.get("terminated")), "task": row.get("task") or None}
+    found.add({"messages": messages, "reward": row["return"], **ended})
 
 
 def _with_messages(row: dict[str, Any]) -> dict[str, Any]:
