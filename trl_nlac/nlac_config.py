@@ -659,7 +659,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         self._fill_in()
 
     def _fill_in(self) -> None:
-        """Set the options that the user left open, anew if others have changed since, and check those of them set."""
+        """Set options that the user left open, anew if others have changed since, and check those that are set."""
         for name, value in self._filled.items():
             if vars(self)[name] == value:
                 setattr(self, name, None)

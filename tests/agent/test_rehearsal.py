@@ -14,6 +14,7 @@
 
 
 import json
+import re
 
 import pytest
 from datasets import Dataset, load_dataset
@@ -103,6 +104,21 @@ class TestRehearse:
         assert {row["role"] for row in rows} == ROLES  # one step, which ended the task: no successor
         backup = next(row for row in rows if row["role"] == "backup")
         assert "The final score is 1; a score of 1 or more is a success." in backup["prompt"][-1]["content"]
+
+    def test_steps_of_logs_are_drawn_by_the_seed(self, tmp_path):
+        """From the whole file, not its first conversations."""
+        said = [{"role": "assistant", "content": "Thought: so\nAction: open"}, {"role": "user", "content": "Open."}]
+        logs, path = tmp_path / "logs.jsonl", tmp_path / "rehearsal.jsonl"
+        rows = [{"messages": [{"role": "user", "content": f"Door {i}."}, *said], "reward": 1.0} for i in range(40)]
+        logs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+        def doors(seed: str) -> set[str]:
+            words = ["rehearse", "teacher", str(path), "--logs", str(logs), "--num_transitions", "4", "--seed", seed]
+            with ChatServer(teach).running() as url:
+                assert main([*words, "--backend", url]) == 0
+            return set(re.findall(r"Door \d+", path.read_text()))
+
+        assert len(doors("0")) == 4 and doors("0") == doors("0") != doors("1")
 
     @pytest.mark.parametrize(
         ("words", "message"),
