@@ -21,8 +21,9 @@ python -m benchmarks.learning.figures.stored --json benchmarks/results/learning_
 
 The cells, beside those of the main table:
 
-python -m benchmarks.learning.run --tasks service_desk_told service_desk_hinted service_desk_noisy --seeds 0 1 2 \\
-    --methods nlac_stored_actions --cells benchmarks/results/learning_savings
+python -m benchmarks.learning.run --seeds 0 1 2 --methods nlac_stored_actions \\
+    --tasks service_desk_told service_desk_hinted service_desk_noisy service_desk_delayed \\
+    --cells benchmarks/results/learning_savings
 """
 
 from benchmarks import reporting
