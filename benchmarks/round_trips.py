@@ -443,6 +443,8 @@ def export_and_import(episode: Episode, actions: ActionFormat) -> list[str]:
 class Refiner:
     """Criticises every action, and calls a tool with its own arguments as the refined one."""
 
+    is_concurrent = False
+
     def __init__(self, actions: ActionFormat):
         call = format_tool_calls([("look", {"date": "2024-01-01", "x": 1})])
         self.chat = actions.chat
