@@ -713,11 +713,11 @@ class NLACTrainer(AtomicSavingTrainer):
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, then others until training can start on every process; nothing without an environment."""
         episodes: list[Episode] = []
-        num_transitions, num_empty, least = len(self.replay), 0, max(1, self.args.learning_starts)
+        num_empty, least = 0, max(1, self.args.learning_starts)
+        lacks = len(self.replay) < least
         with self.records.timed("rollout"):
             while self.environments:
-                waits = num_transitions < least
-                played = self.rollouts.play(tasks, self.state.global_step, waits, self._is_last_iteration)
+                played = self.rollouts.play(tasks, self.state.global_step, lacks, self._is_last_iteration)
                 episodes += played
                 self.rendezvous.wait()
                 try:
@@ -725,8 +725,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 except TrainingStopped:
                     self._store(episodes)  # for the checkpoint
                     raise
-                num_transitions = len(self.replay) + sum(episode.num_turns for episode in episodes)
-                lacks = num_transitions < least
+                lacks = len(self.replay) + sum(episode.num_turns for episode in episodes) < least
                 num_empty = num_empty + 1 if lacks and not any(episode.turns for episode in played) else 0
                 if not any(gather_object([lacks])):
                     break

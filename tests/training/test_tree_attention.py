@@ -274,10 +274,11 @@ def test_generation_is_that_of_sdpa(tmp_path):
 
 
 def test_adapters(tmp_path):
-    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    # A small scale, as large weights round differently on each processor.
+    lora = LoraConfig(r=4, lora_alpha=1, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     model = get_peft_model(make_model(CONFIGS["qwen3"]), lora)
     separate = losses_and_gradients(model, episode_examples(), False)
     assert start_sharing(model, model.config, make_args(tmp_path))
     shared = losses_and_gradients(model, episode_examples(), True)
     for one, other in zip(separate, shared, strict=True):
-        assert (one - other).norm() < 1e-4 * one.norm()  # rounding differs between processors
+        assert (one - other).norm() < 1e-5 * one.norm()

@@ -14,9 +14,7 @@
 
 """The backend of an agent: transformers or vLLM in this process, or a server with OpenAI's interface."""
 
-import json
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +33,7 @@ from ..chat.encoder import ChatEncoder
 from ..chat.tokenizer import ending_token_ids, tokenizer_of
 from ..generation.base import Generator
 from ..generation.engine import FixedGenerator
+from ..generation.loading import adapter_config
 from ..generation.transformers import TransformersGenerator
 from ..method.context import context_length
 
@@ -114,16 +113,11 @@ def _load_model(
     model: str, revision: str | None, trust_remote_code: bool, backend_kwargs: dict[str, Any]
 ) -> PreTrainedModel:
     """Load a model, or an adapter on its base model, which has a revision of its own."""
-
-    def file(name: str) -> str | None:
-        return cached_file(model, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-
-    base, of_base, adapter = model, revision, file("adapter_config.json")
-    if file("config.json") is not None:
-        adapter = None  # a whole model
-    elif adapter is not None:
-        config = json.loads(Path(adapter).read_text(encoding="utf-8"))
-        base, of_base = config["base_model_name_or_path"], config.get("revision")
+    base, of_base = model, revision
+    is_whole = cached_file(model, "config.json", revision=revision, _raise_exceptions_for_missing_entries=False)
+    adapter = None if is_whole else adapter_config(model, revision)
+    if adapter is not None:
+        base, of_base = adapter["base_model_name_or_path"], adapter.get("revision")
     kwargs = {"dtype": "auto", "revision": of_base, "trust_remote_code": trust_remote_code, **backend_kwargs}
     loaded = _auto_class(base, of_base, trust_remote_code).from_pretrained(base, **kwargs)
     if adapter is not None:

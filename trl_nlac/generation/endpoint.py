@@ -223,9 +223,8 @@ class EndpointEngine(Endpoint):
 
     async def _ask(self, prompt: list[int], **params) -> dict[str, Any]:
         known = {name: value for name, value in params.items() if name in _OPENAI}
-        others = {name: value for name, value in params.items() if name not in known and name != "detokenize"}
-        if not self.is_vllm:
-            others = {name: value for name, value in others.items() if _DEFAULTS.get(name) != value}
+        unsent = {"detokenize": False} if self.is_vllm else {"detokenize": False, **_DEFAULTS}
+        others = {name: value for name, value in params.items() if name not in known and unsent.get(name) != value}
         create = self.client.completions.with_raw_response.create
         return _choice(await read_body(create(model=self.model, prompt=prompt, **known, extra_body=others)))
 

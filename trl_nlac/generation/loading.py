@@ -14,12 +14,15 @@
 
 """Load the generator that the options ask for."""
 
+import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, is_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 from trl.import_utils import is_vllm_available
 
 from ..options.generation import GenerationOptions
@@ -195,3 +198,9 @@ def _load_vllm(
     )
     generator = SyncedGenerator(engine, scorer, eos_token_ids)
     return generator if options.vllm_tensor_parallel_size == 1 else TensorParallelGenerator(generator, engine.tp_group)
+
+
+def adapter_config(model: str, revision: str | None) -> dict[str, Any] | None:
+    """Read the configuration of an adapter in a folder or on the Hub; `None` if there is none."""
+    path = cached_file(model, "adapter_config.json", revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))

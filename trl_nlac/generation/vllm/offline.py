@@ -14,7 +14,6 @@
 
 """vLLM in this process, with the weights of a saved model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from vllm.platforms import current_platform
 
 from ..base import Completion
 from ..engine import Adapter, forced, score_by_token
+from ..loading import adapter_config
 from .local import LocalEngine, allowed_rank, cpu_options
 from .requests import RequestLoop
 
@@ -47,12 +47,9 @@ class OfflineEngine(LocalEngine):
 
     def __init__(self, model: str, revision: str | None = None, trust_remote_code: bool = False, **options):
         self._adapter: Adapter | None = None
-        config_file = cached_file(
-            model, "adapter_config.json", revision=revision, _raise_exceptions_for_missing_entries=False
-        )
-        if config_file is not None:
+        config = adapter_config(model, revision)
+        if config is not None:
             weights = cached_file(model, "adapter_model.safetensors", revision=revision)
-            config = json.loads(Path(config_file).read_text(encoding="utf-8"))
             options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed_rank(config["r"]), **options}
             self._adapter = Adapter(1, Path(weights).parent)
             model, revision = config["base_model_name_or_path"], config.get("revision")
