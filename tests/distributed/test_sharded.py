@@ -65,8 +65,8 @@ def saved_target_weights(checkpoint: Path) -> dict:
 @pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "zero3_offload", "fsdp2"])
 def test_trains_as_one_process(kind, one_process, tmp_path):
     """
-    Losses, weights and target weights are the same, up to the order of float32 additions: 1e-5 of a loss. Adam
-    increases the difference where a gradient is almost zero, but to less than a tenth of the first step (1e-3).
+    Losses, weights and target weights are the same, up to the order of float32 additions: 1e-5 of a loss and, of a
+    weight, a hundredth of the first step (1e-3).
     """
     launch(str(HERE / "same_batches.py"), kind, str(tmp_path))
     for run in RUNS:
@@ -74,9 +74,7 @@ def test_trains_as_one_process(kind, one_process, tmp_path):
         assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5), run
         assert result["distance"] == pytest.approx(expected["distance"], rel=1e-5) and result["distance"] > 0, run
         weights, expected = (load_file(path / f"{run}.safetensors") for path in (tmp_path, one_process))
-        assert_close(weights, expected, rtol=0, atol=1e-4)
-        num_values = sum(values.numel() for values in expected.values())
-        assert sum(((weights[name] - expected[name]).abs() > 1e-6).sum() for name in expected) < 1e-4 * num_values, run
+        assert_close(weights, expected, rtol=0, atol=1e-5, msg=lambda message, run=run: f"{run}: {message}")
 
     checkpoints = [path / "sampled" / "checkpoint-2" for path in (tmp_path, one_process)]
     assert_close(*map(saved_target_weights, checkpoints), rtol=0, atol=1e-6)
