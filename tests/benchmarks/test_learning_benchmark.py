@@ -778,6 +778,8 @@ class TestBases:
         report = bases.bases(self.cells(differences))
         assert bases.verdict(report["tasks"][DELAYED], 1.0) == said
         assert len(report["tasks"][DELAYED]["all_builds"]["1.0"]["seeds"]) == len(differences)
+        means = [sum(of) / len(of) for of in zip(*differences, strict=True)]
+        assert [*report["tasks"][DELAYED]["all_desks"]["1.0"]["seeds"].values()] == pytest.approx(means, abs=1e-4)
         text = bases.text(report)
         assert f"**{said}**" in text
         if differences[0] == (0.1, 0.2):

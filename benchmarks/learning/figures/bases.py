@@ -63,6 +63,7 @@ def bases(cells: list[dict]) -> dict:
         tasks[task] = {
             "builds": builds,
             "all_builds": {str(t): over_builds(builds, t) for t in TEMPERATURES},
+            "all_desks": {str(t): over_desks(builds, t) for t in TEMPERATURES},
             "spread": {method: spread(builds, method) for method in METHODS},
             "costs": {method: costs([cell for cell in of_task if cell["method"] == method]) for method in METHODS},
         }
@@ -82,6 +83,14 @@ def over_builds(builds: dict[str, dict], temperature: float) -> dict | None:
     """Average the mean differences of builds: seeds of one build are not independent of each other."""
     found = {build: of[str(temperature)]["difference"] for build, of in builds.items()}
     return over_seeds({build: of["mean"] for build, of in found.items() if of})
+
+
+def over_desks(builds: dict[str, dict], temperature: float) -> dict | None:
+    """Average the differences of seeds over builds: a seed has the same desk whatever the build."""
+    found = [of[str(temperature)]["difference"] for of in builds.values()]
+    seeds = [of["seeds"] for of in found if of]
+    shared = sorted(set.intersection(*map(set, seeds))) if seeds else []
+    return over_seeds({seed: mean(of[seed] for of in seeds) for seed in shared})
 
 
 def spread(builds: dict[str, dict], method: str) -> dict[str, float | None]:
@@ -128,8 +137,9 @@ def text(report: dict) -> str:
         names = ["build", "temperature", "seeds", "NLAC", "hindsight", "NLAC minus hindsight"]
         parts += [f"{task_label(name)}:", "", reporting.table(names, rows), ""]
         for temperature in TEMPERATURES:
-            overall = gap(task["all_builds"][str(temperature)])
+            overall, desks = (gap(task[by][str(temperature)]) for by in ("all_builds", "all_desks"))
             parts.append(f"- At {temperature:g}, over all builds: {overall}. **{verdict(task, temperature)}**.")
+            parts.append(f"- At {temperature:g}, over all desks, one for each seed: {desks}.")
         for method, of in task["spread"].items():
             if None not in of.values():
                 parts.append(
