@@ -43,6 +43,8 @@ PHASES = {
 ASKED = ("critic", "reached", "targets")
 # Bootstrapping and Monte Carlo, with the same states.
 PAIRS = {"with history": ("explicit", "monte_carlo"), "without history": ("forgetful", "forgetful_monte_carlo")}
+# Methods without histories, which are compared with NLAC without them.
+WITHOUT_HISTORY = ("forgetful_monte_carlo", "scalar_forgetful")
 # What counts, decided before the runs.
 LEARNED, SUPPORTED_BY, REFUTED_BY = 0.95, 0.3, 0.1
 UNTESTED = "not tested: the first floor was not learned by both"
@@ -111,11 +113,12 @@ def summarize(cells: list[dict]) -> dict[str, Any]:
             for name in LABELS
             if any(cell["method"] == name for cell in chosen)
         }
-        if "explicit" in arms:
-            ours = arms["explicit"]["sampled"]
-            for name in arms.keys() - {"explicit"}:
-                theirs = arms[name]["sampled"]
-                arms[name]["explicit_minus_it"] = {floor: difference(ours[floor], theirs[floor]) for floor in theirs}
+        for name, arm in arms.items():
+            ours = "forgetful" if name in WITHOUT_HISTORY else "explicit"
+            if ours in arms and ours != name:
+                arm["explicit_minus_it"] = {
+                    floor: difference(arms[ours]["sampled"][floor], theirs) for floor, theirs in arm["sampled"].items()
+                }
         phase = {**dict(zip(kinds, kind, strict=True)), "arms": arms}
         if not plays:
             phase["verdicts"] = {
@@ -143,7 +146,8 @@ def text(report: dict) -> str:
         parts += [reporting.table(["method", "houses", *floors, *(f"{f}, greedy" for f in floors)], rows), ""]
         compared = {name: arm["explicit_minus_it"] for name, arm in arms.items() if "explicit_minus_it" in arm}
         if compared:
-            parts += ["NLAC with explicit bootstrap and history minus each method, paired by house:", ""]
+            parts += ["NLAC with explicit bootstrap and history minus each method, paired by house; Monte Carlo and"]
+            parts += ["the scalar critic without history are compared with NLAC without history:", ""]
             rows = [[LABELS[name], *map(gap, of.values())] for name, of in compared.items()]
             parts += [reporting.table(["method", *floors], rows), ""]
         chosen = {name: arm["best"] for name, arm in arms.items() if "best" in arm}

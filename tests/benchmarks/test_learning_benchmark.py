@@ -15,6 +15,7 @@
 import json
 import math
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -35,6 +36,7 @@ from benchmarks.learning.figures import (
     stored,
 )
 from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
+from benchmarks.learning.figures.correction import holm
 from benchmarks.learning.figures.report import (
     ablation_verdict,
     choice,
@@ -78,6 +80,8 @@ def make_cell(method: str, seed: int, successes: list[float], steps: int = 100, 
             "seconds": i * steps / 10,
             "gradient_steps": i,
             "episode/success_rate": success,
+            "episode/success_rate_low": success - 0.01,
+            "episode/success_rate_high": success + 0.01,
             "oracle/future_accuracy": min(1.0, 0.2 + 0.1 * i),
             "oracle/verdict_yes_rate": 0.25,
             "oracle/verdict_no_rate": 0.75,
@@ -180,6 +184,7 @@ class TestStatistics:
         cells = make_cells("grpo", [fast, slow, never])
         assert reach(cells, 0.5) == {
             "num_seeds": 2,
+            "seeds": {"0": 100, "1": 200},
             "environment_steps": 200,
             "generated_tokens": 1000,
             "seconds": 20.0,
@@ -187,6 +192,7 @@ class TestStatistics:
         cells = make_cells("grpo", [fast, never, never])
         assert reach(cells, 0.5) == {
             "num_seeds": 1,
+            "seeds": {"0": 100},
             "environment_steps": None,
             "generated_tokens": None,
             "seconds": None,
@@ -292,19 +298,32 @@ class TestSummary:
 
 class TestCosts:
     def test_the_price_of_a_step_from_which_it_pays(self):
-        ours, never = {"environment_steps": 100, "generated_tokens": 5000}, dict.fromkeys(costs.SPENT)
-        slower = {"environment_steps": 300, "generated_tokens": 1000}
+        ours = {"environment_steps": 100, "generated_tokens": 5000, "seeds": {}}
+        slower = {"environment_steps": 300, "generated_tokens": 1000, "seeds": {}}
+        never = {**dict.fromkeys(costs.SPENT), "seeds": {}}
         assert costs.break_even(ours, slower) == 20.0
         assert costs.break_even(ours, {**slower, "generated_tokens": 6000}) == 0.0
         assert costs.break_even(never, slower) is None
         assert costs.break_even(ours, {**slower, "environment_steps": 100}) is None
         assert costs.break_even(slower, ours) is None
         half, most = {"0.5": slower, "0.8": never}, {"0.5": ours, "0.8": ours}
-        assert costs.price_of_step(most, half) == {"level": "0.5", "price": 20.0}  # as far as the other one comes
-        assert costs.price_of_step(half, most) == {"level": "0.8", "price": None}
+        # As far as the other one comes.
+        assert costs.price_of_step(most, half) == {"level": "0.5", "price": 20.0, "is_clear": None}
+        assert costs.price_of_step(half, most) == {"level": "0.8", "price": None, "is_clear": None}
         found = [(None, None), ("0.8", None), ("0.5", 0.0), ("0.8", 1234.5)]
-        words = [costs.price({"level": level, "price": price}) for level, price in found]
+        words = [costs.price({"level": level, "price": price, "is_clear": True}) for level, price in found]
         assert words == ["it learns too little", "never (to 0.8)", "always (to 0.5)", "above 1,234 (to 0.8)"]
+
+    @pytest.mark.parametrize(("slower", "is_clear"), [([700, 800, 900], True), ([100, 900, 300], False)])
+    def test_a_price_is_in_question_where_steps_are_not_told_apart(self, slower, is_clear):
+        seeds = [{str(seed): steps for seed, steps in enumerate(of)} for of in ([200, 250, 210], slower)]
+        ours, theirs = (
+            {"0.5": {"environment_steps": median(of.values()), "generated_tokens": tokens, "seeds": of}}
+            for of, tokens in zip(seeds, (9000, 100), strict=True)
+        )
+        found = costs.price_of_step(ours, theirs)
+        assert found["is_clear"] is is_clear
+        assert costs.price(found).endswith("(to 0.5)") and ("?" in costs.price(found)) != is_clear
 
     def test_costs_of_training_that_no_cell_counts_are_those_of_other_runs(self):
         """Their settings are the same, but for defaults that are said. Costs that cells do count are their own."""
@@ -345,8 +364,8 @@ class TestCosts:
         # To 0.8: 200, 100 and 800 steps, with 30, 30 and 5 tokens each.
         prices = {name: of_method["rft"] for name, of_method in told["prices"].items()}
         assert prices == {
-            "nlac": {"level": "0.8", "price": pytest.approx(3.3)},
-            "nlac_frugal": {"level": "0.8", "price": 0.0},
+            "nlac": {"level": "0.8", "price": pytest.approx(3.3), "is_clear": None},
+            "nlac_frugal": {"level": "0.8", "price": 0.0, "is_clear": None},
         }
         row = "| NLAC (frugal) | 2 | 0.90 (0.90 to 0.90) | 6,000 | 100 | 3,000 | 10 | – | – | always (to 0.8) | – |"
         assert row in costs.table(costs.costs(cells))
@@ -535,6 +554,16 @@ class TestReport:
         ends = [(-0.2, -0.1), (-0.2, 0.1), (0.1, 0.2), (None, None)]
         verdicts = [ablation_verdict({"mean": 0.0, "low": low, "high": high}) for low, high in ends]
         assert verdicts == ["worse", "not clear", "better", "not clear"]
+        assert ablation_verdict({"mean": -0.15, "low": -0.2, "high": -0.1}, 0.01) == "**worse**"
+
+    def test_differences_are_corrected_for_their_number(self):
+        clear, slight, equal = [0.3, 0.31, 0.32], [0.1, 0.2, 0.12], [0.0, 0.0, 0.0]
+        runs = {"a": clear, "b": slight, "c": equal}
+        found = holm({name: over_seeds(dict(enumerate(of))) for name, of in runs.items()})
+        plain = [0.000347, 0.0445]  # two-sided, of t = 53.7 and 4.585 with two degrees of freedom
+        expected = {"a": 3 * plain[0], "b": 2 * plain[1], "c": 1.0}
+        assert found == pytest.approx(expected, rel=0.01)
+        assert holm({"few": over_seeds({0: 0.1, 1: 0.2}), "none": None}) == {}
 
     def test_comparison_of_methods(self):
         cells = make_cells("nlac", [[0.0, 0.6, 0.7], [0.0, 0.5, 0.9]])
@@ -660,7 +689,7 @@ class TestBaselines:
         assert report["tasks"][TOLD]["verdicts"]["rft_long"]["verdict"] == expected
         text = baselines.text(report)
         assert f"NLAC is **{expected}** RFT (long)" in text and "RFT (long)'s curve is flat" in text
-        assert "| RFT (long) | 3 | 0.50 (0.48 to 0.51) | +0.00 (+0.00 to +0.00) |" in text
+        assert "| RFT (long) | 3 | 0.50 (0.48 to 0.51) | +0.00 (-0.01 to +0.01) | not reached (0 of 3) |" in text
 
     def test_a_curve_that_rises_is_not_flat(self):
         cells = [*make_cells("nlac", [[0.0, 0.9]]), *make_cells("grpo_long", [self.RISING] * 3)]
@@ -673,6 +702,16 @@ class TestBaselines:
     def test_whether_a_curve_rises_is_not_told_from_one_seed_or_from_seeds_that_differ(self, curves):
         report = baselines.baselines([*make_cells("nlac", [[0.0, 0.9]]), *make_cells("grpo_long", curves)])
         assert "whether GRPO (long)'s curve still rises cannot be told" in baselines.text(report)
+
+    def test_seeds_that_agree_by_chance_do_not_hide_that_evaluations_are_samples(self):
+        cells = [*make_cells("nlac", [[0.0, 0.9]]), *make_cells("grpo_long", [self.RISING] * 3)]
+        for point in [point for cell in cells for point in cell["points"]]:
+            point["episode/success_rate_low"] -= 0.2
+            point["episode/success_rate_high"] += 0.2
+        risen = baselines.baselines(cells)["tasks"][TOLD]["arms"]["grpo_long"]["rise"]
+        margin = (2 * 0.21**2 / 3) ** 0.5  # of the difference of two evaluations, in the mean of three seeds
+        assert [risen["low"], risen["high"]] == pytest.approx([0.1 - margin, 0.1 + margin], abs=1e-3)
+        assert baselines.slope(risen).startswith("whether")
 
     def test_tasks_without_a_stronger_baseline_are_left_out(self):
         assert not baselines.baselines(make_cells("nlac", [[0.0, 0.9]]))["tasks"]
@@ -691,7 +730,7 @@ class TestStored:
         assert row in stored.text(report)
 
     def test_the_committed_report_is_that_of_the_committed_cells(self):
-        report = stored.stored(read_cells(*stored.CELLS))
+        report = stored.stored(read_cells(*stored.FOLDERS))
         assert report == json.loads((ROOT / "benchmarks" / "results" / "learning_stored.json").read_text())
         assert stored.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
 
@@ -805,7 +844,7 @@ def test_ways_to_a_policy_are_compared_by_seed():
     gaps = report["tasks"][TOLD]["nlac_policy_distill"]["minus_nlac"]
     assert gaps["final"]["mean"] == pytest.approx(0.205) and gaps["area"]["mean"] == pytest.approx(0.1025)
     text = extraction.text(report)
-    assert "- NLAC (policy distill) is **above** NLAC in final success, and **above** it in the area." in text
+    assert "- NLAC (policy distill) is **above** (also after correction, p 0.0004) NLAC in final success, and " in text
     assert "| NLAC (candidates 4) | 1 | 0.60 | +0.00 | 0.40 | +0.10 |" in text
     assert "| NLAC (lean) | 1 | 1.00 | +0.40 | 0.10 | -0.20 |" in text  # the area of the first 100 of its 500 steps
     assert "| NLAC | 100 | 1 | 3,000 | – | – | 10 |" in text

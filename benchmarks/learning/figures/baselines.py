@@ -47,9 +47,19 @@ from benchmarks.learning.methods.settings import LONG
 FOLDERS = (CELLS, RESULTS / "learning_baselines")
 METHODS = ("nlac", "hindsight", *LONG.values(), *STRONGER)
 FLAT = 0.02
+NORMAL_95 = 1.96
 REACH_NAMES = (f"environment steps to {LEVEL} of the oracle's success, median", "generated tokens to it")
 ABOVE, NOT_APART, BELOW = "above", "not told apart from", "below"
 UNJUDGED = f"not judged yet, it needs {LEAST_SEEDS} seeds of both, against"
+
+
+def by_fifth(cell: dict) -> dict[int, list[dict]]:
+    """Return the evaluations of a run by the fifth of its environment steps, 0 to 4, and 5 for its end."""
+    total = cell["points"][-1]["environment_steps"]
+    fifths: dict[int, list[dict]] = {}
+    for point in cell["points"]:
+        fifths.setdefault(int(5 * point["environment_steps"] / total), []).append(point)
+    return fifths
 
 
 def rise(cell: dict) -> float | None:
@@ -57,26 +67,54 @@ def rise(cell: dict) -> float | None:
     Return how much success rises from the third fifth of a run's environment steps to the fourth, while the learning
     rate is constant, or `None` where one of them has no evaluation.
     """
-    total = cell["points"][-1]["environment_steps"]
-    fifths: dict[int, list[float]] = {}
-    for point in cell["points"]:
-        fifths.setdefault(int(5 * point["environment_steps"] / total), []).append(measured(point, "success"))
-    return mean(fifths[3]) - mean(fifths[2]) if {2, 3} <= fifths.keys() else None
+    fifths = by_fifth(cell)
+    if not {2, 3} <= fifths.keys():
+        return None
+    third, fourth = (mean(measured(point, "success") for point in fifths[fifth]) for fifth in (2, 3))
+    return fourth - third
+
+
+def rise_error(cell: dict) -> float:
+    """
+    Return the standard error that [`rise`] has because an evaluation plays a sample of episodes, from the 95 %
+    intervals of its evaluations.
+    """
+    fifths = by_fifth(cell)
+    variance = 0.0
+    for points in (fifths[2], fifths[3]):
+        widths = [point["episode/success_rate_high"] - point["episode/success_rate_low"] for point in points]
+        variance += sum((width / (2 * NORMAL_95)) ** 2 for width in widths) / len(points) ** 2
+    return variance**0.5
+
+
+def mean_rise(cells: list[dict]) -> dict | None:
+    """
+    Average [`rise`] over seeds. The interval is at least as wide as the sampled episodes of the evaluations make it:
+    few seeds can agree by chance.
+    """
+    risen = of_cells(cells, rise)
+    if risen is not None and risen["low"] is not None:
+        counted = [cell for cell in cells if rise(cell) is not None]
+        margin = NORMAL_95 * sum(rise_error(cell) ** 2 for cell in counted) ** 0.5 / len(counted)
+        risen["low"] = round(min(risen["low"], risen["mean"] - margin), 4)
+        risen["high"] = round(max(risen["high"], risen["mean"] + margin), 4)
+    return risen
 
 
 def figures(cells: list[dict]) -> dict:
     """Return the figures of a method on a task."""
     return {
         "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
-        "rise": of_cells(cells, rise),
+        "rise": mean_rise(cells),
         "reach": reach(cells, LEVEL * cells[0]["oracle_success"]),
         "costs": mean_costs(cells),
     }
 
 
-def reach_words(reached: dict) -> list[str]:
-    """Format what [`~learning.figures.summary.reach`] returns for the columns `REACH_NAMES`."""
-    return [number(reached[cost]) for cost in ("environment_steps", "generated_tokens")]
+def reach_words(reached: dict, num_seeds: int) -> list[str]:
+    """Format what [`~learning.figures.summary.reach`] returns of so many seeds for the columns `REACH_NAMES`."""
+    steps, tokens = (number(reached[cost]) for cost in ("environment_steps", "generated_tokens"))
+    return [f"{steps} ({reached['num_seeds']} of {num_seeds})", tokens]
 
 
 def verdict(compared: dict | None) -> str:
@@ -123,7 +161,7 @@ def text(report: dict) -> str:
         rows = [
             [
                 *(label(method), str(len(arm["final"]["seeds"])), rate(arm["final"]), gap(arm["rise"])),
-                *reach_words(arm["reach"]),
+                *reach_words(arm["reach"], len(arm["final"]["seeds"])),
             ]
             for method, arm in arms.items()
         ]

@@ -94,13 +94,15 @@ def over_desks(builds: dict[str, dict], temperature: float) -> dict | None:
 
 
 def spread(builds: dict[str, dict], method: str) -> dict[str, float | None]:
-    """Return how success at temperature 1 differs between the means of builds, and between the seeds of a build."""
-    found = [of["1.0"][method] for of in builds.values() if of["1.0"][method]]
-    within = [stdev(of["seeds"].values()) for of in found if len(of["seeds"]) > 1]
-    return {
-        "between_builds": round(stdev(of["mean"] for of in found), 4) if len(found) > 1 else None,
-        "between_seeds": round(mean(within), 4) if within else None,
-    }
+    """
+    Return how single runs differ in success at temperature 1: the standard deviations between the builds on one desk,
+    and between the seeds, each with a desk of its own, of one build. Both are means.
+    """
+    found = [of["1.0"][method]["seeds"] for of in builds.values() if of["1.0"][method]]
+    desks = [[of[seed] for of in found if seed in of] for seed in sorted({seed for of in found for seed in of})]
+    spreads = {"between_builds": desks, "between_seeds": [list(of.values()) for of in found]}
+    deviations = {name: [stdev(runs) for runs in groups if len(runs) > 1] for name, groups in spreads.items()}
+    return {name: round(mean(values), 4) if values else None for name, values in deviations.items()}
 
 
 def costs(cells: list[dict]) -> dict[str, dict | None]:
@@ -143,8 +145,8 @@ def text(report: dict) -> str:
         for method, of in task["spread"].items():
             if None not in of.values():
                 parts.append(
-                    f"- {label(method)} at 1, standard deviation: {of['between_builds']:.2f} between builds, "
-                    f"{of['between_seeds']:.2f} between seeds of a build."
+                    f"- {label(method)} at 1, standard deviation: {of['between_builds']:.2f} between builds on one "
+                    f"desk, {of['between_seeds']:.2f} between seeds of a build."
                 )
         parts += ["", "Mean costs of training:", ""]
         parts += [cost_table({label(method): of for method, of in task["costs"].items()}), ""]

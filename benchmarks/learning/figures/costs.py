@@ -35,7 +35,17 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, latest, measured, of_cells, reach
+from benchmarks.learning.figures.summary import (
+    CELLS,
+    LEAST_SEEDS,
+    LEVELS,
+    SPENT,
+    difference,
+    latest,
+    measured,
+    of_cells,
+    reach,
+)
 from benchmarks.learning.figures.table import label, number, rate, task_label
 from benchmarks.learning.methods.settings import SAVINGS, SELF_DISTILLATION
 
@@ -67,11 +77,16 @@ def break_even(ours: dict, theirs: dict) -> float | None:
 def price_of_step(ours: dict[str, dict], theirs: dict[str, dict]) -> dict:
     """
     Return the price of [`break_even`] to the highest share of the oracle's success that `theirs` reaches, and that
-    share; `None` if it reaches none.
+    share; `None` if it reaches none. `is_clear` says whether `ours` needs fewer steps in the seeds that reach it with
+    both, by the 95 % interval of the difference, or `None` if there are too few of them to tell.
     """
     levels = [level for level, reached in theirs.items() if reached["environment_steps"] is not None]
-    level = max(levels, key=float, default=None)
-    return {"level": level, "price": None if level is None else break_even(ours[level], theirs[level])}
+    if not levels:
+        return {"level": None, "price": None, "is_clear": None}
+    level = max(levels, key=float)
+    steps = difference(theirs[level], ours[level])
+    is_clear = None if steps is None or len(steps["seeds"]) < LEAST_SEEDS else steps["low"] > 0
+    return {"level": level, "price": break_even(ours[level], theirs[level]), "is_clear": is_clear}
 
 
 def role_shares(cells: list[dict]) -> dict[str, float]:
@@ -120,11 +135,12 @@ def costs(cells: list[dict]) -> dict:
 
 
 def price(figures: dict) -> str:
-    """Format a price of [`price_of_step`]."""
+    """Format a price of [`price_of_step`], with a question mark if it is not clear that it needs fewer steps."""
     level, value = figures["level"], figures["price"]
     if level is None:
         return "it learns too little"
-    return f"{'never' if value is None else 'always' if value == 0 else f'above {value:,.0f}'} (to {level})"
+    words = "never" if value is None else "always" if value == 0 else f"above {value:,.0f}"
+    return f"{words}{'?' if value and figures['is_clear'] is False else ''} (to {level})"
 
 
 def table(report: dict) -> str:

@@ -32,7 +32,8 @@ Self-distillation is that of `learning_baselines`, see baselines.py.
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.baselines import REACH_NAMES, reach_words, verdict
+from benchmarks.learning.figures.baselines import ABOVE, BELOW, REACH_NAMES, reach_words, verdict
+from benchmarks.learning.figures.correction import holm
 from benchmarks.learning.figures.costs import LEVEL
 from benchmarks.learning.figures.summary import (
     CELLS,
@@ -82,7 +83,25 @@ def extraction(cells: list[dict]) -> dict:
             if method != "nlac" and "nlac" in ways:
                 of["minus_nlac"] = {name: difference(of[name], ways["nlac"][name]) for name in ("final", "area")}
         tasks[task] = ways
+    gaps = [
+        of["minus_nlac"][name]
+        for ways in tasks.values()
+        for of in ways.values()
+        for name in ("final", "area")
+        if "minus_nlac" in of and of["minus_nlac"][name]
+    ]
+    for index, p_value in holm(dict(enumerate(gaps))).items():
+        gaps[index]["p_holm"] = round(p_value, 4)
     return {"tasks": tasks, "machines": reporting.machines(cells)}
+
+
+def judged(compared: dict | None) -> str:
+    """Judge a difference to NLAC, and say what a correction for all comparisons of the page makes of it."""
+    word = verdict(compared)
+    if word not in (ABOVE, BELOW):
+        return f"**{word}**"
+    clear = "also after" if compared["p_holm"] < 0.05 else "but not after"
+    return f"**{word}** ({clear} correction, p {compared['p_holm']:.2g})"
 
 
 def text(report: dict) -> str:
@@ -96,11 +115,11 @@ def text(report: dict) -> str:
             gaps = of.get("minus_nlac", {"final": None, "area": None})
             row = [label(method), str(len(of["final"]["seeds"]))]
             row += [rate(of["final"]), gap(gaps["final"]), rate(of["area"]), gap(gaps["area"])]
-            rows.append([*row, *reach_words(of["reach"])])
+            rows.append([*row, *reach_words(of["reach"], len(of["final"]["seeds"]))])
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += [
-            f"- {label(method)} is **{verdict(of['minus_nlac']['final'])}** NLAC in final success, and "
-            f"**{verdict(of['minus_nlac']['area'])}** it in the area."
+            f"- {label(method)} is {judged(of['minus_nlac']['final'])} NLAC in final success, and "
+            f"{judged(of['minus_nlac']['area'])} it in the area."
             for method, of in ways.items()
             if "minus_nlac" in of
         ]

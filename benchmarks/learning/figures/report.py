@@ -22,6 +22,7 @@ python -m benchmarks.learning.figures.report --readme README.md
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,11 +30,12 @@ import jinja2
 
 from benchmarks import reporting
 from benchmarks.learning.figures.claims import HOLDS, UNKNOWN, best_final, overlap
+from benchmarks.learning.figures.correction import holm
 from benchmarks.learning.figures.costs import price, price_of_step
 from benchmarks.learning.figures.plots import plot_ablations, plot_critic, plot_task
 from benchmarks.learning.figures.search import change_words
 from benchmarks.learning.figures.sharpening import REPORT, sentences
-from benchmarks.learning.figures.summary import SPENT
+from benchmarks.learning.figures.summary import SPENT, over_seeds
 from benchmarks.learning.figures.table import (
     COSTS,
     comparison,
@@ -73,11 +75,21 @@ def claim_sentence(claim: dict) -> str:
             + (", its end." if theirs["steps_to_it"] >= theirs["steps"] else ".")
         )
     ratio = f", {claim['ratio']:.2f} times as much in the mean" if claim["factor"] > 1 and claim["ratio"] else ""
+    ratio += seed_ratio(ours["success"], theirs["success"]) if ratio else ""
     rival = ", the best baseline," if claim["claim"] == "higher_success" else ""
     return (
         f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps"
         f"{ratio}; {label(theirs['method'])}{rival} at {rate(theirs['success'])} after {number(theirs['steps'])}."
     )
+
+
+def seed_ratio(ours: dict, theirs: dict) -> str:
+    """Format the 95 % interval of the ratio of two successes, paired by seed, by that of its logarithm."""
+    pairs = {seed: (value, theirs["seeds"].get(seed)) for seed, value in ours["seeds"].items()}
+    ratios = over_seeds({seed: math.log(a / b) for seed, (a, b) in pairs.items() if a and b})
+    if ratios is None or ratios["low"] is None or len(ratios["seeds"]) < len(pairs):
+        return ""
+    return f" ({math.exp(ratios['low']):.2f} to {math.exp(ratios['high']):.2f}, paired by seed)"
 
 
 def leaders(names: list[str], value: Callable[[str], float | None]) -> list[str]:
@@ -196,11 +208,24 @@ def has_critic(figures: dict) -> bool:
     return any(stage for stages in figures["critic"].values() for stage in stages.values())
 
 
-def ablation_verdict(difference: dict | None) -> str:
-    """Classify the interval of a difference to plain NLAC."""
+def ablation_verdict(difference: dict | None, corrected: float = 1.0) -> str:
+    """Classify the interval of a difference to plain NLAC; bold if it is clear after a correction, too."""
     if difference is None or difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
         return "not clear"
-    return "worse" if difference["high"] < 0 else "better"
+    word = "worse" if difference["high"] < 0 else "better"
+    return f"**{word}**" if corrected < 0.05 else word
+
+
+def correct_ablations(tasks: dict[str, dict]) -> dict[tuple[str, str, str], float]:
+    """Return the corrected p-value of every difference in the table of ablations, by task, method and figure."""
+    return holm(
+        {
+            (task, method, name): differences[name]
+            for task, of in tasks.items()
+            for method, differences in of["ablations"].items()
+            for name in ("success", "area")
+        }
+    )
 
 
 def render(summary: dict, sharpened: dict) -> dict[str, str]:
@@ -216,7 +241,7 @@ def render(summary: dict, sharpened: dict) -> dict[str, str]:
     words += (claim_sentence, winner_sentences, choice, prices, spent, defeats)
     words += (ablation_verdict, has_critic, change_words)
     sharpness = [sentence for task, of in sharpened["tasks"].items() for sentence in sentences(task, of)]
-    variables = {**summary, "sharpness": sharpness, "COSTS": COSTS}
+    variables = {**summary, "sharpness": sharpness, "COSTS": COSTS, "corrected": correct_ablations(summary["tasks"])}
     variables |= {function.__name__: function for function in words}
     return {page: environment.get_template(template).render(variables) for page, template in PAGES.items()}
 

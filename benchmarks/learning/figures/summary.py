@@ -53,14 +53,12 @@ METRICS = {
     "refined_better_rate": ("oracle/refined_better_rate",),
 }
 CRITIC_METRICS = tuple(METRICS)[1:]
+LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
 
 
 def latest(cells: list[dict]) -> list[dict]:
     """Return the cells without those that a later one measures again."""
     return list({(cell["task"], cell["method"], cell["seed"]): cell for cell in cells}.values())
-
-
-LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
 
 
 def measured(point: dict[str, float], metric: str) -> float | None:
@@ -113,13 +111,15 @@ def area(cell: dict, steps: float) -> float:
 def reach(cells: list[dict], success: float) -> dict[str, float | None]:
     """
     Return the costs of the first evaluation with at least this success: the median over seeds, where seeds that never
-    reach it count as infinite, or `None` if the median is infinite; and `num_seeds`, the number of seeds that reach
-    it.
+    reach it count as infinite, or `None` if the median is infinite; `num_seeds`, the number of seeds that reach it;
+    and `seeds`, the environment steps of each of these.
     """
     firsts = [next((p for p in cell["points"] if measured(p, "success") >= success), None) for cell in cells]
     medians = {cost: median(point[cost] if point else math.inf for point in firsts) for cost in COSTS}
+    steps = {str(c["seed"]): first["environment_steps"] for c, first in zip(cells, firsts, strict=True) if first}
     return {
-        "num_seeds": len(firsts) - firsts.count(None),
+        "num_seeds": len(steps),
+        "seeds": steps,
         **{cost: value if math.isfinite(value) else None for cost, value in medians.items()},
     }
 

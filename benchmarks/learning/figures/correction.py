@@ -1,0 +1,41 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+"""Which of many differences are clear, where some would seem so by chance."""
+
+from collections.abc import Hashable
+
+from scipy.stats import ttest_1samp
+
+from benchmarks.learning.figures.summary import LEAST_SEEDS
+
+
+def holm(differences: dict[Hashable, dict | None]) -> dict[Hashable, float]:
+    """
+    Return the p-values of differences, paired by seed, by Student's t, and corrected by Holm for their number.
+
+    Args:
+        differences (`dict[Hashable, dict | None]`):
+            By any name, from [`~learning.figures.summary.difference`]. Those of fewer than `LEAST_SEEDS` seeds are
+            left out.
+    """
+    seeds = {name: list(of["seeds"].values()) for name, of in differences.items() if of}
+    seeds = {name: values for name, values in seeds.items() if len(values) >= LEAST_SEEDS}
+    # Seeds that agree to the last digit have no spread to test by.
+    plain = {name: 1.0 if len({*v}) == 1 else float(ttest_1samp(v, 0).pvalue) for name, v in seeds.items()}
+    corrected, largest = {}, 0.0
+    for rank, name in enumerate(sorted(plain, key=plain.get)):
+        largest = max(largest, min(1.0, (len(plain) - rank) * plain[name]))
+        corrected[name] = largest
+    return corrected
