@@ -19,12 +19,14 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from .tool_calls import MAX_NESTING, is_writable
 
 
 Call = tuple[str, dict[str, Any]]
+Found = tuple[int, int, list[Call]]  # start and end in a text, and the calls there: none if they cannot be read
 
 _NAME_KEYS = ("name", "tool", "tool_name", "function", "function_name", "action", "recipient_name")
 _ARGUMENT_KEYS = (
@@ -49,8 +51,6 @@ _OBSERVATION = re.compile(
 )
 _STRUCTURE = re.compile(r"\{\s*[\"'}]|\[\s*\{")
 _ACTION_INPUT = re.compile(r"\bAction[ _]?Input[*_`]*\s*:[*_`]*", re.IGNORECASE)
-_FUNCTION = re.compile(r"<function=[\"']?(?P<name>[\w.-]+)[\"']?>(?P<body>[^<]*(?:<(?!/?function)[^<]*)*)</function>")
-_PARAMETER = re.compile(r"<parameter=(?P<name>[\w-]+)>(?P<value>[^<]*(?:<(?!/?parameter)[^<]*)*)</parameter>")
 # What can stand before a call in Python on its line: marks, a few words with a colon, an assignment.
 _BEFORE_CALL = r"[^\w\n]{0,9}(?:[^\n:]{1,80}:[^\w\n]{0,9})?(?:\w+\s*=\s*)?(?:await\s+)?(?:print\s*\(\s*)?(?:\w+\.)*"
 
@@ -71,6 +71,9 @@ def read_calls(text: str, tools: list[dict[str, Any]]) -> list[Call] | None:
     - markup: `<tool_call>...</tool_call>`, `<function=lookup>...</function>`, fences of code.
 
     There can be words before and after one call, but not between several. An invented observation ends the answer.
+
+    What an argument quotes is no call, whatever its form: the form that begins first is read. Nothing is read within
+    what is no call or cannot be read.
 
     Args:
         text (`str`):
@@ -110,7 +113,12 @@ class _CallReader:
     def read(self, text: str) -> list[Call]:
         """Read the calls in a text; empty if there is none that can be read."""
         forms = (self._action_input, self._markup, self._json, self._python, self._words)
-        return next(filter(None, (form(text) for form in forms)), [])
+        quoted_until = 0
+        for start, end, calls in sorted((found for form in forms for found in form(text)), key=itemgetter(0)):
+            if calls and start >= quoted_until:
+                return calls
+            quoted_until = max(quoted_until, end)
+        return []
 
     def looks_like_call(self, text: str) -> bool:
         """Whether a text, in which no call can be read, is meant as one."""
@@ -136,81 +144,91 @@ class _CallReader:
         except ValueError:
             return True
 
-    # Forms
+    # Forms: the calls of a text in one form, and what begins as one and is none.
 
-    def _action_input(self, text: str) -> list[Call]:
+    def _action_input(self, text: str) -> list[Found]:
         """`Action: lookup` and `Action Input: {"order": "x"}`."""
-        before, *inputs = _ACTION_INPUT.split(text)
-        if len(inputs) != 1:
+        tag = _ACTION_INPUT.search(text)
+        if tag is None:
             return []
-        line = before.rstrip(_EDGES).rpartition("\n")[2]
-        name = self._tool(re.sub(r"^.*?\bAction[*_`]*\s*:", "", line, flags=re.IGNORECASE))
-        value = re.sub(r"^```\w*|```$", "", inputs[0].strip()).strip()
+        before = text[: tag.start()].rstrip(_EDGES)
+        line = before.rpartition("\n")[2]
+        written = re.sub(r"^.*?\bAction[*_`]*\s*:", "", line, flags=re.IGNORECASE).lstrip(_EDGES)
+        name = self._tool(written)
+        if not re.fullmatch(r"[\w.-]+", name):
+            return []
+        following = value = re.sub(r"^```\w*|```$", "", text[tag.end() :].strip()).strip()
         if _STRUCTURE.match(value):
-            structure = next(_structures(value), None)
-            arguments = None if structure is None else self._arguments(name, structure[2])
+            _, end, read = next(_structures(value))
+            following = value[end:]
+            arguments = None if read is None else self._arguments(name, read)
         elif "=" in value and (calls := self._python_calls(name, f"({value})")):
-            return calls
+            arguments = calls[0][1]
         else:
             arguments = self._arguments(name, "" if value.lower() in ("none", "null", "n/a") else value)
-        return [] if arguments is None or not re.fullmatch(r"[\w.-]+", name) else [(name, arguments)]
+        is_read = arguments is not None and not _ACTION_INPUT.search(following)
+        return [(len(before) - len(written), len(text), [(name, arguments)] if is_read else [])]
 
-    def _markup(self, text: str) -> list[Call]:
+    def _markup(self, text: str) -> list[Found]:
         """`<function=lookup>`, with parameters or JSON."""
+        functions = list(_elements("function", text))
         calls = []
-        for function in _FUNCTION.finditer(text):
-            name = self._tool(function["name"])
-            found = {
-                p["name"]: self._typed(name, p["name"], p["value"].strip("\n"))
-                for p in _PARAMETER.finditer(function["body"])
-            }
-            arguments = found or self._arguments(name, function["body"].strip())
-            if arguments is None:
-                return []
-            calls.append((name, arguments))
-        return calls
+        for _, _, name, body in functions:
+            name = self._tool(name)
+            arguments = self._element_arguments(name, body)
+            if arguments is not None:
+                calls.append((name, arguments))
+        is_read = len(calls) == len(functions)
+        return [(functions[0][0], functions[-1][1], calls if is_read else [])] if functions else []
 
-    def _json(self, text: str) -> list[Call]:
+    def _json(self, text: str) -> list[Found]:
         """Objects and lists, or the name of a tool before the object of its arguments."""
+        others: list[Found] = []
         calls: list[Call] = []
-        last = 0
+        first = last = 0
         for start, end, value in _structures(text):
-            found = self._calls_of(value)
+            found, between = self._calls_of(value), text[last:start]
             before = _TAGS.sub("\n", text[max(0, start - 99) : start])
             name = re.search(rf"(?:^|[\n:])[^\w\n]*(?:\w+\.)*({self.names})[^\w(]*$", before)
             if not found and name and isinstance(value, dict):
-                found, start = [(self._tool(name[1]), value)], last
-            if found:
-                if calls and re.search(r"\w", _TAGS.sub("", text[last:start])):
-                    return []
-                calls += found
-                last = end
-        return calls
+                found, between = [(self._tool(name[1]), value)], ""
+            if not found:
+                others.append((start, end, []))
+                continue
+            if not calls:
+                first = start
+            elif re.search(r"\w", _TAGS.sub("", between)):
+                return [*others, (first, len(text), [])]
+            calls += found
+            last = end
+        return [*others, (first, last, calls)]
 
-    def _python(self, text: str) -> list[Call]:
+    def _python(self, text: str) -> list[Found]:
         """`lookup(order="x")`."""
-        calls: list[Call] = []
         call = re.search(rf"(?m)^{_BEFORE_CALL}({self.names})\(", text)
+        if call is None:
+            return []
+        start, calls = call.start(1), []
         while call:
             end = _closing(text, call.end() - 1)
-            arguments = "" if end is None else text[call.end() - 1 : end]
-            found = self._python_calls(self._tool(call[1]), arguments)
+            found = [] if end is None else self._python_calls(self._tool(call[1]), text[call.end() - 1 : end])
             if not found:
-                return []
+                return [(start, len(text) if end is None else end, [])]
             calls += found
             following = re.compile(rf"(?:[^\w`]|`(?:(?<=```)\w+)?)*(?:\w+\s*=\s*)?(?:\w+\.)*({self.names})\(")
             call = following.match(text, end)
-        words_follow = calls and re.match(r"[^\w\n]*\w", text[end:])
-        return [] if words_follow else calls
+        words_follow = re.match(r"[^\w\n]*\w", text[end:])
+        return [(start, end, [] if words_follow else calls)]
 
-    def _words(self, text: str) -> list[Call]:
+    def _words(self, text: str) -> list[Found]:
         """The name of a tool alone, or with its one argument: `lookup[x]`."""
         match = re.fullmatch(rf"\W*({self.names})(?:\s*\[(?P<argument>.*)\])?\W*", text, re.DOTALL)
         if match is None:
             return []
         name, argument = self._tool(match[1]), match["argument"]
         arguments = self._arguments(name, None if argument is None else argument.strip("\"' "))
-        return [] if arguments is None or set(self.required[name]) - arguments.keys() else [(name, arguments)]
+        is_read = arguments is not None and not set(self.required[name]) - arguments.keys()
+        return [(match.start(1), len(text), [(name, arguments)] if is_read else [])]
 
     # Parts
 
@@ -266,6 +284,16 @@ class _CallReader:
             return None
         return {needed[0]: self._typed(name, needed[0], value)}
 
+    def _element_arguments(self, name: str, body: str | None) -> dict[str, Any] | None:
+        """The arguments in what `<function=...>` holds."""
+        if body is None:
+            return None
+        elements = list(_elements("parameter", body))
+        if not elements:
+            return self._arguments(name, body.strip())
+        found = {p: self._typed(name, p, value.strip("\n")) for _, _, p, value in elements if value is not None}
+        return found if len(found) == len(elements) else None  # a tag without its other, or a name twice
+
     def _typed(self, name: str, parameter: str, value: Any) -> Any:
         """A value in words as the schema of its parameter wants it."""
         schema = self.parameters.get(name, {}).get(parameter, {})
@@ -304,16 +332,33 @@ class _CallReader:
 
 
 def _structures(text: str) -> Iterator[tuple[int, int, Any]]:
-    """Objects and lists of objects in a text, with start and end, up to one that does not end."""
+    """Objects and lists of objects in a text, with start and end; `None` for what begins as one and cannot be read."""
     at = 0
     while match := _STRUCTURE.search(text, at):
-        at = _closing(text, match.start())
-        if at is None:
-            return
+        end = _closing(text, match.start())
+        at = len(text) if end is None else end
         try:
-            yield match.start(), at, _value(text[match.start() : at])
+            value = None if end is None else _value(text[match.start() : end])
         except ValueError:
-            continue
+            value = None
+        yield match.start(), at, value
+
+
+def _elements(kind: str, text: str) -> Iterator[tuple[int, int, str, str | None]]:
+    """
+    The outer ones of `<kind=name>...</kind>` in a text: start, end, name, and what they hold. It is `None` where a tag
+    has no other.
+    """
+    opening, depth = None, 0
+    for tag in re.finditer(rf"<{kind}=[\"']?(?P<name>[\w.-]+)[\"']?>|</{kind}>", text):
+        opening = opening or tag
+        depth += 1 if tag["name"] else -1
+        if depth <= 0:
+            body = text[opening.end() : tag.start()] if depth == 0 else None
+            yield opening.start(), tag.end(), opening["name"] or "", body
+            opening, depth = None, 0
+    if opening:
+        yield opening.start(), len(text), opening["name"], None
 
 
 def _closing(text: str, start: int) -> int | None:
