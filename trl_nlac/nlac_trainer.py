@@ -62,7 +62,7 @@ from .generation.loading import load_generator
 from .method.backup import critic_examples, is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.candidates import choose_refined
-from .method.context import context_length, fit_to_context
+from .method.context import context_of, fit_to_context
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses
 from .method.refinement import (
@@ -126,11 +126,11 @@ from .training.guards import (
     too_many_hang,
 )
 from .training.manifest import checkpoint_of
-from .training.model import choose_aux_loss, load_model, tokenizer_folder
+from .training.model import base_revision, choose_aux_loss, load_model, tokenizer_folder
 from .training.passes import accumulating, split_into_passes
 from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
-from .training.rendezvous import Rendezvous
+from .training.rendezvous import Rendezvous, raise_on_all
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
@@ -336,11 +336,10 @@ class NLACTrainer(AtomicSavingTrainer):
                 "`True`, and let the agent forget."
             )
         set_seed(args.seed)  # adapters are initialised randomly
-        folder = revision = None
-        if isinstance(model, str):
-            folder, revision = tokenizer_folder(model), (args.model_init_kwargs or {}).get("revision")
+        name, folder, revision = model if isinstance(model, str) else None, None, None
         model = load_model(model, args, peft_config, quantization_config)
-        fit_to_context(args, context_length(model.config))
+        if name is not None:
+            folder, revision = tokenizer_folder(name), base_revision(name, args)
         choose_aux_loss(args, model)
         if processing_class is None:
             processing_class = load_processing_class(model, revision, args.trust_remote_code, folder)
@@ -376,6 +375,7 @@ class NLACTrainer(AtomicSavingTrainer):
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
             revision=revision,
         )
+        fit_to_context(args, context_of(generator, self.model))
         asking = (chat, prompts or NLACPrompts(), args, args.vllm_structured_outputs_regex)
         shows_progress = not args.disable_tqdm and self.is_world_process_zero()
         self.roles = Roles(generator, *asking, shows_progress=shows_progress)
@@ -629,6 +629,7 @@ class NLACTrainer(AtomicSavingTrainer):
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
         refines_fresh_actions = not self.args.replay_refinement_fraction
         self._wait_for_rollouts(for_all=self._is_last_iteration)
+        raise_on_all(self.rollouts.lost)
         with self._generating():
             episodes = self._play(tasks)
             self._store(episodes)
@@ -703,7 +704,10 @@ class NLACTrainer(AtomicSavingTrainer):
             yield
 
     def _wait_for_rollouts(self, for_all: bool) -> None:
-        """Wait for the episodes played beside training that would be too old for the next iteration, or for all."""
+        """
+        Wait for the episodes played beside training that would be too old for the next iteration, or for all. What
+        ended some on one process is not raised before all have met.
+        """
         with self.records.timed("rollout"):
             if self.args.async_rollouts and any(gather_object([self.rollouts.are_held])):
                 self._play_on()  # for example after a callback has generated with other weights
@@ -720,6 +724,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 played = self.rollouts.play(tasks, self.state.global_step, lacks, self._is_last_iteration)
                 episodes += played
                 self.rendezvous.wait()
+                raise_on_all(self.rollouts.lost)
                 try:
                     self._check_failures(played)
                 except TrainingStopped:
@@ -761,12 +766,18 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.rollouts.play_on()
 
     def _finish_rollouts(self) -> None:
-        """Wait for the episodes that are played beside training, and store them. Nothing is under way then."""
+        """
+        Wait for the episodes that are played beside training, and store them. Nothing is under way then.
+
+        Raises:
+            BaseException: If some are lost, on all processes, with the others stored.
+        """
         if self.args.async_rollouts and any(gather_object([self.rollouts.are_under_way])):
             self._wait_for_rollouts(for_all=True)
             episodes = self.rollouts.take()
             self.failures.update(gather_object([episode.failure is not None for episode in episodes]))
             self._store(episodes)
+            raise_on_all(self.rollouts.lost)
 
     @property
     def _is_last_iteration(self) -> bool:
@@ -1191,7 +1202,7 @@ class NLACTrainer(AtomicSavingTrainer):
         lost = None
         try:
             self._finish_rollouts()
-        except Exception as error:  # of a server, for example; what there is is saved first
+        except Exception as error:  # of a server, for example, on all processes; what there is is saved first
             lost = error
         start = time.perf_counter()
         super()._save_checkpoint(model, trial)

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Processes wait for those whose environments are slow, longer than any collective may take."""
+"""Processes wait for those whose environments are slow, longer than any collective may take; not for lost ones."""
 
 from helpers.launch import launch
 
@@ -67,3 +67,61 @@ def test_slow_environments_of_one_process(tmp_path):
     script.write_text(SCRIPT)
     printed = launch(str(script), str(tmp_path / "run"))
     assert "done 0 0" in printed and "done 1 2" in printed
+
+
+LOST = """
+import faulthandler
+import os
+import sys
+import threading
+
+from helpers.engine_utils import BESIDE, load_tiny_engine
+from helpers.testing_utils import RecordingTrainer, make_trainer
+from trl_nlac import nlac_trainer
+from trl_nlac.environments import StepResult, TextEnvironment
+
+faulthandler.dump_traceback_later(60, exit=True)
+is_first = os.environ["RANK"] == "0"
+begun, training = [], threading.Event()
+
+
+class Talks(TextEnvironment):
+    def reset(self):
+        begun.append(self)
+        if is_first and len(begun) == 2:
+            training.wait(30)
+        if is_first and len(begun) == 3:
+            trainer.roles.generator.engine.error = ConnectionError("the server is gone")
+        return "baku 2"
+
+    def step(self, action):
+        return StepResult("won", 1.0, terminated=True)
+
+
+class Training(RecordingTrainer):
+    def compute_loss(self, *args, **kwargs):
+        if len(self.micro_batches) == 2:  # of the third iteration
+            training.set()
+        return super().compute_loss(*args, **kwargs)
+
+
+nlac_trainer.load_generator = load_tiny_engine
+config = dict(BESIDE, max_steps=6, max_turns=1, per_device_train_batch_size=1, save_strategy="steps", save_steps=3)
+trainer = make_trainer(sys.argv[1], config, Training, environment_factory=Talks, train_dataset=None)
+try:
+    trainer.train()
+except (ConnectionError, RuntimeError) as error:
+    print(f"{error}: saved {trainer.saved_step}, stored {len(trainer.replay.episodes)}\\n", end="", flush=True)
+"""
+
+
+def test_a_server_that_one_process_has_lost(tmp_path):
+    """All processes save a checkpoint, with the episodes that had ended, and raise."""
+    script = tmp_path / "script.py"
+    script.write_text(LOST)
+    printed = launch(str(script), str(tmp_path / "run"))
+    assert "the server is gone: saved 3, stored 2" in printed
+    assert (
+        "Process 0 cannot go on, and the others stop with it: ConnectionError: the server is gone: saved 3" in printed
+    )
+    assert (tmp_path / "run" / "checkpoint-3").is_dir()

@@ -273,6 +273,29 @@ def test_only_rounds_that_would_be_too_old_are_waited_for(monkeypatch):
     assert len(rollouts.take()) == 1 and rollouts.take_staleness() == [4.0]
 
 
+def test_an_error_takes_no_other_rounds_with_it(monkeypatch, caplog):
+    """The second of three rounds is lost; those before and after can be stored."""
+
+    def play(pool, tasks, *args, **kwargs):
+        if tasks[0]["run"] == 2:
+            raise ConnectionError("the server is gone")
+        return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
+
+    rollouts = make_rollouts(monkeypatch, play, updates=1)
+    for run in (1, 2, 3):
+        rollouts.play([{"run": run}] * 2, run, waits=False, is_last=False)
+        while rollouts._thread is not None:
+            time.sleep(0.01)
+    rollouts.wait(4, for_all=True)
+    assert isinstance(rollouts.lost, ConnectionError) and not rollouts._under_way
+    assert "A round of 2 episodes, begun after step 2, is lost: ConnectionError: the server is gone" in caplog.text
+    assert [episode.task["run"] for episode in rollouts.take()] == [1, 1, 3, 3]
+    assert rollouts.take_staleness() == [3.0, 1.0]
+    rollouts.play([{"run": 4}], 4, waits=True, is_last=False)
+    rollouts.stop()
+    assert rollouts.lost is None and not rollouts.are_under_way and rollouts.take_staleness() == []
+
+
 def test_answers_beside_wait_for_their_weights():
     model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
     generator = SyncedGenerator(TinyEngine(model, tokenizer), None, [tokenizer.eos_token_id])

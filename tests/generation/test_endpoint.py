@@ -14,6 +14,8 @@
 
 """An agent whose model is on a server. `test_vllm_agent.py` has the same with real vLLM."""
 
+import math
+
 import pytest
 import torch
 from helpers.completions_server import CompletionsServer
@@ -122,6 +124,17 @@ def test_histories_fit_into_the_context():
     (request,) = server.requests
     assert len(request["prompt"]) <= agent.options.max_prompt_length == 80
     assert request["max_tokens"] == 48
+
+
+@pytest.mark.parametrize(("length", "expected"), [(128, 128), (None, math.inf)])
+def test_an_adapter_has_the_context_of_its_base_model(length, expected):
+    server = CompletionsServer("base", owner="vllm", max_model_length=length, adapters=["tuned"])
+    with server.running() as url:
+        agent = load(url, backend_kwargs={"served_model_name": "tuned"})
+        assert agent.roles.generator.engine.max_model_length == expected
+        agent.act([{"role": "user", "content": "situ " * 200}])
+    if length is not None:
+        assert all(len(request["prompt"]) + request["max_tokens"] <= length for request in server.requests)
 
 
 def test_which_model():

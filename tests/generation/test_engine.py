@@ -17,12 +17,14 @@ from types import SimpleNamespace
 
 import peft
 import pytest
+from helpers.engine_utils import TinyEngine
 from peft import LoraConfig, get_peft_model
 from peft.utils import save_and_load
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.generation.engine import cache_shortage
+from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.engine import SyncedGenerator, cache_shortage
 
 
 def test_what_a_cache_has_no_room_for():
@@ -52,3 +54,34 @@ def test_adapters_are_handed_over_without_the_hub(tmp_path, monkeypatch, name):
     assert not asked
     saved = peft.load_peft_weights(str(tmp_path / "adapter"))
     assert saved and all("lora_" in name for name in saved)
+
+
+class Interrupted(TinyEngine):
+    """Its next sync stops halfway."""
+
+    stops = False
+
+    def sync_weights(self):
+        super().sync_weights()
+        if self.stops:
+            self._copy.get_input_embeddings().weight.data.zero_()  # what is not there yet
+            raise KeyboardInterrupt
+
+
+def test_weights_of_an_interrupted_sync_are_not_used():
+    """Not even with the weights that the engine had before."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+    engine = Interrupted(model, tokenizer)
+    generator = SyncedGenerator(engine, None, [tokenizer.eos_token_id])
+    asked = [tokenizer("baku 2")["input_ids"]], Sampling(8, temperature=0.0), [0]
+    embedding = model.get_input_embeddings().weight.data
+    with generator.session(model):
+        expected = generator.generate(*asked)
+    embedding.mul_(-1)
+    engine.stops = True
+    with pytest.raises(KeyboardInterrupt), generator.session(model):
+        pass
+    embedding.mul_(-1)
+    engine.stops = False
+    with generator.session(model):
+        assert generator.generate(*asked) == expected

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from trl_nlac.generation.loading import adapter_config, check_adapter
+
 
 # Says for each case by name which generator is loaded, or why none is. In a process of its own: the state of an
 # accelerator is one for the whole process, and Accelerate supports FSDP only on GPUs.
@@ -59,6 +61,7 @@ load_adapter("pissa", LoraConfig(init_lora_weights="pissa"))
 load_adapter("olora", LoraConfig(init_lora_weights="olora"))
 load_adapter("rank", LoraConfig(rank_pattern={"q_proj": 2}))
 load_adapter("alpha", LoraConfig(alpha_pattern={"q_proj": 2}))
+load_adapter("bias", LoraConfig(lora_bias=True))
 
 accelerator.state.distributed_type = DistributedType.FSDP
 accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=1)
@@ -117,10 +120,29 @@ def test_vllm_with_a_sharded_adapter(loaded):
 
 
 def test_adapters_that_vllm_would_serve_as_others(loaded):
-    messages = {"ia3": "IA3Config", "rank": "`rank_pattern`", "alpha": "`alpha_pattern`"}
+    messages = {"ia3": "IA3", "rank": "`rank_pattern`", "alpha": "`alpha_pattern`", "bias": "`lora_bias`"}
     messages |= {name: f"`init_lora_weights='{name}'`" for name in ("pissa", "olora")}
     for name, message in messages.items():
         assert message in loaded[name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha_pattern": {"q_proj": 64}}, "does not read `alpha_pattern` of an adapter, here {'q_proj': 64}"),
+        ({"rank_pattern": {"q_proj": 64}}, "does not read `rank_pattern` of an adapter, here {'q_proj': 64}"),
+        ({"alora_invocation_tokens": [5]}, r"does not read `alora_invocation_tokens` of an adapter, here \[5\]"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "does not read `layer_replication` of an adapter"),
+        ({"init_lora_weights": "pissa"}, "`init_lora_weights='pissa'` changes the base weights"),
+    ],
+)
+def test_saved_adapters_that_vllm_would_serve_as_others(tmp_path, settings, message):
+    peft = pytest.importorskip("peft")
+    peft.LoraConfig(r=4).save_pretrained(tmp_path / "plain")
+    check_adapter(adapter_config(str(tmp_path / "plain"), None))
+    peft.LoraConfig(r=4, **settings).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{message}.*generate without vLLM"):
+        check_adapter(adapter_config(str(tmp_path), None))
 
 
 def test_no_model_travels_between_nodes_for_every_token(loaded):

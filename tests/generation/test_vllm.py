@@ -162,6 +162,16 @@ def test_two_processes(tmp_path, tensor_parallel_size):
     assert "done 0 3" in output and "done 1 6" in output
 
 
+def test_an_adapter_that_vllm_would_serve_as_another_is_refused(tmp_path):
+    from peft import LoraConfig
+
+    from trl_nlac.generation.vllm.offline import OfflineEngine
+
+    LoraConfig(r=4, alpha_pattern={"q_proj": 64}).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="vLLM does not read `alpha_pattern` of an adapter, here {'q_proj': 64}"):
+        OfflineEngine(str(tmp_path))
+
+
 def test_ranks_of_adapters():
     """Importing vLLM needs no process of its own; an engine does."""
     from trl_nlac.generation.vllm.local import allowed_rank

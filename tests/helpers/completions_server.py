@@ -15,6 +15,7 @@
 """A fake server with OpenAI's completions API: the embedded model on transformers, over real HTTP."""
 
 import threading
+from collections.abc import Sequence
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 
@@ -39,12 +40,20 @@ class CompletionsServer:
             Whether it returns tokens, as vLLM does on request, or only text.
         max_model_length (`int`, *optional*):
             Reported length of the context.
+        adapters (`Sequence[str]`, *optional*):
+            Names of adapters of the first model, which are served as it is. As vLLM, it reports no length for them.
     """
 
     def __init__(
-        self, *models: str, owner: str = "me", returns_tokens: bool = True, max_model_length: int | None = None
+        self,
+        *models: str,
+        owner: str = "me",
+        returns_tokens: bool = True,
+        max_model_length: int | None = None,
+        adapters: Sequence[str] = (),
     ):
-        self.models = models
+        self.models = (*models, *adapters)
+        self.adapters = adapters
         self.owner = owner
         self.returns_tokens = returns_tokens
         self.max_model_length = max_model_length
@@ -68,7 +77,11 @@ class CompletionsServer:
         described = {"object": "model", "created": 0, "owned_by": self.owner}
         if self.max_model_length is not None:
             described["max_model_len"] = self.max_model_length
-        return {"object": "list", "data": [{"id": model, **described} for model in self.models]}
+        cards = [{"id": model, "parent": None, **described} for model in self.models]
+        for card in cards:
+            if card["id"] in self.adapters:
+                card |= {"parent": self.models[0], "max_model_len": None}
+        return {"object": "list", "data": cards}
 
     def complete(self, request: dict) -> dict:
         self._at_once += 1

@@ -22,8 +22,29 @@ from trl_nlac.generation.base import Completion, Sampling
 from trl_nlac.method.backup import bellman_targets, critic_examples
 from trl_nlac.method.critic import critiques
 from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Sample
+
+
+class TestCheckGeneration:
+    def make(self, monkeypatch, error: Exception) -> Roles:
+        def refuse(*args, **kwargs):
+            raise error
+
+        roles = make_roles([], generation_kwargs={"typical_p": 3})
+        monkeypatch.setattr(roles.generator, "generate", refuse)
+        return roles
+
+    @pytest.mark.parametrize("error", [TypeError("no such setting"), ValueError("no such setting")])
+    def test_what_the_generator_cannot_use_is_named(self, monkeypatch, error):
+        with pytest.raises(ValueError, match=r"`generation_kwargs` must be .*no such setting\), got {'typical_p': 3}"):
+            self.make(monkeypatch, error).check_generation(None)
+
+    @pytest.mark.parametrize("error", [ConnectionError("the server is gone"), RuntimeError("out of memory")])
+    def test_other_errors_are_not_about_options(self, monkeypatch, error):
+        with pytest.raises(type(error), match=f"^{error}$"):
+            self.make(monkeypatch, error).check_generation(None)
 
 
 class TestAsk:

@@ -89,6 +89,32 @@ class TestRoleSampling:
             RoleOptions(role_sampling=role_sampling)
 
 
+class TestGenerationKwargs:
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [
+            ({"seed": 0}, r"'seed' \(use `seed`, from which each answer has its own\), got {'seed': 0}"),
+            ({"max_tokens": 4000}, r"'max_tokens' \(use `max_completion_length` or `role_sampling`\), got "),
+            ({"max_new_tokens": 4000}, r"'max_new_tokens' \(use `max_completion_length`"),
+            ({"n": 2}, r"'n' \(leave it out: a prompt has one answer\), got {'n': 2}"),
+            ({"stop_token_ids": []}, r"'stop_token_ids' \(use the tokenizer's `eos_token`\), got "),
+            ({"detokenize": True}, r"'detokenize' \(leave it out: "),
+            ({"logprobs": 1}, r"'logprobs' \(leave it out: "),
+            (
+                '{"temperature": 0.7, "no_repeat_ngram_size": 3, "top_k": 5}',
+                r"'temperature' \(use `temperature` or `role_sampling`\), 'top_k' \(use `top_k` or .*\), got ",
+            ),
+        ],
+    )
+    def test_what_is_set_elsewhere_is_refused(self, kwargs, message):
+        with pytest.raises(ValueError, match=f"`generation_kwargs` cannot set {message}"):
+            RoleOptions(generation_kwargs=kwargs)
+
+    def test_what_has_no_option_is_passed_on(self):
+        kwargs = {"no_repeat_ngram_size": 3, "typical_p": 0.9, "min_new_tokens": 2, "presence_penalty": 0.5}
+        assert role_samplings(RoleOptions(generation_kwargs=kwargs))["backup"].generation_kwargs == kwargs
+
+
 class TestFiles:
     def test_round_trip(self, tmp_path):
         options = RoleOptions(action_format="text", max_turns=3, role_sampling={"backup": {"temperature": 0.0}})

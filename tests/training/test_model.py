@@ -15,8 +15,17 @@
 import pytest
 import torch
 from accelerate import PartialState
+from helpers.engine_utils import load_tiny_engine
 from helpers.testing_utils import assert_same, make_config, make_trainer, weights
-from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,10 +42,14 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from trl import ModelConfig
 
 from trl_nlac import NLACAgent, nlac_trainer
+from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.training.model import load_by_name, warn_of_replaced_optimizer
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.generation.joint import TensorParallelGenerator
+from trl_nlac.training.model import base_revision, load_by_name, warn_of_replaced_optimizer
 from trl_nlac.types import Prompt, TrainingExample
 
 
@@ -118,6 +131,35 @@ def test_prompts_fit_into_the_context(tmp_path, caplog):
         make_trainer(tmp_path, {"max_completion_length": 512})
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog, is_shared):
+    """That of vLLM can be shorter than the model's. Histories are cut to it, and every turn has an action."""
+
+    class Talks(TextEnvironment):
+        def reset(self):
+            return "baku 2"
+
+        def step(self, action):
+            return StepResult("word word word")
+
+    def load(*args, **kwargs):
+        generator = load_tiny_engine(*args, **kwargs)
+        generator.engine.max_model_length = 96
+        return TensorParallelGenerator(generator) if is_shared else generator
+
+    monkeypatch.setattr(nlac_trainer, "load_generator", load)
+    config = {"use_vllm": True, "max_prompt_length": None, "max_completion_length": 16, "max_turns": 8}
+    trainer = make_trainer(tmp_path, config, environment_factory=Talks, train_dataset=None)
+    assert trainer.roles.options.max_prompt_length == 80 and "`--max-model-len`" in caplog.text
+    if not is_shared:  # several processes would play
+        with trainer.roles.generator.session(trainer.model):
+            (episode,) = play_episodes(trainer.environments, [{}], trainer.roles)
+        lengths = [turn.prompt_end - turn.prompt_start for turn in episode.turns]
+        assert len(lengths) == 8 and max(lengths) <= 80 and all(turn.action_length for turn in episode.turns)
+    with pytest.raises(ValueError, match="leaves no room for a prompt in the context of 96 tokens"):
+        make_trainer(tmp_path, {**config, "max_completion_length": 96}, environment_factory=Talks, train_dataset=None)
+
+
 @pytest.mark.parametrize("modules_to_save", [None, ["norm"]])
 def test_lora(tmp_path, modules_to_save):
     peft_config = LoraConfig(
@@ -139,7 +181,7 @@ def test_lora(tmp_path, modules_to_save):
 
 
 def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
-    """With the tokenizer beside it."""
+    """With the tokenizer beside it, and with the revision that a command line has by default."""
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     tokenizer.chat_template += "{# mine #}"
     peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -147,15 +189,20 @@ def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
     first.train()
     first.save_model()
     trained = weights(first.model)
-    second = make_trainer(tmp_path / "second", model=str(tmp_path / "first"))
+    options = {"model_init_kwargs": {"revision": ModelConfig().model_revision}}
+    second = make_trainer(tmp_path / "second", options, model=str(tmp_path / "first"))
     assert second.processing_class.chat_template == tokenizer.chat_template
     before = weights(second.model)
     assert_same(before, trained)
     second.train()
     changed = {name for name, value in weights(second.model).items() if not torch.equal(value, before[name])}
     assert changed and all("lora_" in name for name in changed)
-    with pytest.raises(ValueError, match="this is an adapter, and the revision"):
-        make_trainer(tmp_path / "third", {"model_init_kwargs": {"revision": "main"}}, model=str(tmp_path / "first"))
+    config = PeftConfig.from_pretrained(tmp_path / "first")
+    config.revision = "of-base"
+    config.save_pretrained(tmp_path / "first")
+    assert base_revision(str(tmp_path / "first"), second.args) == "of-base"  # and not the adapter's
+    with pytest.raises(ValueError, match="this is an adapter, and `revision='v2'` .* Leave out `--model_revision`"):
+        make_trainer(tmp_path / "third", {"model_init_kwargs": {"revision": "v2"}}, model=str(tmp_path / "first"))
 
 
 def test_quantized_base_model(tmp_path):

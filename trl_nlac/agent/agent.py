@@ -33,14 +33,14 @@ from ..episodes.conversations import problem_of, read_action, record_conversatio
 from ..episodes.rewards import EpisodeRewards
 from ..evaluation.evaluation import Evaluation, evaluate_policy
 from ..generation.base import Generator
-from ..method.context import fit_to_context
+from ..method.context import context_of, fit_to_context
 from ..method.critic import judge_actions, predict_futures
 from ..method.roles import Roles
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Answer, Judgement, Message, Prompt
 from .answers import AgentAction, Check
-from .backends import context_of, load_backend, present_device
+from .backends import load_backend, present_device
 from .improvement import Choice, act_better, choose_actions, judge_choices, refine_choices
 
 

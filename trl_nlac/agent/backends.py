@@ -35,7 +35,6 @@ from ..generation.base import Generator
 from ..generation.engine import FixedGenerator
 from ..generation.loading import adapter_config
 from ..generation.transformers import TransformersGenerator
-from ..method.context import context_length
 
 
 BATCH_SIZE = 128  # largest number of sequences that are generated at once
@@ -102,11 +101,6 @@ def load_backend(
 
         engine = EndpointEngine(tokenizer, backend, model, BATCH_SIZE, **backend_kwargs)
     return FixedGenerator(engine, eos_token_ids), chat, None
-
-
-def context_of(generator: Generator, model: PreTrainedModel | None) -> float | None:
-    """Return the number of tokens of the context of what [`load_backend`] loaded; `None` if there is no limit."""
-    return generator.engine.max_model_length if model is None else context_length(model.config)
 
 
 def _load_model(

@@ -14,6 +14,7 @@
 
 """Roles in messages: any chat model plays them, whatever its tokenizer, and what it says can be kept as text."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -112,6 +113,7 @@ class TranscriptGenerator:
     """
 
     is_concurrent = False
+    max_model_length = math.inf
 
     def __init__(self, model: ChatModel, tokenizer: PreTrainedTokenizerBase):
         self.model = model

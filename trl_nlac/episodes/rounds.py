@@ -14,6 +14,7 @@
 
 """Rollouts of the iterations: before training, or in a thread while the model trains."""
 
+import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -24,10 +25,13 @@ import torch
 
 from ..environments.pool import EnvironmentPool
 from ..method.roles import Roles
+from ..terminal import printable
 from ..types import Episode
 from .rewards import EpisodeRewards
 from .rollout import play_episodes
 
+
+logger = logging.getLogger(__name__)
 
 STOPPING_SECONDS = 10.0  # how long to wait for the thread where playing is given up
 
@@ -53,7 +57,13 @@ class Rollouts:
             The roles.
         rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
             Reward functions.
+
+    Attributes:
+        lost (`BaseException`, *optional*):
+            The error that ended episodes played beside training, as [`wait`] found it. All others can be taken.
     """
+
+    lost: BaseException | None = None
 
     def __init__(self, pool: EnvironmentPool, roles: Roles, rewards: EpisodeRewards | None):
         self.pool = pool
@@ -74,6 +84,7 @@ class Rollouts:
     def wait(self, step: int, for_all: bool = False) -> None:
         """
         Wait for the episodes that would be too old for the next iteration, or for all. Call it before weights change.
+        An error that ended some is not raised: it is [`lost`], and a warning counts them.
 
         Args:
             step (`int`):
@@ -128,7 +139,8 @@ class AsyncRollouts(Rollouts):
     steps older than those that train on the episodes.
 
     Rounds of tasks end in the order in which they began. Those that wait when others have ended are played together.
-    An iteration gets the rounds that have ended, and waits only for those that would be too old for the next.
+    An iteration gets the rounds that have ended, and waits only for those that would be too old for the next. A round
+    that an error ends takes no other with it.
 
     Args:
         pool ([`~environments.pool.EnvironmentPool`]):
@@ -179,9 +191,17 @@ class AsyncRollouts(Rollouts):
             oldest = self._under_way[0]
             if not (for_all or self._is_due(oldest, step) or self._has_ended(oldest)):
                 break
-            self._ended += oldest.episodes.result()  # or the error that ended it
-            self._staleness.append(float(step - oldest.step))
+            error = oldest.episodes.exception()  # waits for the end
             self._under_way.popleft()
+            if error is None:
+                self._ended += oldest.episodes.result()
+                self._staleness.append(float(step - oldest.step))
+            else:
+                self.lost = error
+                logger.warning(
+                    f"A round of {len(oldest.tasks)} episodes, begun after step {oldest.step}, is lost: "
+                    f"{type(error).__name__}: {printable(str(error))}"
+                )
         self.roles.tally.absorb(self.players.tally)
 
     def play(self, tasks: list[dict[str, Any]], step: int, waits: bool, is_last: bool) -> list[Episode]:
@@ -211,8 +231,9 @@ class AsyncRollouts(Rollouts):
             thread.join(STOPPING_SECONDS)
             with self._lock:  # a thread that goes on for longer takes nothing any more
                 self._thread, self._unplayed = None, []
-        self._under_way.clear()
-        self._ended.clear()
+        self.lost = None
+        for kept in (self._under_way, self._ended, self._staleness):
+            kept.clear()
 
     def _is_due(self, one: _Round, step: int) -> bool:
         """Whether its episodes would be too old for the iteration after that of `step`."""

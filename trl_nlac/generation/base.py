@@ -77,9 +77,12 @@ class Generator(Protocol):
         is_concurrent (`bool`):
             Whether threads can call `generate` at the same time, and each gets its completions as soon as they are
             there, whatever the others ask for.
+        max_model_length (`float`):
+            Longest sequence, prompt and completion; infinite if only the model limits it, or if it is unknown.
     """
 
     is_concurrent: bool
+    max_model_length: float
 
     def session(self, model: nn.Module) -> "contextmanager[None]":
         """Within it, `generate` uses the weights that `model` has at its start."""

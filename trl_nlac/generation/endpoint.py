@@ -90,8 +90,10 @@ class Endpoint:
             )
         self.model = wanted if wanted in names else names[0]
         described = served[names.index(self.model)]
-        length = described.get("max_model_len")  # only vLLM reports it
-        self.max_model_length = length if isinstance(length, int) and length > 0 else math.inf
+        # Only vLLM reports a length: of an adapter (LoRA), with its base model, the `parent`.
+        parents = [found for found in served if found["id"] == described.get("parent")]
+        lengths = [found.get("max_model_len") for found in (described, *parents)]
+        self.max_model_length = next((n for n in lengths if isinstance(n, int) and n > 0), math.inf)
         self.is_vllm = described.get("owned_by") == "vllm"
 
     async def _list_models(self) -> list[dict[str, Any]]:

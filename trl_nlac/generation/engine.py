@@ -132,6 +132,10 @@ class EngineGenerator:
         self.eos_token_ids = eos_token_ids
         self._adapter: Adapter | None = None  # the one to generate with
 
+    @property
+    def max_model_length(self) -> float:
+        return self.engine.max_model_length
+
     def any_process(self, wants: bool) -> bool:
         return wants
 
@@ -314,6 +318,7 @@ class SyncedGenerator(EngineGenerator):
             if has_adapter:
                 self._load_adapter(weights)
             elif is_other:
+                self._loaded = None  # an interrupted sync leaves parts of both
                 self.engine.sync_weights()
                 self._num_syncs += 1
             self._loaded = weights

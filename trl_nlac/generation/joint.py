@@ -40,6 +40,10 @@ class JointGenerator:
     def __init__(self, generator: Generator):
         self.generator = generator
 
+    @property
+    def max_model_length(self) -> float:
+        return self.generator.max_model_length
+
     def session(self, model: nn.Module) -> "contextmanager[None]":
         return self.generator.session(model)
 
@@ -85,6 +89,10 @@ class TensorParallelGenerator:
     def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
         self.generator = generator
         self.group = group
+
+    @property
+    def max_model_length(self) -> float:
+        return self.generator.max_model_length
 
     def session(self, model: nn.Module) -> "contextmanager[None]":
         return self.generator.session(model)

@@ -17,7 +17,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, is_peft_model
@@ -30,10 +30,6 @@ from ..shards import is_zero3
 from .base import Generator
 from .joint import JointGenerator, TensorParallelGenerator
 from .transformers import TransformersGenerator
-
-
-if TYPE_CHECKING:
-    from peft import PeftModel
 
 
 def load_generator(
@@ -102,7 +98,8 @@ def load_generator(
             "and these weights are sharded. Use DeepSpeed or DDP, or train the whole model."
         )
     if is_peft_model(model):
-        _check_adapters(model)
+        for adapter in model.peft_config.values():
+            check_adapter(vars(adapter))
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
     return _load_vllm(model, options, accelerator, tokenizer, eos_token_ids, generator, trust_remote_code, revision)
@@ -110,31 +107,38 @@ def load_generator(
 
 # Ways to begin an adapter that change the base weights in memory.
 _CHANGES_BASE = ("pissa", "corda", "olora", "mica", "loftq", "lora_ga")
+# What vLLM does not read of an adapter, and does not refuse itself, as it does `use_dora` and `modules_to_save`.
+_NOT_READ = ("rank_pattern", "alpha_pattern", "lora_bias", "layer_replication", "alora_invocation_tokens")
 
 
-def _check_adapters(model: "PeftModel") -> None:
+def check_adapter(config: dict[str, Any]) -> None:
     """
+    Check that vLLM, which loads the base weights from the model's files and the adapter as it is, has the same model.
+
+    Args:
+        config (`dict[str, Any]`):
+            Configuration of the adapter.
+
     Raises:
-        ValueError: If vLLM, which loads the base weights from the model's files and the adapters as they are trained,
-            would sample from another model than the one in training.
+        ValueError: If it would sample from another one.
     """
-    for config in model.peft_config.values():
-        if config.peft_type != "LORA":
+    if config["peft_type"] != "LORA":
+        raise ValueError(
+            f"vLLM serves adapters of the type LoRA, and `peft_type` of this one is {config['peft_type']}. Train a "
+            "LoRA, or generate without vLLM."
+        )
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
+        raise ValueError(
+            f"`init_lora_weights={begun!r}` changes the base weights in memory, and vLLM loads those of the model's "
+            "files. Use another initialization, or generate without vLLM."
+        )
+    for name in _NOT_READ:
+        if config.get(name):
             raise ValueError(
-                f"`use_vllm=True` needs adapters of the type LoRA, and `peft_config` is {type(config).__name__}."
+                f"vLLM does not read `{name}` of an adapter, here {config[name]}. Train one without it, or generate "
+                "without vLLM."
             )
-        begun = config.init_lora_weights
-        if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
-            raise ValueError(
-                f"`init_lora_weights={begun!r}` changes the base weights in memory, and vLLM loads those of the "
-                "model's files. Use another initialization, or generate without vLLM (`use_vllm=False`)."
-            )
-        for name in ("rank_pattern", "alpha_pattern"):
-            if vars(config)[name]:
-                raise ValueError(
-                    f"vLLM does not read `{name}` of an adapter, here {vars(config)[name]}. Give all layers the same "
-                    "`r` and `lora_alpha`, or generate without vLLM (`use_vllm=False`)."
-                )
 
 
 def check_sharding(accelerator: Accelerator) -> None:

@@ -15,6 +15,7 @@
 """Sampling with transformers."""
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -80,6 +81,7 @@ class TransformersGenerator:
     """
 
     is_concurrent = False
+    max_model_length = math.inf
 
     def __init__(
         self,

@@ -12,13 +12,14 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""What a model's context has room for."""
+"""What the context of a model and of what generates has room for."""
 
 import math
 
 from accelerate.logging import get_logger
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..generation.base import Generator
 from ..options.roles import RoleOptions
 from .roles import role_samplings
 
@@ -33,7 +34,13 @@ def context_length(config: PreTrainedConfig) -> int | None:
     return config.to_dict().get(name)
 
 
-def fit_to_context(options: RoleOptions, context: float | None) -> None:
+def context_of(generator: Generator, model: PreTrainedModel | None) -> float:
+    """Return the tokens of the context: the model's, if there is one here, or the generator's where that is less."""
+    of_model = None if model is None else context_length(model.config)
+    return min(generator.max_model_length, of_model or math.inf)
+
+
+def fit_to_context(options: RoleOptions, context: float) -> None:
     """
     Lower `max_prompt_length` to what a context has room for beside the longest answer of any role, with a warning.
     Longer histories are cut, as always.
@@ -41,8 +48,8 @@ def fit_to_context(options: RoleOptions, context: float | None) -> None:
     Args:
         options ([`~options.roles.RoleOptions`]):
             Options of the roles, which change.
-        context (`float`, *optional*):
-            Number of tokens of the context. If `None`, there is no limit.
+        context (`float`):
+            Number of tokens of the context, see [`context_of`]; infinite if there is no limit.
 
     Raises:
         ValueError: If the context has no room for more than an answer.
@@ -52,16 +59,16 @@ def fit_to_context(options: RoleOptions, context: float | None) -> None:
     role = next(role for role, number in tokens.items() if number == longest)
     is_general = longest == options.max_completion_length
     option = f"max_completion_length={longest}" if is_general else f"role_sampling[{role!r}]['max_tokens']={longest}"
-    if context is None or (options.max_prompt_length or math.inf) + longest <= context:
+    if (options.max_prompt_length or math.inf) + longest <= context:
         return
+    longer = "use a longer context, of the model or of vLLM (`vllm_max_model_length`; of a server, `--max-model-len`)"
     room = context - longest
     if room < 1:
         raise ValueError(
-            f"`{option}` leaves no room for a prompt in the context of the model, which is {context} tokens. Lower it."
+            f"`{option}` leaves no room for a prompt in the context of {context} tokens. Lower it, or {longer}."
         )
     logger.warning(
-        f"The context of the model is {context} tokens, and `max_prompt_length={options.max_prompt_length}` with "
-        f"`{option}` needs more: longer histories are cut to `max_prompt_length={room}`. Lower one of these options, "
-        "or use a model with a longer context."
+        f"The context is {context} tokens, and `max_prompt_length={options.max_prompt_length}` with `{option}` needs "
+        f"more: longer histories are cut to `max_prompt_length={room}`. Lower one of these options, or {longer}."
     )
     options.max_prompt_length = room

@@ -121,7 +121,7 @@ class Roles:
                 The model, for a session of the generator.
 
         Raises:
-            ValueError: If the generator cannot use them.
+            ValueError: If the generator cannot use them. Other errors, as of a lost server, stay what they are.
         """
         prompt = self.builder.opened(Prompt.of(self.chat.start([{"role": "user", "content": "?"}]))).ids
         try:
@@ -129,7 +129,7 @@ class Roles:
                 for sampling in self.samplings.values():
                     self.generator.generate([prompt], replace(sampling, max_tokens=1), seeds=[0])
             self.generator.take_metrics()
-        except Exception as error:
+        except (TypeError, ValueError) as error:
             requirement = f"what the generator can use ({type(error).__name__}: {error})"
             check(self.options, "generation_kwargs", False, requirement)
 

@@ -44,6 +44,17 @@ _SETTINGS = {
 }
 # General options that are settings of all roles under other names.
 _GENERAL = {"max_completion_length": "max_tokens"}
+# What `generation_kwargs` cannot set, as each answer has its own or there is an option, and what to do instead.
+_SET_ELSEWHERE = {
+    **{name: f"use `{name}` or `role_sampling`" for name in _SETTINGS},
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "max_length"), "use `max_completion_length` or `role_sampling`"),
+    "do_sample": "use `temperature`, where 0 is greedy",
+    "seed": "use `seed`, from which each answer has its own",
+    "structured_outputs": "use `vllm_structured_outputs_regex`",
+    **dict.fromkeys(("stop_token_ids", "eos_token_id"), "use the tokenizer's `eos_token`"),
+    **dict.fromkeys(("n", "num_return_sequences"), "leave it out: a prompt has one answer"),
+    **dict.fromkeys(("detokenize", "logprobs", "prompt_logprobs"), "leave it out: answers are read as tokens"),
+}
 # Options that files had before there was `role_sampling`: the role and setting of each.
 _REPLACED = {
     **{
@@ -102,8 +113,8 @@ class RoleOptions:
             message, the task and the newest turns stay, and a sentence marks the cut. The prompts of critic, backup
             and refinement add an action, an observation and answers of the roles to a state, so they are cut earlier;
             one that is too long even so is counted and not answered. A single observation is shortened to half of the
-            limit, before anything sees it; a mark says how much is left out. `None` for no limit. Where the model's
-            context has no room for it beside an answer, it is lowered, with a warning.
+            limit, before anything sees it; a mark says how much is left out. `None` for no limit. Where the context of
+            the model, or of vLLM, has no room for it beside an answer, it is lowered, with a warning.
 
         > Parameters that control sampling
 
@@ -127,7 +138,8 @@ class RoleOptions:
             settings of `successor`; of their own role only `max_tokens`. Settings are `max_tokens`, `temperature`,
             `top_p`, `top_k`, `min_p` and `repetition_penalty`. Unless set here, the temperature of `backup` is 0.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
-            Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`.
+            Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`. What has
+            an option, as `temperature`, or is set for each answer, as `seed` and `max_tokens`, is refused.
         chat_template_kwargs (`str`, `dict[str, Any]`, *optional*):
             Additional keyword arguments of the chat template.
         max_format_retries (`int`, *optional*, defaults to `1`):
@@ -215,6 +227,7 @@ class RoleOptions:
                 check(self, name, is_valid(value), requirement)
         for name in ("generation_kwargs", "chat_template_kwargs"):
             check(self, name, _is_json(vars(self)[name]), "what JSON can hold, because it is saved with the model")
+        _check_generation_kwargs(self.generation_kwargs or {})
         if self.role_sampling is not None:
             self.role_sampling = _checked_role_sampling(self.role_sampling)
         if self.single_step and self.max_turns != 1:
@@ -261,6 +274,16 @@ class RoleOptions:
         """Write the options next to a model, for [`RoleOptions.from_pretrained`]."""
         options = hide_secrets({option.name: vars(self)[option.name] for option in fields(RoleOptions)})
         Path(directory, ROLES_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_generation_kwargs(kwargs: dict[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: If they set what is set elsewhere.
+    """
+    refused = [f"{name!r} ({_SET_ELSEWHERE[name]})" for name in kwargs if name in _SET_ELSEWHERE]
+    if refused:
+        raise ValueError(f"`generation_kwargs` cannot set {', '.join(refused)}, got {shown(kwargs)}.")
 
 
 def _checked_role_sampling(role_sampling: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -178,9 +178,11 @@ def load_by_name(
     with named(f"`model={name!r}`, loaded with {shown(hide_secrets(kwargs))} (see `model_init_kwargs`),"):
         if not is_adapter(name):
             return create_model_from_path(name, **kwargs)
-        if "revision" in kwargs:
+        revision = kwargs.pop("revision", None)
+        if revision not in (None, "main"):  # "main" is the default of `--model_revision`
             raise ValueError(
-                "this is an adapter, and the revision can be its own or that of its base model. Load it with "
+                f"this is an adapter, and `revision={revision!r}` can be its own or that of its base model. Leave out "
+                "`--model_revision`, and name a folder that has this revision of the adapter. In Python, load it with "
                 "`peft.PeftModel.from_pretrained(base_model, ..., is_trainable=True)`, and give that as `model`."
             )
         return _load_with_adapter(name, kwargs)
@@ -210,6 +212,15 @@ def is_adapter(name: str) -> bool:
         for file in ("config.json", "adapter_config.json")
     )
     return whole is None and adapter is not None
+
+
+def base_revision(name: str, args: NLACConfig) -> str | None:
+    """Return the revision of a model in `model_init_kwargs`, or, of an adapter, that of its base model."""
+    if is_adapter(name):
+        from peft import PeftConfig
+
+        return PeftConfig.from_pretrained(name).revision
+    return (args.model_init_kwargs or {}).get("revision")
 
 
 def tokenizer_folder(name: str) -> str | None:

@@ -19,6 +19,9 @@ import time
 from datetime import timedelta
 
 import torch.distributed as dist
+from accelerate.utils import gather_object
+
+from ..terminal import printable
 
 
 logger = logging.getLogger(__name__)
@@ -61,3 +64,23 @@ class Rendezvous:
                     "Lower `environment_timeout` or `max_turns` if their environments hang."
                 )
         arrival.wait()
+
+
+def raise_on_all(error: BaseException | None) -> None:
+    """
+    Raise an error of one process on all of them, so that none waits for those that met it. All processes call this.
+
+    Args:
+        error (`BaseException`, *optional*):
+            What this process met.
+
+    Raises:
+        BaseException: What this process met.
+        RuntimeError: If only others met something. The message names the first of them.
+    """
+    met = gather_object([None if error is None else f"{type(error).__name__}: {printable(str(error))}"])
+    if error is not None:
+        raise error
+    for rank, text in enumerate(met):
+        if text is not None:
+            raise RuntimeError(f"Process {rank} cannot go on, and the others stop with it: {text}")

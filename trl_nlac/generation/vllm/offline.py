@@ -25,7 +25,7 @@ from vllm.platforms import current_platform
 
 from ..base import Completion
 from ..engine import Adapter, forced, score_by_token
-from ..loading import adapter_config
+from ..loading import adapter_config, check_adapter
 from .local import LocalEngine, allowed_rank, cpu_options
 from .requests import RequestLoop
 
@@ -43,12 +43,16 @@ class OfflineEngine(LocalEngine):
             Whether code from the Hub can run.
         **options:
             Arguments of `vllm.LLM`.
+
+    Raises:
+        ValueError: If vLLM would not serve the adapter as it was trained.
     """
 
     def __init__(self, model: str, revision: str | None = None, trust_remote_code: bool = False, **options):
         self._adapter: Adapter | None = None
         config = adapter_config(model, revision)
         if config is not None:
+            check_adapter(config)
             weights = cached_file(model, "adapter_model.safetensors", revision=revision)
             options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed_rank(config["r"]), **options}
             self._adapter = Adapter(1, Path(weights).parent)

@@ -122,9 +122,26 @@ class ServerEngine(VLLMGeneration):
         self.accelerator.wait_for_everyone()
 
     def _from_main(self, get: Callable[[], T]) -> T:
-        values = [get() if self.accelerator.is_main_process else None]
-        broadcast_object_list(values)
-        return values[0]
+        """
+        Return on all processes what the main one gets.
+
+        Raises:
+            Exception: What the main process met, there.
+            RuntimeError: The same on the others, which would wait for it otherwise.
+        """
+        value, error = None, None
+        if self.accelerator.is_main_process:
+            try:
+                value = get()
+            except Exception as met:
+                error = met
+        found = [value, None if error is None else f"{type(error).__name__}: {error}"]
+        broadcast_object_list(found)
+        if error is not None:
+            raise error
+        if found[1] is not None:
+            raise RuntimeError(f"The main process cannot go on, and the others stop with it: {found[1]}")
+        return found[0]
 
     # Weights
 
@@ -140,20 +157,19 @@ class ServerEngine(VLLMGeneration):
             super().sync_weights()
             return
         save_weights(self, self._weights_path)
+        self._server_id = self._from_main(lambda: self._insist(self._load_weights))
         if self.accelerator.is_main_process:
-            self._insist(self._load_weights)
             shutil.rmtree(self._path / str(self._version - 1), ignore_errors=True)
-        self._server_id = self._from_main(lambda: self._server_id)
 
     @property
     def _weights_path(self) -> Path:
         return self._path / str(self._version)
 
-    def _load_weights(self) -> None:
+    def _load_weights(self) -> str:
         server_id = self._read_server_id()  # before loading, so that a restart during it is noticed
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(self._weights_path)}}
         self._request("POST", "/collective_rpc", json=call)
-        self._server_id = server_id
+        return server_id
 
     def add_adapter(self, number: int) -> Adapter:
         adapter = Adapter(number, self._path / str(number))
@@ -165,9 +181,7 @@ class ServerEngine(VLLMGeneration):
                 raise ValueError(self._several_processes)
 
         save_adapter(self, adapter.path, writes=self.accelerator.is_main_process)
-        if self.accelerator.is_main_process:
-            self._insist(hand_over)
-        self.accelerator.wait_for_everyone()
+        self._from_main(lambda: self._insist(hand_over))
         self._adapters.append(adapter)
         return adapter
 
@@ -308,7 +322,7 @@ class ServerEngine(VLLMGeneration):
             self._server_id = server_id
             return
         try:
-            self._load_weights()
+            self._server_id = self._load_weights()
         except BaseException:
             claim.unlink()
             raise
