@@ -230,7 +230,11 @@ def unknown_arguments(script: str, arguments: list[str], monkeypatch) -> list[st
         assert arguments[0] in COMMANDS
         return []
 
-    def parse(parser, *args, **kwargs):
+    read = TrlParser.parse_args_and_config
+
+    def parse(parser, *args, return_remaining_strings=False, **kwargs):
+        if return_remaining_strings:  # a first look at options that decide the defaults of others
+            return read(parser, return_remaining_strings=True)
         raise Parsed(parser.parse_known_args()[1])
 
     with monkeypatch.context() as patch:

@@ -29,7 +29,7 @@ from trl_nlac import NLACPrompts
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.cli.train_options import TrainParser
-from trl_nlac.environments.embedded import GUESS_THE_NUMBER_PROMPTS
+from trl_nlac.environments.embedded import GUESS_THE_NUMBER_PROMPTS, TINY_MODEL
 from trl_nlac.environments.embedded.guess_the_number_dialogues import GuessTheNumberFamily
 
 
@@ -57,6 +57,66 @@ def test_quickstart(tmp_path, world, action_format):
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     AutoModelForCausalLM.from_pretrained(tmp_path)
     NLACPrompts.from_file(tmp_path / "nlac_prompts.json")
+
+
+class Made(Exception):
+    """What a script made its trainer of."""
+
+    def __init__(self, **kwargs):
+        self.kwargs = kwargs
+
+
+@pytest.fixture
+def stops_at_trainer(monkeypatch):
+    def make(**kwargs):
+        raise Made(**kwargs)
+
+    monkeypatch.setattr("trl_nlac.NLACTrainer", make)
+
+
+@pytest.mark.parametrize("words", [[], ["--world", "service_desk"]])
+def test_quickstart_reads_its_world_from_a_file(words, tmp_path, stops_at_trainer):
+    """With the settings of the world; the command line comes first."""
+    (tmp_path / "run.yaml").write_text("world: rooms\naction_format: react\nmax_steps: 3\n")
+    arguments = ["--config", str(tmp_path / "run.yaml"), "--output_dir", str(tmp_path), *words]
+    with pytest.raises(Made) as made:
+        run_script("examples/scripts/nlac_quickstart.py", *arguments)
+    made = made.value.kwargs
+    assert made["model"] == TINY_MODEL and made["args"].max_turns == (2 if words else 4)
+    assert (made["args"].max_steps, made["args"].action_format, made["args"].top_k) == (3, "react", 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [("action_format: react", "knows plain text alone"), ("world: moon", "there is no `--world moon`: choose one of")],
+)
+def test_quickstart_refuses_what_a_file_says(options, message, tmp_path, stops_at_trainer, capsys):
+    (tmp_path / "run.yaml").write_text(options)
+    with pytest.raises(SystemExit):
+        run_script("examples/scripts/nlac_quickstart.py", "--config", str(tmp_path / "run.yaml"))
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["last", "True"])
+def test_scripts_go_on_from_the_last_checkpoint(value, tmp_path, monkeypatch):
+    """One is run; the others have its line. Without a checkpoint the run begins."""
+
+    class Trainer:
+        def __init__(self, **kwargs):
+            pass
+
+        def train(self, resume_from_checkpoint):
+            raise Made(checkpoint=resume_from_checkpoint)
+
+    monkeypatch.setattr("trl_nlac.NLACTrainer", Trainer)
+    words = ["--use_cpu", "--bf16", "False", "--output_dir", str(tmp_path), "--resume_from_checkpoint", value]
+    for expected in (None, str(tmp_path / "checkpoint-7")):
+        with pytest.raises(Made) as made:
+            run_script("examples/scripts/nlac_twenty_questions.py", *words)
+        assert made.value.kwargs == {"checkpoint": expected}
+        (tmp_path / "checkpoint-7").mkdir(exist_ok=True)
+    for path in (ROOT / "examples" / "scripts").glob("nlac_*.py"):
+        assert "trainer.train(resume_from_checkpoint=find_checkpoint(training_args))" in path.read_text(), path
 
 
 def test_notebook(tmp_path, monkeypatch, capsys):

@@ -22,7 +22,7 @@ Each task takes four steps, in processes of their own: the base model's success,
 cannot learn (NLAC), training, and the trained model's success. What is done is kept in the folder of the row, and
 training goes on from its last checkpoint, so that the command can be given again. `trl-nlac plan --config
 examples/recipes/table1_nlac.yaml --gpus 8x80GB` estimates memory and time. All further options are those of the
-recipe, of the tasks (cell.py), and of `accelerate launch`.
+recipe and of the tasks (cell.py).
 
 With --dry_run every step is taken on the CPU, with the package's tiny model, two tasks and two gradient steps: it
 shows that nothing is missing on a machine, and no success.
@@ -40,7 +40,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import yaml
-from trl import ModelConfig
 
 from benchmarks import reporting
 from benchmarks.chat_server import serving
@@ -128,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=list(LABELS), required=True)
     parser.add_argument("--config", required=True, help="recipe: options of NLACConfig and of the model")
+    parser.add_argument("--model_name_or_path", help="model in place of the recipe's")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--accelerate_config", default="zero3", help="a file, or the name of one of the package's")
     parser.add_argument("--num_processes", type=int, default=8)
@@ -138,26 +138,30 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the row")
     args, others = parser.parse_known_args()
     recipe = yaml.safe_load(Path(args.config).read_text())
+    args.model_name_or_path = args.model_name_or_path or recipe.get("model_name_or_path")
+    if args.model_name_or_path is None:
+        parser.error(f"--model_name_or_path is missing, and --config {args.config} names no model: name one.")
     with ExitStack() as stack:
         if args.dry_run:
             args.accelerate_config, args.num_processes = "cpu", 1
             url = stack.enter_context(serving(lambda messages: "###STOP###"))  # τ-bench's customers have no wish
-            others += words_of({**TINY, "user_base_url": url, **write_tiny(args.runs.absolute())})
-        take_row(args, others, recipe)
+            tiny = write_tiny(args.runs.absolute())
+            args.model_name_or_path = tiny.pop("model_name_or_path")
+            others += words_of({**TINY, "user_base_url": url, **tiny})
+        take_row(args, others)
 
 
-def take_row(args: argparse.Namespace, others: list[str], recipe: dict) -> None:
+def take_row(args: argparse.Namespace, others: list[str]) -> None:
     """Take all steps of a row, and print it."""
-    model = recipe.get("model_name_or_path", ModelConfig().model_name_or_path)
-    if "--model_name_or_path" in others:
-        model = others[others.index("--model_name_or_path") + 1]
+    model = args.model_name_or_path
     file = find_yaml("--accelerate_config", "accelerate_configs", args.accelerate_config)
     accelerate = ["--config_file", file, "--num_processes", str(args.num_processes)]
     of_model = args.runs.absolute() / Path(model).name
     results: dict[str, dict] = {}
     for task in args.tasks:
         folder = of_model / args.method / task
-        words = ["--method", args.method, "--task", task, "--config", str(Path(args.config).absolute()), *others]
+        words = ["--method", args.method, "--task", task, "--config", str(Path(args.config).absolute())]
+        words += ["--model_name_or_path", model, *others]
 
         def take(stage: str, path: Path, *more: str, words: list[str] = words, folder: Path = folder) -> dict:
             """Take a step whose results are kept."""

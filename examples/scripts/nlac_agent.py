@@ -24,7 +24,8 @@ A full run needs one GPU for LoRA adapters:
 accelerate launch examples/scripts/nlac_agent.py \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_turns 6 \
     --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_generation_batch_size 16 \
-    --max_steps 500 --eval_strategy steps --eval_steps 50 \
+    --episodes_per_iteration 16 --samples_per_iteration 128 \
+    --max_steps 500 --eval_strategy steps --eval_steps 125 \
     --output_dir runs/agent
 
 A test run on a CPU, with the package's tiny model, which learns nothing here:
@@ -44,6 +45,7 @@ from openai import OpenAI
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments import AgentEnvironment
 
 
@@ -130,7 +132,7 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     trainer.save_model()
     if training_args.push_to_hub:
         trainer.push_to_hub()

@@ -45,6 +45,7 @@ from dataclasses import dataclass, field
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.math import MathEnvironment, make_tasks
 
 
@@ -108,14 +109,14 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     trainer.save_model()
     if training_args.push_to_hub:
         trainer.push_to_hub()
     metrics = trainer.evaluate()
     trainer.accelerator.print(
-        f"Trained on {len(train_dataset)} problems. The model solves {metrics['eval_episode/success_rate']:.0%} of "
-        f"{len(eval_dataset)} others. It is saved in {training_args.output_dir}.\n"
+        f"The model solves {metrics['eval_episode/success_rate']:.0%} of {len(eval_dataset)} problems that it was not "
+        f"trained on. It is saved in {training_args.output_dir}.\n"
         f"Next: trl-nlac report {training_args.output_dir}"
     )
 

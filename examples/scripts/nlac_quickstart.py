@@ -37,7 +37,6 @@ temperature, a faster target update, a larger learning rate and, on the desks, n
 the policy would also learn sampled accidents).
 """
 
-import argparse
 import json
 import time
 from dataclasses import dataclass, field
@@ -51,6 +50,7 @@ from trl import TrlParser
 
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.cli.origin import note_origin, origin_flags
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     SUPPORT_MODEL,
@@ -207,17 +207,20 @@ def print_table(before: dict, after: dict) -> None:
 
 
 def main():
-    first = argparse.ArgumentParser(add_help=False)
-    first.add_argument("--world", choices=list(WORLD_SETTINGS), default="support_desk")
+    # The defaults of other options depend on these two, from the command line or the file of `--config`.
+    first = TrlParser((QuickstartArguments,), add_help=False)
     first.add_argument("--action_format", default=SETTINGS["action_format"])
-    chosen = first.parse_known_args()[0]
-    if chosen.world == "support_desk" and chosen.action_format != "text":
+    script_args, chosen, _ = first.parse_args_and_config(return_remaining_strings=True)
+    world, action_format = script_args.world, chosen.action_format
+    if world not in WORLD_SETTINGS:
+        first.error(f"there is no `--world {world}`: choose one of {', '.join(WORLD_SETTINGS)}")
+    if world == "support_desk" and action_format != "text":
         first.error(
-            f"the model of the support desk knows plain text alone: with `--action_format {chosen.action_format}` set "
+            f"the model of the support desk knows plain text alone: with `--action_format {action_format}` set "
             "`--world service_desk` or `--world rooms`"
         )
-    world, settings = chosen.world, {**SETTINGS, **WORLD_SETTINGS[chosen.world]}
-    if chosen.action_format != "text":
+    settings = {**SETTINGS, **WORLD_SETTINGS[world]}
+    if action_format != "text":
         role_sampling = {**SETTINGS["role_sampling"], "refine": {"temperature": 0.0}}
         settings.update(role_sampling=role_sampling, top_k=16, min_p=None)
     parser = TrlParser((QuickstartArguments, NLACConfig))
@@ -239,7 +242,7 @@ def main():
     trainer.add_callback(QuickstartProgress)
 
     start = time.perf_counter()
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     seconds = time.perf_counter() - start
     trainer.save_model()
     if not trainer.is_world_process_zero():

@@ -54,6 +54,7 @@ from functools import partial
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.tau_bench import TauBenchEnvironment, make_tasks
 
 
@@ -115,7 +116,7 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     trainer.save_model()
     if training_args.push_to_hub:
         trainer.push_to_hub()

@@ -25,7 +25,8 @@ accelerate launch examples/scripts/nlac_textarena.py \
     --env_id Mastermind-v0 --max_turns 30 \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 \
     --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_generation_batch_size 16 \
-    --max_steps 500 --eval_strategy steps --eval_steps 50 \
+    --episodes_per_iteration 16 --samples_per_iteration 128 \
+    --max_steps 500 --eval_strategy steps --eval_steps 125 \
     --output_dir runs/mastermind
 
 To train on several games, use `--env_id Mastermind-v0 GuessTheNumber-v0 Minesweeper-v0`; for several GPUs, use
@@ -48,6 +49,7 @@ from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.textarena import TextArenaEnvironment
 
 
@@ -99,7 +101,7 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     metrics = trainer.evaluate()
     trainer.save_model()
     if training_args.push_to_hub:

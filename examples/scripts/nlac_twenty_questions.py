@@ -23,7 +23,8 @@ A full run needs one GPU for LoRA adapters. The answers come from a table of 153
 accelerate launch examples/scripts/nlac_twenty_questions.py \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_turns 25 --max_completion_length 256 \
     --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_generation_batch_size 16 \
-    --max_steps 1000 --eval_strategy steps --eval_steps 100 \
+    --episodes_per_iteration 16 --samples_per_iteration 128 \
+    --max_steps 1000 --eval_strategy steps --eval_steps 250 \
     --output_dir runs/twenty-questions
 
 As in the paper, on 8 GPUs, with a chat model that answers and your own objects, one name per line of a file (the paper
@@ -52,6 +53,7 @@ from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.twenty_questions import ChatOracle, RuleOracle, TwentyQuestionsEnvironment, make_tasks
 
 
@@ -122,7 +124,7 @@ def main():
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     trainer.save_model()
     if training_args.push_to_hub:
         trainer.push_to_hub()

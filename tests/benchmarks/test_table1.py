@@ -166,6 +166,31 @@ class TestRows:
         with pytest.raises(SystemExit, match="The preflight of math says no-go: critic/format_rate"):
             run.main()
 
+    @pytest.mark.parametrize("words", [["--model_name_or_path=org/other"], ["--model_name_or_path", "org/other"]])
+    def test_results_are_filed_under_the_model_of_the_command(self, words, tmp_path, monkeypatch):
+        taken = []
+
+        def launch(accelerate, words):
+            taken.append(words[words.index("--model_name_or_path") + 1])
+            path = Path(words[words.index("--results") + 1])
+            assert path == tmp_path / "other" / "base" / "math.json"
+            sys.exit("one step is enough")
+
+        monkeypatch.setattr(run, "launch", launch)
+        recipe = next(path for path in RECIPES if path.stem == "table1_nlac")
+        row = ["run", "--method", "nlac", "--config", str(recipe), "--tasks", "math", "--runs", str(tmp_path), *words]
+        monkeypatch.setattr(sys, "argv", row)
+        with pytest.raises(SystemExit, match="one step is enough"):
+            run.main()
+        assert taken == ["org/other"]
+
+    def test_a_recipe_without_a_model_needs_one(self, tmp_path, monkeypatch, capsys):
+        (tmp_path / "recipe.yaml").write_text("max_steps: 2\n")
+        monkeypatch.setattr(sys, "argv", ["run", "--method", "nlac", "--config", str(tmp_path / "recipe.yaml")])
+        with pytest.raises(SystemExit):
+            run.main()
+        assert "--model_name_or_path is missing" in capsys.readouterr().err
+
 
 class TestRFT:
     def test_it_learns_from_its_successes(self, tmp_path):

@@ -42,6 +42,7 @@ from trl_nlac.cli.options import (
 )
 from trl_nlac.cli.origin import fill_from_run, note_origin
 from trl_nlac.cli.parser import Parser
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs
 
@@ -92,6 +93,14 @@ OPTIONS = dict(
     success_threshold=0.25,
     num_completions_to_print=1,
 )
+
+
+def test_the_checkpoint_of_a_yaml_file(tmp_path):
+    """There `true` is no text; on a command line it is."""
+    (tmp_path / "checkpoint-7").mkdir()
+    for value, expected in [(None, None), (False, None), (True, "checkpoint-7"), ("True", "checkpoint-7")]:
+        args = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=value)
+        assert find_checkpoint(args) == (expected and str(tmp_path / expected)), value
 
 
 @pytest.fixture

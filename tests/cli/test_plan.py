@@ -14,6 +14,7 @@
 
 """`trl-nlac plan`: what it prints, the recipes that it is asked about, and the lines that scripts and pages print."""
 
+import ast
 import json
 import re
 import runpy
@@ -82,7 +83,7 @@ def test_recipes_fit_as_printed(recipe):
 
 @pytest.mark.parametrize(("name", "line"), gpu_lines())
 def test_printed_lines_have_a_batch_size_and_fit(name, line):
-    """Of the scripts with the model that they take by default, on one GPU with 80 GB or eight."""
+    """With the model that a script takes by default, on GPUs with 80 GB: as many as there are processes, or eight."""
     words = shlex.split(line.replace("$RANK_OF_THIS_NODE", "0"))
     if words[0] == "trl-nlac":
         read = vars(TrainParser().parse_known_args(words[2:])[0])
@@ -96,15 +97,55 @@ def test_printed_lines_have_a_batch_size_and_fit(name, line):
         assert "per_device_train_batch_size=1" in page.read_text(), name
         return
     assert "--per_device_train_batch_size" in arguments, name
+    default = "Qwen/Qwen2.5-7B-Instruct"  # of a reader's script, on these pages
     if launch.training_script != "my_script.py":
         (default,) = re.findall(r'model_name_or_path="([\w/.-]+)"', (ROOT / launch.training_script).read_text())
-        unknown = TrainParser().parse_known_args(arguments)[1]
-        own = [word for word in arguments if word not in unknown]
-        machine = ["--gpus", "1x80GB"]
-        if launch.config_file:
-            machine = ["--gpus", "8x80GB", "--accelerate_config", launch.config_file]
-        plan, _ = plan_of(shlex.join(["--model_name_or_path", default, *own, *machine]))
-        assert plan.fits, (line, plan.problems)
+    unknown = TrainParser().parse_known_args(arguments)[1]
+    own = [word for word in arguments if word not in unknown]
+    machine = ["--gpus", "1x80GB"]
+    if launch.config_file:
+        nodes = launch.num_machines or 1
+        machine = ["--gpus", f"{(launch.num_processes or 8) // nodes}x80GB", "--nodes", str(nodes)]
+        machine += ["--server_gpus", "8x80GB", "--accelerate_config", launch.config_file]
+    plan, _ = plan_of(shlex.join(["--model_name_or_path", default, *own, *machine]))
+    assert plan.fits, (line, plan.problems)
+
+
+@pytest.mark.parametrize(
+    ("script", "num_eval_tasks"),
+    [
+        *((f"nlac_{name}.py", 50) for name in ("agent", "mcp", "openenv", "textarena")),
+        ("nlac_twenty_questions.py", 38),
+    ],
+)
+def test_full_runs_play_more_to_train_than_to_evaluate(script, num_eval_tasks):
+    """In the script, and on the page, whose lines are the same."""
+    (line,) = [line for name, line in gpu_lines() if name == script and "--use_peft" in line]
+    assert line in lines_of(ROOT / "docs" / "source" / "example_overview.md")
+    _, arguments = line.split(f"{script} ")
+    args, _ = TrainParser().parse_known_args(arguments.split())
+    played = args.max_steps * 8 / args.samples_per_iteration * args.episodes_per_iteration
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 8
+    assert played >= 2 * num_eval_tasks * (args.max_steps / args.eval_steps + 1)
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("tau_bench", "--model_name_or_path Qwen/Qwen3-4B-Instruct-2507 --use_peft --gpus 1x80GB"),
+        ("checkpoints", "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --gpus 8x80GB"),
+    ],
+)
+def test_code_of_pages_fits(page, words):
+    """The options in the first call of `NLACConfig`."""
+    text = (ROOT / "docs" / "source" / f"{page}.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "NLACConfig(" in block)
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    call = next(call for call in calls if ast.unparse(call.func) == "NLACConfig")
+    options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    options |= options.pop("model_init_kwargs", {})
+    plan, _ = plan_of(f"{words} {' '.join(f'--{name} {value}' for name, value in options.items())}")
+    assert plan.fits, plan.problems
 
 
 def test_the_line_that_was_printed_before_does_not_fit():
@@ -116,6 +157,59 @@ def test_the_line_that_was_printed_before_does_not_fit():
     text, other = next((text, other) for text, other in plan.remedies if other.fits)
     assert "use_vllm" in text or "max_generation_batch_size" in text
     assert other.peak + other.machines.reserve <= other.machines.memory
+
+
+def test_a_server_of_adapters_starts_and_is_found():
+    """It needs their rank; the training needs its address and a folder, unless they are given."""
+    line = "--config lora_1gpu --use_vllm True --vllm_mode server --gpus 4x80GB --server_gpus 2x80GB"
+    _, (server, training) = plan_of(f"{line} --lora_r 20")
+    assert server.endswith("--enable-lora --max-loras 2 --max-lora-rank 32")
+    assert training.endswith("--vllm_server_host $ADDRESS_OF_SERVER --vllm_server_weights_dir $FOLDER_THAT_BOTH_SEE")
+    given = "--vllm_server_base_url http://10.0.0.7:8000 --vllm_server_weights_dir /shared"
+    _, (server, training) = plan_of(f"{line} --lora_r 4 {given}")
+    assert server.endswith("--max-lora-rank 8") and training.endswith(given)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            "--config lora_1gpu --use_vllm True --gpus 4x80GB --accelerate_config fsdp2",
+            "fsdp2 with adapters and use_vllm",
+        ),
+        (
+            "--config lora_1gpu --use_vllm True --gpus 1x160GB --lora_r 600",
+            "lora_r: 600: vLLM serves ranks of at most 512",
+        ),
+        (
+            "--config zero3_vllm_8gpu --vllm_tensor_parallel_size 3 --gpus 8x80GB",
+            "vllm_tensor_parallel_size: 3 .* 1 or 2 or 4",
+        ),
+        (
+            "--config zero3_vllm_8gpu --vllm_tensor_parallel_size 8 --gpus 8x80GB",
+            "vllm_tensor_parallel_size: 8 .* 1 or 2 or 4",
+        ),
+    ],
+)
+def test_what_the_run_refuses_is_a_problem(line, problem):
+    plan, _ = plan_of(line)
+    (found,) = plan.problems
+    assert re.search(problem, found) and not plan.remedies
+
+
+def test_a_long_context_is_shortened():
+    """vLLM does not start with all that the model could read, and does with the length that the recipe names."""
+    line = "--config lora_1gpu --model_name_or_path Qwen/Qwen3-4B-Instruct-2507 --gpus 1x80GB --use_vllm True"
+    plan, _ = plan_of(line)
+    assert plan.problems[0].startswith("vLLM does not start")
+    ((text, other),) = plan.remedies
+    assert text == "vllm_max_model_length: 4608" and other.fits
+    recipe = (PACKAGE / "recipes" / "lora_1gpu.yaml").read_text()
+    assert "`use_vllm: true` and `vllm_max_model_length: 4608`" in recipe
+    assert plan_of(f"{line} --vllm_max_model_length 4608")[0].fits
+    without, _ = plan_of(f"{line} --use_vllm False --max_generation_batch_size 512")
+    texts = [text for text, other in without.remedies if text.startswith("use_vllm") and other.fits]
+    assert "vllm_max_model_length: 4608" in texts[0]
 
 
 def test_the_page_shows_what_is_printed():

@@ -27,6 +27,7 @@ from trl import ModelConfig, get_peft_config
 
 from ..method.context import context_length
 from ..nlac_config import NLACConfig
+from ..options.generation import GenerationOptions
 from ..planning.memory import Sharing
 from ..planning.plan import Machines, Plan
 from ..planning.shape import ModelShape, model_shape
@@ -212,8 +213,11 @@ def _quantized(shape: ModelShape, model_args: ModelConfig) -> float | None:
 
 
 def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[str]:
-    """Return the lines that start the run: that of the server, if there is one, and that of the training."""
-    lines, machines = [], plan.machines
+    """
+    Return the lines that start the run: that of the server, if there is one, and that of the training. What only the
+    user knows is a variable of the shell.
+    """
+    lines, machines, of_server = [], plan.machines, ""
     if plan.args.use_vllm and plan.args.vllm_mode == "server" and machines.server_gpus:
         command = ["vllm", "serve", names["model"], "--tensor-parallel-size", str(plan.tensor_parallel)]
         if plan.args.vllm_max_model_length:
@@ -222,10 +226,15 @@ def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[st
         variable = "VLLM_SERVER_DEV_MODE=1"
         if plan.shape.has_adapters:
             variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-            command += ["--enable-lora", "--max-loras", "2"]
+            rank = 2 ** max(3, (plan.shape.adapter_rank - 1).bit_length())  # vLLM takes powers of 2, from 8
+            command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
         elif plan.args.vllm_server_weights_dir is None:
             command += ["--weight-transfer-config", '{"backend": "nccl"}']
         lines.append(f"{variable} {shlex.join(command)}")
+        if plan.args.vllm_server_base_url is None and plan.args.vllm_server_host == GenerationOptions.vllm_server_host:
+            of_server += " --vllm_server_host $ADDRESS_OF_SERVER"
+        if plan.shape.has_adapters and plan.args.vllm_server_weights_dir is None:
+            of_server += " --vllm_server_weights_dir $FOLDER_THAT_BOTH_SEE"
     processes = plan.sharing.processes
     command = ["trl-nlac", "train", "--accelerate_config", names["accelerate_config"]]
     if processes > 1:
@@ -234,7 +243,7 @@ def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[st
     if machines.nodes > 1:
         line += f" --num_machines {machines.nodes} --machine_rank $RANK_OF_THIS_NODE"
         line += " --main_process_ip $ADDRESS_OF_NODE_0 --main_process_port 29500"
-    return [*lines, f"{line} {shlex.join(words)}".strip()]
+    return [*lines, f"{line} {shlex.join(words)}".strip() + of_server]
 
 
 def as_json(plan: Plan, lines: list[str]) -> dict:

@@ -180,6 +180,10 @@ def find_checkpoint(args: NLACConfig) -> str | None:
     """
     Find the checkpoint to resume from: `--resume_from_checkpoint last`, or `True`, is the newest of the run, if any.
 
+    Args:
+        args ([`NLACConfig`]):
+            Options of the run, read from a command line or a YAML file.
+
     Returns:
         `str` or `None`: its absolute path.
 
@@ -187,14 +191,16 @@ def find_checkpoint(args: NLACConfig) -> str | None:
         CommandError: If it is a folder that does not exist.
     """
     checkpoint = args.resume_from_checkpoint
-    if checkpoint in ("last", "True", "true"):
+    if not checkpoint:
+        return None
+    if checkpoint in (True, "last", "True", "true"):
         return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
-    if checkpoint is not None and not Path(checkpoint).is_dir():
+    if not Path(checkpoint).is_dir():
         raise CommandError(
             f"--resume_from_checkpoint {checkpoint} is not a folder: name a checkpoint, or `last` for the newest in "
             "--output_dir."
         )
-    return None if checkpoint is None else str(Path(checkpoint).absolute())
+    return str(Path(checkpoint).absolute())
 
 
 def resume_command(words: list[str]) -> str:

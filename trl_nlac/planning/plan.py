@@ -42,6 +42,7 @@ from .time import Lengths, Phase, Rates, phases, tokens_of_transition
 
 
 SERVER_UTILIZATION = 0.9  # share of the memory that `vllm serve` takes by default
+HIGHEST_RANK = 512  # of adapters that vLLM serves
 
 
 @dataclass(frozen=True)
@@ -230,10 +231,12 @@ class Plan:
         """Number of GPUs that share an engine: of a server all, as far as its attention heads can be divided."""
         if self.args.vllm_mode == "colocate":
             return self.args.vllm_tensor_parallel_size
+        return max(filter(self._divides_heads, range(1, self.machines.server_gpus + 1)), default=1)
+
+    def _divides_heads(self, number: int) -> bool:
         heads = self.shape.num_heads
         of_keys = heads * self.shape.key_value_size // self.shape.query_size
-        sizes = range(1, self.machines.server_gpus + 1)
-        return max((n for n in sizes if heads % n == 0 and (of_keys % n == 0 or n % of_keys == 0)), default=1)
+        return heads % number == 0 and (of_keys % number == 0 or number % of_keys == 0)
 
     @property
     def cache_tokens(self) -> int | None:
@@ -261,8 +264,8 @@ class Plan:
 
     @property
     def problems(self) -> list[str]:
-        """What does not fit."""
-        found = []
+        """What does not fit, and what the run would refuse."""
+        found = self._refused
         for name, parts in self.memory.items():
             excess = sum(parts.values()) + self.machines.reserve - self.machines.memory
             if excess > 0:
@@ -270,10 +273,32 @@ class Plan:
                 found.append(f"{name}: {excess / 1e9:.1f} GB too much, of which {part} is the most.")
         if self.args.use_vllm and self.args.vllm_mode == "server" and not self.machines.server_gpus:
             found.append("vllm_mode: server: no server is described. Add --server_gpus.")
-        elif self.cache_tokens is not None and self.cache_tokens < self._model_length:
+        elif not self._starts:
             found.append(
                 f"vLLM does not start: its cache holds {self.cache_tokens:,} tokens, and a sequence can have "
                 f"{self._model_length:,} (vllm_max_model_length)."
+            )
+        return found
+
+    @property
+    def _refused(self) -> list[str]:
+        """What the run refuses of vLLM's options."""
+        args, found = self.args, []
+        if not args.use_vllm:
+            return found
+        if self.shape.has_adapters and self.sharing.kind == "fsdp2":
+            found.append(
+                "--accelerate_config fsdp2 with adapters and use_vllm: vLLM loads whole adapters, and FSDP2 shards "
+                "them. Take multi_gpu or zero3."
+            )
+        if self.shape.adapter_rank > HIGHEST_RANK:
+            found.append(f"lora_r: {self.shape.adapter_rank}: vLLM serves ranks of at most {HIGHEST_RANK}. Lower it.")
+        size, processes = args.vllm_tensor_parallel_size, self.sharing.processes
+        if args.vllm_mode == "colocate" and not (processes % size == 0 and self._divides_heads(size)):
+            allowed = [n for n in range(1, processes + 1) if processes % n == 0 and self._divides_heads(n)]
+            found.append(
+                f"vllm_tensor_parallel_size: {size} must divide the {processes} processes and the attention heads. "
+                f"Take {' or '.join(map(str, allowed))}."
             )
         return found
 
@@ -300,13 +325,19 @@ class Plan:
 
     @property
     def remedies(self) -> list[tuple[str, "Plan"]]:
-        """Options that lower the peak by a fiftieth at least, or make it fit; the best first."""
-        plans = [(text, plan) for text, plan in self._changes() if plan.peak < 0.98 * self.peak or plan.fits]
-        return sorted(plans, key=lambda change: change[1].peak)
+        """Options that make it fit, or lower a peak that is too high by a fiftieth at least; the best first."""
+        limit = 0.98 * self.peak if self.margin < 0 else 0
+        plans = [(text, plan) for text, plan in self._changes() if plan.peak < limit or plan.fits]
+        return sorted(plans, key=lambda change: (not change[1].fits, change[1].peak))
 
     @property
     def _model_length(self) -> int:
         return self.args.vllm_max_model_length or self.context
+
+    @property
+    def _starts(self) -> bool:
+        """Whether the cache of a vLLM engine, if there is one, holds the longest sequence."""
+        return self.cache_tokens is None or self.cache_tokens >= self._model_length
 
     def with_options(self, **options: Any) -> "Plan":
         """Plan with other options."""
@@ -314,7 +345,21 @@ class Plan:
         vars(args).update(options)
         return replace(self, args=args)
 
+    def _started(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Add a shorter `vllm_max_model_length` to options with which vLLM would not start, if there is one."""
+        plan, longest = self.with_options(**options), sum(self.longest)
+        is_shorter = not plan._starts and longest < plan._model_length
+        return {**options, "vllm_max_model_length": longest} if is_shorter else options
+
+    def _changed(self, options: dict[str, Any]) -> tuple[str, "Plan"]:
+        return ", ".join(f"{name}: {value}" for name, value in options.items()), self.with_options(**options)
+
     def _changes(self) -> Iterator[tuple[str, "Plan"]]:
+        shorter = self._started({})
+        if shorter:
+            yield self._changed(shorter)
+            if self.with_options(**shorter).fits:
+                return
         args, batch = self.args, self.args.per_device_train_batch_size
         options: list[dict[str, Any]] = []
         if not args.gradient_checkpointing:
@@ -337,7 +382,7 @@ class Plan:
             options += [{"max_generation_batch_size": size} for size in sizes]
         if not args.target_weights_offload:
             options.append({"target_weights_offload": True})
-        plans = [(", ".join(f"{name}: {value}" for name, value in o.items()), self.with_options(**o)) for o in options]
+        plans = [self._changed(self._started(changes)) for changes in options]
         if self.sharing.kind in ("ddp", "zero2"):
             plans.append(("--accelerate_config zero3", replace(self, sharing=replace(self.sharing, kind="zero3"))))
         if self.loaded == 4 and self.shape.has_adapters:

@@ -50,6 +50,8 @@ class ModelShape:
             Number of inputs of the adapters of a layer, on average; 0 without adapters.
         widest_adapter (`int`):
             Number of inputs of the widest adapter.
+        adapter_rank (`int`):
+            Highest rank of an adapter; 0 without adapters.
         drops_inputs (`bool`):
             Whether the adapters have dropout.
         num_layers, hidden_size, vocab_size (`int`):
@@ -71,6 +73,7 @@ class ModelShape:
     in_layer: int
     adapter_inputs: int
     widest_adapter: int
+    adapter_rank: int
     drops_inputs: bool
     num_layers: int
     hidden_size: int
@@ -127,11 +130,8 @@ def model_shape(
     chosen, experts = sizes.get("num_experts_per_tok", 1), sizes.get("num_experts", sizes.get("num_local_experts", 1))
     width = sizes.get("moe_intermediate_size", sizes.get("intermediate_size", 4 * hidden)) * chosen
     # Of the first half of each adapter, which keeps its input for its gradient.
-    adapter_inputs = [
-        layer.in_features
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and ".lora_A." in name
-    ]
+    adapters = [layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and ".lora_A." in name]
+    adapter_inputs = [layer.in_features for layer in adapters]
     number = {name: parameter.numel() for name, parameter in model.named_parameters()}
     of_experts = sum(n for name, n in number.items() if ".experts." in name)
     return ModelShape(
@@ -144,6 +144,7 @@ def model_shape(
         in_layer=sum(n for name, n in number.items() if ".layers." in name or ".h." in name) // num_layers,
         adapter_inputs=sum(adapter_inputs) // num_layers,
         widest_adapter=max(adapter_inputs, default=0),
+        adapter_rank=max((layer.out_features for layer in adapters), default=0),
         drops_inputs=peft_config is not None and bool(peft_config.to_dict().get("lora_dropout")),
         num_layers=num_layers,
         hidden_size=hidden,
