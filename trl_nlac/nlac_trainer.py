@@ -336,10 +336,9 @@ class NLACTrainer(AtomicSavingTrainer):
                 "`True`, and let the agent forget."
             )
         set_seed(args.seed)  # adapters are initialised randomly
-        name, folder, revision = model if isinstance(model, str) else None, None, None
+        name = model if isinstance(model, str) else None
         model = load_model(model, args, peft_config, quantization_config)
-        if name is not None:
-            folder, revision = tokenizer_folder(name), base_revision(name, args)
+        folder, revision = (None, None) if name is None else (tokenizer_folder(name), base_revision(model, args))
         choose_aux_loss(args, model)
         if processing_class is None:
             processing_class = load_processing_class(model, revision, args.trust_remote_code, folder)

@@ -174,7 +174,7 @@ def test_an_adapter_that_vllm_would_serve_as_another_is_refused(tmp_path):
 
 def test_ranks_of_adapters():
     """Importing vLLM needs no process of its own; an engine does."""
-    from trl_nlac.generation.vllm.local import allowed_rank
+    from trl_nlac.generation.engine import allowed_rank
 
     assert [allowed_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
     with pytest.raises(ValueError, match="rank of at most 512, and `r` of this one is 1024"):

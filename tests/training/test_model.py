@@ -200,7 +200,8 @@ def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
     config = PeftConfig.from_pretrained(tmp_path / "first")
     config.revision = "of-base"
     config.save_pretrained(tmp_path / "first")
-    assert base_revision(str(tmp_path / "first"), second.args) == "of-base"  # and not the adapter's
+    args = make_config(tmp_path / "third", **options)
+    assert base_revision(load_by_name(str(tmp_path / "first"), args), args) == "of-base"  # and not the adapter's
     with pytest.raises(ValueError, match="this is an adapter, and `revision='v2'` .* Leave out `--model_revision`"):
         make_trainer(tmp_path / "third", {"model_init_kwargs": {"revision": "v2"}}, model=str(tmp_path / "first"))
 

@@ -25,11 +25,12 @@ from rich.table import Table
 from transformers import AutoConfig
 from trl import ModelConfig, get_peft_config
 
+from ..generation.engine import allowed_rank
 from ..method.context import context_length
 from ..nlac_config import NLACConfig
 from ..options.generation import GenerationOptions
 from ..planning.memory import Sharing
-from ..planning.plan import Machines, Plan
+from ..planning.plan import HIGHEST_RANK, Machines, Plan
 from ..planning.shape import ModelShape, model_shape
 from ..planning.time import Rates
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
@@ -226,7 +227,7 @@ def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[st
         variable = "VLLM_SERVER_DEV_MODE=1"
         if plan.shape.has_adapters:
             variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-            rank = 2 ** max(3, (plan.shape.adapter_rank - 1).bit_length())  # vLLM takes powers of 2, from 8
+            rank = allowed_rank(min(plan.shape.adapter_rank, HIGHEST_RANK))  # more is a problem of the plan
             command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
         elif plan.args.vllm_server_weights_dir is None:
             command += ["--weight-transfer-config", '{"backend": "nccl"}']

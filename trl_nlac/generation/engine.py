@@ -114,6 +114,24 @@ class ScoringEngine(Engine, Protocol):
         """Compute the log-likelihood of each completion after its prompt, in nats, at temperature 1."""
 
 
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as a maximum
+
+
+def allowed_rank(rank: int) -> int:
+    """
+    Return the smallest LoRA rank that vLLM accepts as a maximum and that is at least `rank`.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if rank > _RANKS[-1]:
+        raise ValueError(
+            f"vLLM serves adapters of a rank of at most {_RANKS[-1]}, and `r` of this one is {rank}. Choose a smaller "
+            "`r`, or generate without vLLM."
+        )
+    return min(allowed for allowed in _RANKS if allowed >= rank)
+
+
 class EngineGenerator:
     """
     Sample through an engine. Subclasses define the weights, and how completions are scored.

@@ -214,13 +214,10 @@ def is_adapter(name: str) -> bool:
     return whole is None and adapter is not None
 
 
-def base_revision(name: str, args: NLACConfig) -> str | None:
-    """Return the revision of a model in `model_init_kwargs`, or, of an adapter, that of its base model."""
-    if is_adapter(name):
-        from peft import PeftConfig
-
-        return PeftConfig.from_pretrained(name).revision
-    return (args.model_init_kwargs or {}).get("revision")
+def base_revision(model: "PreTrainedModel | PeftModel", args: NLACConfig) -> str | None:
+    """Return the revision of a loaded model: that of the base model in its adapter, or in `model_init_kwargs`."""
+    of_adapter = model.active_peft_config.revision if is_peft_model(model) else None
+    return of_adapter or (args.model_init_kwargs or {}).get("revision")
 
 
 def tokenizer_folder(name: str) -> str | None:

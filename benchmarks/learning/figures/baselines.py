@@ -94,7 +94,7 @@ def mean_rise(cells: list[dict]) -> dict | None:
     """
     risen = of_cells(cells, rise)
     if risen is not None and risen["low"] is not None:
-        counted = [cell for cell in cells if rise(cell) is not None]
+        counted = [cell for cell in cells if str(cell["seed"]) in risen["seeds"]]
         margin = NORMAL_95 * sum(rise_error(cell) ** 2 for cell in counted) ** 0.5 / len(counted)
         risen["low"] = round(min(risen["low"], risen["mean"] - margin), 4)
         risen["high"] = round(max(risen["high"], risen["mean"] + margin), 4)

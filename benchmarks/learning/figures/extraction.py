@@ -83,15 +83,14 @@ def extraction(cells: list[dict]) -> dict:
             if method != "nlac" and "nlac" in ways:
                 of["minus_nlac"] = {name: difference(of[name], ways["nlac"][name]) for name in ("final", "area")}
         tasks[task] = ways
-    gaps = [
-        of["minus_nlac"][name]
-        for ways in tasks.values()
-        for of in ways.values()
-        for name in ("final", "area")
-        if "minus_nlac" in of and of["minus_nlac"][name]
-    ]
-    for index, p_value in holm(dict(enumerate(gaps))).items():
-        gaps[index]["p_holm"] = round(p_value, 4)
+    gaps = {
+        (task, method, name): compared
+        for task, ways in tasks.items()
+        for method, of in ways.items()
+        for name, compared in of.get("minus_nlac", {}).items()
+    }
+    for name, p_value in holm(gaps).items():
+        gaps[name]["p_holm"] = round(p_value, 4)
     return {"tasks": tasks, "machines": reporting.machines(cells)}
 
 

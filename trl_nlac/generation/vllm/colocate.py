@@ -30,8 +30,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from vllm import LLM
 
 from ..base import Completion
-from ..engine import Adapter, cache_shortage
-from .local import LocalEngine, allowed_rank, cpu_options
+from ..engine import Adapter, allowed_rank, cache_shortage
+from .local import LocalEngine, cpu_options
 from .requests import RequestLoop
 from .weights import save_adapter, weights_of
 

@@ -24,9 +24,9 @@ from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
 from ..base import Completion
-from ..engine import Adapter, forced, score_by_token
+from ..engine import Adapter, allowed_rank, forced, score_by_token
 from ..loading import adapter_config, check_adapter
-from .local import LocalEngine, allowed_rank, cpu_options
+from .local import LocalEngine, cpu_options
 from .requests import RequestLoop
 
 
