@@ -123,7 +123,7 @@ class TestTraining:
         trainers = []
         for name, checkpoint in (("whole", None), ("resumed", str(tmp_path / "whole" / "checkpoint-3"))):
             trainer = make_trainer(
-                *(tmp_path / name, {**config, "eval_strategy": "steps"}, RecordingTrainer), eval_dataset=TASKS
+                tmp_path / name, {**config, "eval_strategy": "steps"}, RecordingTrainer, eval_dataset=TASKS
             )
             trainer.train(resume_from_checkpoint=checkpoint)
             trainers.append(trainer)

@@ -538,22 +538,51 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     def _check_values(self) -> None:
         """Check the options one by one."""
         check_choices(
-            *(self, "bootstrap", "critic_loss_type", "policy_loss_type", "target_update_unit", "target_sync_mode"),
-            *("rehearsal_source", "on_forgetting", "environment_workers"),
+            self,
+            "bootstrap",
+            "critic_loss_type",
+            "policy_loss_type",
+            "target_update_unit",
+            "target_sync_mode",
+            "rehearsal_source",
+            "on_forgetting",
+            "environment_workers",
         )
         check_at_least(
-            *(self, 1, "per_device_train_batch_size", "gradient_accumulation_steps", "max_concurrent_environments"),
-            *("replay_buffer_size", "target_sync_steps", "max_idle_iterations", "max_tokens_per_batch"),
+            self,
+            1,
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "max_concurrent_environments",
+            "replay_buffer_size",
+            "target_sync_steps",
+            "max_idle_iterations",
+            "max_tokens_per_batch",
         )
         check_at_least(
-            *(self, 0, "learning_starts", "num_eval_critiques", "target_max_age", "weight_decay", "num_train_epochs"),
-            *("router_aux_loss_coef", "save_steps", "eval_steps", "save_total_limit", "dataloader_num_workers"),
+            self,
+            0,
+            "learning_starts",
+            "num_eval_critiques",
+            "target_max_age",
+            "weight_decay",
+            "num_train_epochs",
+            "router_aux_loss_coef",
+            "save_steps",
+            "eval_steps",
+            "save_total_limit",
+            "dataloader_num_workers",
         )
         check_at_least(self, 1, "per_device_eval_batch_size")
         check(self, "max_steps", self.max_steps >= -1, "not negative, or -1 to train for `num_train_epochs`")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
         check_between(
-            *(self, 1, 1000, "num_refinements", "num_refinement_candidates", "num_updates_per_generation"),
+            self,
+            1,
+            1000,
+            "num_refinements",
+            "num_refinement_candidates",
+            "num_updates_per_generation",
             "transitions_per_episode",
         )
         check_between(self, 1, 10_000, "num_eval_episodes")
@@ -564,7 +593,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         check_between(self, 0, 100, "rehearsal_ratio")
         check_between(self, 0, 10, "importance_sampling_exponent")
         check_between(
-            *(self, 0, 1, "max_environment_failure_rate", "priority_exponent", "health_warning_ratio"),
+            self,
+            0,
+            1,
+            "max_environment_failure_rate",
+            "priority_exponent",
+            "health_warning_ratio",
             "replay_refinement_fraction",
         )
         check_between(self, 0.01, MAX_SECONDS, "environment_timeout")  # less is over before anything is done

@@ -291,11 +291,21 @@ class NLACTrainer(AtomicSavingTrainer):
     ):
         refuse_rollout_func(rollout_func)
         check_arguments(
-            **dict(train_dataset=train_dataset, model=model, args=args, eval_dataset=eval_dataset),
-            **dict(processing_class=processing_class, reward_funcs=reward_funcs, tools=tools, prompts=prompts),
-            **dict(reward_processing_classes=reward_processing_classes),
-            **dict(replay_dataset=replay_dataset, rehearsal_dataset=rehearsal_dataset, callbacks=callbacks),
-            **dict(optimizers=optimizers, peft_config=peft_config, quantization_config=quantization_config),
+            train_dataset=train_dataset,
+            model=model,
+            args=args,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_funcs=reward_funcs,
+            tools=tools,
+            prompts=prompts,
+            reward_processing_classes=reward_processing_classes,
+            replay_dataset=replay_dataset,
+            rehearsal_dataset=rehearsal_dataset,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+            quantization_config=quantization_config,
         )
         if args is None:
             model_name = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -307,7 +317,10 @@ class NLACTrainer(AtomicSavingTrainer):
         if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
             environment_factory = Prompts
         self.environments = EnvironmentPool(
-            *(environment_factory, tools, args.max_concurrent_environments, args.environment_timeout),
+            environment_factory,
+            tools,
+            args.max_concurrent_environments,
+            args.environment_timeout,
             workers=args.environment_workers,
         )
         if args.async_rollouts and not self.environments:
@@ -323,8 +336,13 @@ class NLACTrainer(AtomicSavingTrainer):
             args.set_single_turn()
             logger.info("Tasks are prompts, whose answers are scored: `single_step` is %s.", args.single_step)
         self.rewards = load_rewards(
-            *(reward_funcs, args.reward_weights, self._reward_context, self.environments.pays),
-            *(args.environment_workers, reward_processing_classes, args.device),
+            reward_funcs,
+            args.reward_weights,
+            self._reward_context,
+            self.environments.pays,
+            args.environment_workers,
+            reward_processing_classes,
+            args.device,
             init_kwargs={"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})},
             chat_template_kwargs=args.chat_template_kwargs,
         )
@@ -347,11 +365,18 @@ class NLACTrainer(AtomicSavingTrainer):
             args.set_unused_parameters()
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
         args.action_format = choose_format(
-            *(args.action_format, chat, self.environments.tool_schemas),
-            *(self.environments.brings_tools, self.environments.is_single_step),
+            args.action_format,
+            chat,
+            self.environments.tool_schemas,
+            self.environments.brings_tools,
+            self.environments.is_single_step,
         )
         self.rehearsal = Rehearsal(
-            *(rehearsal_dataset, args.rehearsal_source, args.rehearsal_ratio, chat, args.seed + args.process_index),
+            rehearsal_dataset,
+            args.rehearsal_source,
+            args.rehearsal_ratio,
+            chat,
+            args.seed + args.process_index,
             asked=(*ASKED_ROLES, "successor") if args.bootstrap == "implicit" else ASKED_ROLES,
         )
 
@@ -368,7 +393,10 @@ class NLACTrainer(AtomicSavingTrainer):
         self.model.add_model_tags(self._tag_names)
         self.reference = Reference(self.model, args, self.accelerator, quantization_config) if args.beta else None
         generator = load_generator(
-            *(self.model, args, self.accelerator, tokenizer),
+            self.model,
+            args,
+            self.accelerator,
+            tokenizer,
             ending_token_ids(tokenizer, chat.stop_ids, model.generation_config),
             trust_remote_code=args.trust_remote_code,
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
@@ -428,7 +456,10 @@ class NLACTrainer(AtomicSavingTrainer):
         self._batches: deque[list[TrainingExample]] = deque()
         self._taken: list[list[TrainingExample]] = []  # micro-batches of the optimizer step under way
         self._identity = describe_run(
-            *(model, chat, vars(self.roles.prompts), args.action_format),
+            model,
+            chat,
+            vars(self.roles.prompts),
+            args.action_format,
             {"name": self.environments.name, "tools": self.environments.tool_schemas},
             optimizer=OptimizerNames(args.optim).value if optimizers[0] is None else type(optimizers[0]).__name__,
         )
@@ -679,7 +710,7 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         num_tokens = batch.tokens.inputs["input_ids"].numel()
         self.records.add_losses(
-            *(batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce)
+            batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce
         )
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
@@ -900,7 +931,9 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         rehearsed = refinement_examples(self.roles, refinements) if args.rehearse_refinements else []
         return make_batches(
-            *(samples * num_updates, of_critic * num_updates, of_policy * num_updates),
+            samples * num_updates,
+            of_critic * num_updates,
+            of_policy * num_updates,
             [
                 [*self.rehearsal.draw(step_size), *filter(None, rehearsed[start : start + step_size])]
                 for _ in range(num_updates)

@@ -87,7 +87,11 @@ class Player:
         chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
         eos_token_ids = ending_token_ids(tokenizer, chat.stop_ids, model.generation_config)
         generator = load_generator(
-            *(model, args, accelerator, tokenizer, eos_token_ids),
+            model,
+            args,
+            accelerator,
+            tokenizer,
+            eos_token_ids,
             trust_remote_code=args.trust_remote_code,
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
         )
@@ -134,7 +138,9 @@ class Player:
             environments = self._pool(chosen.environment_factory)
             try:
                 seen = evaluate_policy(
-                    *(environments, rows, self.roles),
+                    environments,
+                    rows,
+                    self.roles,
                     num_episodes=self.args.num_eval_episodes,
                     num_critiques=self.args.num_eval_critiques,
                     num_probes=self.args.num_oracle_probes if sampling is None else 0,

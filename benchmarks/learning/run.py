@@ -167,7 +167,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
     if args.model:
         adapter = get_peft_config(ModelConfig(use_peft=args.use_peft))
         task = real_models.make_task(
-            *(task_name, seed, args.model, adapter), user_model=args.user_model, user_base_url=args.user_base_url
+            task_name, seed, args.model, adapter, user_model=args.user_model, user_base_url=args.user_base_url
         )
     else:
         task = make_task(task_name, seed)

@@ -80,7 +80,10 @@ METHODS = {
     SELF_DISTILLATION: (
         nlac.train,
         merge_settings(
-            *(TRAINING, HINDSIGHT, DISTILLED, NO_REFINED_ACTIONS),
+            TRAINING,
+            HINDSIGHT,
+            DISTILLED,
+            NO_REFINED_ACTIONS,
             {"replay_buffer_size": 32},
         ),
     ),

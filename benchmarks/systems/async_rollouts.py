@@ -206,7 +206,9 @@ def measure_tails(args, url: str, directory: str) -> dict[str, Any]:
 
     def refine(transitions: list[Transition]) -> None:
         answer_each(
-            *(trainer.roles, "refine", transitions),
+            trainer.roles,
+            "refine",
+            transitions,
             lambda places: refine_actions(trainer.roles, [transitions[place] for place in places]),
         )
 

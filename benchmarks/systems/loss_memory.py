@@ -58,7 +58,9 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
     start = int(PROMPT_SHARE * length)
     examples = [
         TrainingExample(
-            *("critic", Prompt.of(ids[:start]), tuple(ids[start:])),
+            "critic",
+            Prompt.of(ids[:start]),
+            tuple(ids[start:]),
             teacher_prompt=Prompt.of(ids[:start][::-1]) if side == "distill" else None,
         )
         for ids in torch.randint(vocabulary, (SAMPLES, length)).tolist()

@@ -85,7 +85,9 @@ def make_trainer(output_dir: str, environment, tasks: Dataset, **settings) -> NL
 def quickstart(output_dir: str) -> Shape:
     desk, tasks = make_tasks("service_desk", 0)
     trainer = make_trainer(
-        *(output_dir, lambda: make_environment(desk), tasks),
+        output_dir,
+        lambda: make_environment(desk),
+        tasks,
         samples_per_iteration=128,
         per_device_train_batch_size=32,
         max_completion_length=64,

@@ -102,7 +102,8 @@ class TestHarbor:
     def test_trains(self, suite, tmp_path):
         spec = HarborSpec(str(suite), agent=ShortHarness, num_tasks=1)
         trainer = make_trainer(
-            *(tmp_path / "run", {"max_steps": 1, "max_turns": 2}),
+            tmp_path / "run",
+            {"max_steps": 1, "max_turns": 2},
             train_dataset=spec.train_dataset,
             environment_factory=spec.environment_factory,
             reward_funcs=spec.reward_funcs,

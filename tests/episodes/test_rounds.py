@@ -185,7 +185,9 @@ def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):
             return super().step(action)
 
     trainer = make_async_trainer(
-        *(monkeypatch, tmp_path, {"max_steps": 4, "max_staleness": 1}),
+        monkeypatch,
+        tmp_path,
+        {"max_steps": 4, "max_staleness": 1},
         trainer_class=Losing,
         train_dataset=starts(8),
         environment_factory=Slow,

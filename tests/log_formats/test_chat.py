@@ -54,7 +54,12 @@ class TestConversations:
         good = {"messages": [*ASKED, SAID], "score": "passed"}
         image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
         found = read(
-            *(tmp_path, good, '{"messages": [{"role"', "a line of text", good, 7),
+            tmp_path,
+            good,
+            '{"messages": [{"role"',
+            "a line of text",
+            good,
+            7,
             {"messages": [*ASKED, SAID]},
             {"messages": [*ASKED, SAID], "score": "so so"},
             {"messages": [*ASKED, SAID], "score": float("nan")},
@@ -136,7 +141,9 @@ class TestRequests:
         run = {"metadata": {"conversation_id": "r1"}}
         summary = [{"role": "user", "content": "So far: W1 is lost. Go on."}]
         found = read(
-            *(tmp_path, request(ASKED, CALLED, **run), request([{"role": "user", "content": "Look."}], SAID, **run)),
+            tmp_path,
+            request(ASKED, CALLED, **run),
+            request([{"role": "user", "content": "Look."}], SAID, **run),
             request(summary, SAID, conversation_id="r1", reward=1),
             request(ASKED, CALLED, conversation_id="r2"),
         )
@@ -150,8 +157,11 @@ class TestRequests:
             "response": {"body": json.dumps({"choices": [{"message": SAID}]})},
         }
         found = read(
-            *(tmp_path, two, {**request(ASKED, SAID), "response": {"error": {"message": "overloaded"}}}),
-            *({**batch, "reward": 1}, {"messages": ASKED, "choices": [{"message": SAID}], "reward": 0}),
+            tmp_path,
+            two,
+            {**request(ASKED, SAID), "response": {"error": {"message": "overloaded"}}},
+            {**batch, "reward": 1},
+            {"messages": ASKED, "choices": [{"message": SAID}], "reward": 0},
             {**request(ASKED, SAID, reward=1), "response": {"choices": [{"message": "It is lost."}]}},
         )
         assert [row["reward"] for row in found.rows] == [1.0, 0.0]

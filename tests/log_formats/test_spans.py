@@ -63,7 +63,8 @@ def test_text_beside_the_results_of_tools_is_the_users(tmp_path):
     result = {"role": "user", "parts": [*RESULT["parts"], *text]}
     own = {**CALLING, "parts": [*CALLING["parts"], *RESULT["parts"]]}  # a tool that the provider called
     found = read(
-        *(tmp_path, otlp(chat_span("t1", 1, [*TEXT, CALLING, result], [ANSWER], [score(1)]))),
+        tmp_path,
+        otlp(chat_span("t1", 1, [*TEXT, CALLING, result], [ANSWER], [score(1)])),
         otlp(chat_span("t2", 2, [*TEXT, own, *TEXT], [ANSWER], [score(1)])),
     )
     [row] = found.rows
@@ -75,7 +76,9 @@ def test_text_beside_the_results_of_tools_is_the_users(tmp_path):
 def test_odd_spans(tmp_path):
     image = [{"role": "user", "parts": [{"type": "blob", "modality": "image", "content": "AA=="}]}]
     found = read(
-        *(tmp_path, otlp(chat_span("t1", 1, TEXT, [ANSWER], [score(0)])), {"resourceSpans": [{"scopeSpans": 3}]}),
+        tmp_path,
+        otlp(chat_span("t1", 1, TEXT, [ANSWER], [score(0)])),
+        {"resourceSpans": [{"scopeSpans": 3}]},
         otlp(chat_span("t2", 2, image, [ANSWER], [score(1)])),
         otlp(chat_span("t3", 3, TEXT, [], [score(1)])),
         otlp(chat_span("t4", 4, TEXT, [ANSWER, ANSWER], [score(1)])),

@@ -69,7 +69,9 @@ def roles():
 
 def refine(roles, transitions):
     return answer_each(
-        *(roles, "refine", transitions),
+        roles,
+        "refine",
+        transitions,
         lambda places: refine_actions(roles, [transitions[place] for place in places]),
     )
 
@@ -101,7 +103,9 @@ def test_draws_of_one_transition_ask_the_same_greedy_prompt_once(roles):
     _, last = transitions = make_transitions(roles)
     drawn = [last, *transitions, last]
     targets = answer_each(
-        *(roles, "target", drawn),
+        roles,
+        "target",
+        drawn,
         lambda places: bellman_targets(roles, [drawn[place] for place in places], "monte_carlo"),
     )
     assert sorted(roles.generator.batch_sizes) == [1, 1]  # the backup is greedy

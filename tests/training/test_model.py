@@ -300,9 +300,17 @@ def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
 def test_experts_are_balanced(tmp_path):
     """With the coefficient of the configuration, as in TRL, and of several passes with the mean."""
     config = Qwen3MoeConfig(
-        **dict(vocab_size=AutoConfig.from_pretrained(TINY_MODEL).vocab_size, hidden_size=16, intermediate_size=16),
-        **dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8),
-        **dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, router_aux_loss_coef=0.5),
+        vocab_size=AutoConfig.from_pretrained(TINY_MODEL).vocab_size,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        router_aux_loss_coef=0.5,
     )
     options = {"max_steps": 1, "max_turns": 1, "max_completion_length": 4, "logging_steps": 1, "learning_rate": 0.0}
     trainer = make_trainer(

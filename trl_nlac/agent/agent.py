@@ -154,7 +154,12 @@ class NLACAgent:
         device = torch.device(device) if device else present_device()
         PartialState(cpu=device.type == "cpu")  # an existing one stays: a trainer can be running here
         generator, chat, loaded = load_backend(
-            *(backend, model, role_options.chat_template_kwargs, device, revision, trust_remote_code),
+            backend,
+            model,
+            role_options.chat_template_kwargs,
+            device,
+            revision,
+            trust_remote_code,
             backend_kwargs or {},
         )
         fit_to_context(role_options, context_of(generator, loaded))
@@ -399,7 +404,13 @@ class NLACAgent:
             )
         with self.generating():
             return evaluate_policy(
-                *(environments, dict(enumerate(tasks)), self.roles, num_episodes, num_critiques, num_probes, seed),
+                environments,
+                dict(enumerate(tasks)),
+                self.roles,
+                num_episodes,
+                num_critiques,
+                num_probes,
+                seed,
                 act=act,
                 rewards=rewards,
             )
@@ -448,7 +459,7 @@ class NLACAgent:
     def _encode(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Prompt:
         """Encode messages that are a conversation."""
         recorder = record_conversation(
-            *(messages, self.roles.actions, self.roles.prompts, tools, self.options.max_prompt_length), is_open=True
+            messages, self.roles.actions, self.roles.prompts, tools, self.options.max_prompt_length, is_open=True
         )
         return replace(recorder.prompt, tools=(*self.tools, *(tools or [])))
 

@@ -37,13 +37,13 @@ def make_parser() -> Parser:
     add_model_arguments(parser)
     parser.add_argument("logs", help="logged conversations with rewards, as for replay_dataset: a file, or a dataset")
     parser.add_argument(
-        *("--max_false_blocks",),
+        "--max_false_blocks",
         type=float,
         default=0.05,
         help="largest share of the actions of successes that may be blocked (default: 0.05)",
     )
     parser.add_argument(
-        *("--max_false_passes",),
+        "--max_false_passes",
         type=float,
         default=0.05,
         help="largest share of the actions of failures that may pass (default: 0.05)",

@@ -47,7 +47,10 @@ def run(words: list[str]) -> None:
     agent, pool, rewards = load_player(args)
     try:
         evaluation = agent.evaluate(
-            *(pool, rows, args.num_episodes, args.num_critiques),
+            pool,
+            rows,
+            args.num_episodes,
+            args.num_critiques,
             seed=args.seed,
             refine=args.refine,
             num_candidates=args.num_candidates,

@@ -81,7 +81,7 @@ def make_parser() -> Parser:
         "an --environment_factory is played in before and after, not trained in.",
     )
     parser.add_argument(
-        *("logs",),
+        "logs",
         nargs="+",
         metavar="LOGS",
         help="files or folders: OpenAI chat logs, results of τ-bench, OpenTelemetry spans, or what trl_nlac writes",
@@ -97,7 +97,7 @@ def make_parser() -> Parser:
         "--held_out_share", type=float, default=0.2, help="share of the conversations to hold out (default: 0.2)"
     )
     parser.add_argument(
-        *("--num_critiques",),
+        "--num_critiques",
         type=int,
         default=64,
         help="steps that the critic judges for the measurement, and again for its findings (default: 64)",

@@ -351,7 +351,10 @@ def load_agent(args: argparse.Namespace, tools: list[dict[str, Any]] | None = No
     options = read_options(args.option)
     with one_line_errors_of_files(args.model):
         return NLACAgent.from_pretrained(
-            *(args.model, args.backend, args.prompts, tools),
+            args.model,
+            args.backend,
+            args.prompts,
+            tools,
             trust_remote_code=args.trust_remote_code,
             **options,
         )

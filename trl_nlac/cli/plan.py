@@ -135,7 +135,11 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[st
     if launch is None:
         launch = "single_gpu" if processes == 1 else "multi_gpu" if shape.has_adapters else "zero3"
     plan = Plan(
-        *(shape, machines, _sharing(launch, processes), options, rates),
+        shape,
+        machines,
+        _sharing(launch, processes),
+        options,
+        rates,
         loaded=_loaded(model_args, options, config),
         context=_context(config, options),
         frozen_bytes=_quantized(shape, model_args),

@@ -168,7 +168,9 @@ def note_run(script_args: TrainArguments, args: NLACConfig) -> None:
     elif script_args.dataset_name:
         tasks["dataset_split"] = script_args.dataset_test_split or script_args.dataset_train_split
     note_origin(
-        *(args.output_dir, script_args.environment_factory, script_args.environment_kwargs or {}),
+        args.output_dir,
+        script_args.environment_factory,
+        script_args.environment_kwargs or {},
         **tasks,
         tools=script_args.tools,
         reward_funcs=script_args.reward_funcs,

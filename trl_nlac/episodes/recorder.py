@@ -428,7 +428,7 @@ def checked_step(result: Any) -> StepResult:
         raise MalformedResult("observation", f"`conversation` is {shown(where)}, expected a number or an Opening")
     words = checked_text(result.words)
     return StepResult(
-        *(observation, reward, bool(result.terminated), bool(result.truncated)), words=words, conversation=where
+        observation, reward, bool(result.terminated), bool(result.truncated), words=words, conversation=where
     )
 
 

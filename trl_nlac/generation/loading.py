@@ -178,7 +178,9 @@ def _load_vllm(
         from .vllm.server import ServerEngine
 
         engine = ServerEngine(
-            *(model, accelerator, tokenizer),
+            model,
+            accelerator,
+            tokenizer,
             server_base_url=options.vllm_server_base_url,
             server_host=options.vllm_server_host,
             server_port=options.vllm_server_port,
@@ -191,7 +193,9 @@ def _load_vllm(
     from .vllm.colocate import ColocatedEngine
 
     engine = ColocatedEngine(
-        *(model, accelerator, tokenizer),
+        model,
+        accelerator,
+        tokenizer,
         tensor_parallel_size=options.vllm_tensor_parallel_size,
         gpu_memory_utilization=options.vllm_gpu_memory_utilization,
         max_model_length=options.vllm_max_model_length,

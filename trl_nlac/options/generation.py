@@ -145,7 +145,7 @@ class GenerationOptions:
     def __post_init__(self):
         check_types(self)
         check_choices(self, "vllm_mode", "vllm_model_impl")
-        check_at_least(*(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length"))
+        check_at_least(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length")
         check_between(self, 1, 65_535, "vllm_server_port", "vllm_group_port")
         check_between(self, 0, 10**9, "prefix_cache_memory")
         check_positive(self, "vllm_server_timeout", most=MAX_SECONDS)

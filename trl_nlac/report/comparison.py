@@ -64,7 +64,10 @@ def write_comparison(
     charts = comparison_charts(dict(zip(names, logs, strict=True)))
     refresh = refresh if any(log.seconds is None for log in logs) else None
     return write_page(
-        *(Path(output), "comparison.html.jinja", _STYLES, _SCRIPTS),
+        Path(output),
+        "comparison.html.jinja",
+        _STYLES,
+        _SCRIPTS,
         {"charts": {"comparison": [asdict(chart) for chart in charts]}, "refresh": refresh},
         names=names,
         summaries=[summarize(folder, log) for folder, log in zip(folders, logs, strict=True)],

@@ -78,7 +78,9 @@ def _mistake(episodes: list[dict[str, Any]]) -> Highlight | None:
         return Highlight(
             "The critic was wrong",
             f"{_said(sample)}. Its Bellman target, which is written after what happened, says “{target}”.",
-            *(i, t, s),
+            i,
+            t,
+            s,
         )
     wrong = [
         (i, t, turn)

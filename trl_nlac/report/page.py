@@ -104,7 +104,11 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
     }
     has_times = any(len({step for task in tasks.values() for step in task}) > 1 for tasks in episodes.tasks.values())
     return write_page(
-        *(output, "page.html.jinja", _STYLES, _SCRIPTS, data),
+        output,
+        "page.html.jinja",
+        _STYLES,
+        _SCRIPTS,
+        data,
         summary=summarize(run, log),
         settings=read_settings(run),
         warnings=read_warnings(run),

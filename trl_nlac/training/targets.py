@@ -57,7 +57,9 @@ def current_targets(
             due.setdefault(key, sample)
     transitions = [sample.transition for sample in due.values()]
     answers = answer_each(
-        *(roles, "target", transitions),
+        roles,
+        "target",
+        transitions,
         lambda places: bellman_targets(roles, [transitions[place] for place in places], bootstrap),
     )
     new = dict(zip(due, answers, strict=True))

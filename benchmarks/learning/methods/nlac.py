@@ -66,8 +66,12 @@ class StaleRollouts(AsyncRollouts):
         end_ids = ending_token_ids(chat.tokenizer, chat.stop_ids, trainer.model.generation_config)
         generator = CopyGenerator(None, chat.tokenizer, end_ids, args.max_generation_batch_size)
         super().__init__(
-            *(trainer.environments, roles, trainer.rewards, Roles(generator, chat, roles.prompts, args)),
-            *(staleness, args.updates_per_iteration),
+            trainer.environments,
+            roles,
+            trainer.rewards,
+            Roles(generator, chat, roles.prompts, args),
+            staleness,
+            args.updates_per_iteration,
         )
         self._model, self._copy = trainer.model, deepcopy(trainer.model)
         self._session = ExitStack()

@@ -96,7 +96,9 @@ def train(
         dataset_kwargs={"skip_prepare_dataset": True},
     )
     trainer = RFTTrainer(
-        *(task, acting, args),
+        task,
+        acting,
+        args,
         episodes_per_iteration=episodes_per_iteration,
         updates_per_iteration=updates_per_iteration,
         batch_size=batch_size,

@@ -70,7 +70,10 @@ def train(
     trainer = sft_trainer(task, acting, Dataset.from_list(logs), max_steps, rehearsal_ratio)
     player = Player.of_model(task, acting, trainer.model, Accelerator(cpu=True))
     return train_until_spent(
-        *(trainer, player, budget, interval),
+        trainer,
+        player,
+        budget,
+        interval,
         num_environment_steps=lambda: trainer.state.global_step * budget // max_steps,
     )
 
