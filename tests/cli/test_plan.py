@@ -24,7 +24,9 @@ from pathlib import Path
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from helpers.hub_configs import cache_configs
+from peft import LoraConfig
 
+from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.cli.packaged import PACKAGE
 from trl_nlac.cli.plan import launch_lines, make_parser, make_plan
@@ -169,6 +171,33 @@ def test_a_server_of_adapters_starts_and_is_found():
     given = "--vllm_server_base_url http://10.0.0.7:8000 --vllm_server_weights_dir /shared"
     _, (server, training) = plan_of(f"{line} --lora_r 4 {given}")
     assert server.endswith("--max-lora-rank 8") and training.endswith(given)
+
+
+def test_an_adapter_is_planned_by_its_folder(tmp_path):
+    """As a new one of the same kind, and a server serves its base model."""
+    new = "--config lora_1gpu --use_vllm True --vllm_mode server --gpus 4x80GB --server_gpus 2x80GB --lora_r 20"
+    _, model, _ = TrainParser().read(shlex.split("--config lora_1gpu --lora_r 20"))
+    folder = tmp_path / "adapter"
+    LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=model.model_name_or_path,
+        r=model.lora_r,
+        lora_alpha=model.lora_alpha,
+        lora_dropout=model.lora_dropout,
+        target_modules=model.lora_target_modules,
+        inference_mode=True,
+    ).save_pretrained(folder)
+    (wanted, (server, _)), (plan, (found, training)) = (
+        plan_of(line) for line in (new, f"{new} --use_peft False --model_name_or_path {folder}")
+    )
+    assert (plan.memory, plan.host, plan.iteration) == (wanted.memory, wanted.host, wanted.iteration)
+    assert found == server and f"--model_name_or_path {folder}" in training
+    for option, message in (
+        ("--use_peft True", "it is an adapter, and --use_peft would add another"),
+        ("--use_peft False --model_revision v2", "Leave out `--model_revision`"),
+    ):
+        with pytest.raises(CommandError, match=f"{folder}: .*{message}"):
+            plan_of(f"{new} --model_name_or_path {folder} {option}")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import shlex
 from accelerate.commands.config.config_args import load_config_from_file
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from trl import ModelConfig, get_peft_config
 
 from ..generation.engine import allowed_rank
@@ -33,6 +33,7 @@ from ..planning.memory import Sharing
 from ..planning.plan import HIGHEST_RANK, Machines, Plan
 from ..planning.shape import ModelShape, model_shape
 from ..planning.time import Rates
+from ..training.model import adapter_config
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model
 from .packaged import find_yaml
@@ -109,7 +110,8 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[st
             Those of the training.
 
     Returns:
-        `tuple[Plan, dict[str, str]]`: the plan, and the names of its model and of its configuration of Accelerate.
+        `tuple[Plan, dict[str, str]]`: the plan, and the names of its model, of an adapter its base model, and of its
+        configuration of Accelerate.
 
     Raises:
         CommandError: If an argument is wrong.
@@ -130,7 +132,7 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[st
     name = model_args.model_name_or_path
     if not name:
         raise CommandError("--model_name_or_path is missing: name the model.")
-    shape, config = _shape(name, model_args, options.trust_remote_code)
+    shape, config, base = _shape(name, model_args, options.trust_remote_code)
     launch = args.accelerate_config
     if launch is None:
         launch = "single_gpu" if processes == 1 else "multi_gpu" if shape.has_adapters else "zero3"
@@ -145,7 +147,7 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[st
         frozen_bytes=_quantized(shape, model_args),
         attention=model_args.attn_implementation,
     )
-    return plan, {"model": name, "accelerate_config": launch}
+    return plan, {"model": base, "accelerate_config": launch}
 
 
 def planned(processes: int) -> type[NLACConfig]:
@@ -170,13 +172,19 @@ def _gpus(option: str, text: str) -> tuple[int, float]:
     return int(match[1]), float(match[2]) * 1e9
 
 
-def _shape(name: str, model_args: ModelConfig, trust_remote_code: bool):
+def _shape(name: str, model_args: ModelConfig, trust_remote_code: bool) -> tuple[ModelShape, PreTrainedConfig, str]:
+    """Return the shape of a model, its configuration, and its name without an adapter."""
     with one_line_errors_of_files(f"--model_name_or_path {name}"):
-        check_model(name, model_args.model_revision)
-        config = AutoConfig.from_pretrained(
-            name, revision=model_args.model_revision, trust_remote_code=trust_remote_code
-        )
-        return model_shape(config, get_peft_config(model_args), trust_remote_code), config
+        base, revision, adapter = name, model_args.model_revision, get_peft_config(model_args)
+        check_model(name, revision)
+        saved = adapter_config(name, revision)
+        if saved is not None:
+            if adapter is not None:
+                raise ValueError("it is an adapter, and --use_peft would add another. Leave it out.")
+            saved.inference_mode = False  # it is trained further
+            base, revision, adapter = saved.base_model_name_or_path, saved.revision, saved
+        config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=trust_remote_code)
+        return model_shape(config, adapter, trust_remote_code), config, base
 
 
 def _sharing(name: str, processes: int) -> Sharing:

@@ -176,28 +176,47 @@ def load_by_name(
     elif args.device.type not in ("cpu", "mps"):
         kwargs.setdefault("device_map", {"": args.device})  # TRL's "auto" would spread it over all GPUs
     with named(f"`model={name!r}`, loaded with {shown(hide_secrets(kwargs))} (see `model_init_kwargs`),"):
-        if not is_adapter(name):
+        adapter = adapter_config(name, kwargs.get("revision"))
+        if adapter is None:
             return create_model_from_path(name, **kwargs)
-        revision = kwargs.pop("revision", None)
-        if revision not in (None, "main"):  # "main" is the default of `--model_revision`
-            raise ValueError(
-                f"this is an adapter, and `revision={revision!r}` can be its own or that of its base model. Leave out "
-                "`--model_revision`, and name a folder that has this revision of the adapter. In Python, load it with "
-                "`peft.PeftModel.from_pretrained(base_model, ..., is_trainable=True)`, and give that as `model`."
-            )
-        return _load_with_adapter(name, kwargs)
+        return _load_with_adapter(name, adapter, {**kwargs, "revision": adapter.revision})
 
 
-def _load_with_adapter(name: str, kwargs: dict[str, Any]) -> "PeftModel":
+def adapter_config(name: str, revision: str | None = None) -> "PeftConfig | None":
+    """
+    Return the configuration of an adapter that was saved, and `None` if the name is that of a whole model.
+
+    Args:
+        name (`str`):
+            Folder, or id on the Hub.
+        revision (`str`, *optional*):
+            Revision that is asked for.
+
+    Raises:
+        ValueError: If it is an adapter, and a revision other than "main" is asked for.
+    """
+    if not is_adapter(name):
+        return None
+    if revision not in (None, "main"):  # "main" is the default of `--model_revision`
+        raise ValueError(
+            f"this is an adapter, and `revision={revision!r}` can be its own or that of its base model. Leave out "
+            "`--model_revision`, and name a folder that has this revision of the adapter. In Python, load it with "
+            "`peft.PeftModel.from_pretrained(base_model, ..., is_trainable=True)`, and give that as `model`."
+        )
+    from peft import PeftConfig
+
+    return PeftConfig.from_pretrained(name)
+
+
+def _load_with_adapter(name: str, config: "PeftConfig", kwargs: dict[str, Any]) -> "PeftModel":
     """
     Load an adapter on its base model, of the class in which a base model is loaded by its own name. PEFT would take
     that of causal language models, in which the weights of a multimodal model have other names: it would warn that it
     found no weights of the adapter, and go on.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
-    config = PeftConfig.from_pretrained(name)
-    model = create_model_from_path(config.base_model_name_or_path, revision=config.revision, **kwargs)
+    model = create_model_from_path(config.base_model_name_or_path, **kwargs)
     if cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=kwargs["trust_remote_code"])
         if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
