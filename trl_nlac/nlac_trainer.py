@@ -64,7 +64,7 @@ from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_le
 from .method.candidates import choose_refined
 from .method.context import context_of, fit_to_context
 from .method.critic import critiques, judge_actions
-from .method.losses import batch_losses
+from .method.losses import batch_losses, token_divergences
 from .method.refinement import (
     Criticise,
     check_distillation,
@@ -268,6 +268,7 @@ class NLACTrainer(AtomicSavingTrainer):
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
     loss_is_scaled_for_ga = False
+    divergence = staticmethod(token_divergences)
 
     def __init__(
         self,
@@ -701,7 +702,7 @@ class NLACTrainer(AtomicSavingTrainer):
 
         def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
             reference_logps = None if self.reference is None else self.reference.logps(model, batch)
-            return batch_losses(model, batch, teacher, reference_logps, aux_losses)
+            return batch_losses(model, batch, teacher, reference_logps, aux_losses, self.divergence)
 
         batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
         has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)

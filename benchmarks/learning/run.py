@@ -62,10 +62,12 @@ from benchmarks.learning.methods.settings import (
     ENDURING,
     LEAN,
     LONG,
+    OF_BASELINES,
     PLAIN,
-    SELF_DISTILLATION,
+    SELF_DISTILLATIONS,
     TAUGHT,
     TRAINERS,
+    UNANCHORED,
     VARIANTS,
     acting_config,
     default_settings,
@@ -89,7 +91,7 @@ BUDGETS = {
     GUESS_THE_NUMBER: 2000,
 }
 BUDGET_FACTORS = {
-    **dict.fromkeys(("grpo", "rft", SELF_DISTILLATION, LEAN), 5),
+    **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SELF_DISTILLATIONS, LEAN), 5),
     **dict.fromkeys(ENDURING, 10),
     **dict.fromkeys(LONG, 20),
 }
@@ -221,7 +223,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *VARIANTS, *LONG, SELF_DISTILLATION, TAUGHT],
+        choices=[*METHODS, *VARIANTS, *OF_BASELINES, *SELF_DISTILLATIONS, TAUGHT],
         help="by default all methods, and the ablations of the tiny models' tasks",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

@@ -664,8 +664,7 @@ class TestSharpening:
 
     def test_the_committed_report_is_that_of_the_committed_cells(self):
         results = ROOT / "benchmarks" / "results"
-        cells = [json.loads(path.read_text()) for path in sorted((results / "learning_sharpening").rglob("*.json"))]
-        report = sharpening.sharpening(cells)
+        report = sharpening.sharpening(read_cells(*sharpening.FOLDERS))
         assert report == json.loads((results / "learning_sharpening.json").read_text())
         assert sharpening.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
 

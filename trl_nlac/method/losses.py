@@ -16,6 +16,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -23,6 +24,9 @@ from torch.nn import functional as F
 
 from .answers import answer_states, answer_values
 from .batches import MicroBatch
+
+
+Divergence: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -90,6 +94,7 @@ def batch_losses(
     teacher: Callable[[], AbstractContextManager] | None = None,
     reference_logps: torch.Tensor | None = None,
     aux_losses: list[torch.Tensor] | None = None,
+    divergence: Divergence = token_divergences,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
@@ -108,6 +113,8 @@ def batch_losses(
             Log-probabilities of the tokens of `batch.anchored` under the initial weights.
         aux_losses (`list[torch.Tensor]`, *optional*):
             Gets the loss that balances the experts of a model with a mixture of them.
+        divergence (`Callable`, *optional*, defaults to [`token_divergences`]):
+            Divergence of the model from the teacher at every token, of the output of both.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and with `reference_logps` an estimate of the
@@ -127,7 +134,7 @@ def batch_losses(
         labels, is_taught = batch.tokens.labels[chunk], batch.is_taught[chunk]
         if batch.teacher is None:
             return -token_logps(logits, labels)
-        divergences = token_divergences(logits[is_taught], taught_by.logits(numbers[chunk][is_taught]))
+        divergences = divergence(logits[is_taught], taught_by.logits(numbers[chunk][is_taught]))
         others = -token_logps(logits[~is_taught], labels[~is_taught])
         values = torch.zeros(len(labels), device=labels.device)
         return values.masked_scatter(is_taught, divergences).masked_scatter(~is_taught, others)

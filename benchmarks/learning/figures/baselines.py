@@ -24,6 +24,9 @@ The cells:
 python -m benchmarks.learning.run --methods grpo_long rft_long self_distillation \\
     --tasks service_desk_told service_desk_hinted service_desk_noisy service_desk_delayed \\
     --cells benchmarks/results/learning_baselines
+python -m benchmarks.learning.run --methods rft_unanchored rft_unanchored_long self_distillation_reverse \\
+    --tasks service_desk_told service_desk_hinted service_desk_noisy service_desk_delayed \\
+    --temperatures 1 0.5 0 --cells benchmarks/results/learning_baselines
 """
 
 from statistics import mean
@@ -45,7 +48,7 @@ from benchmarks.learning.methods.settings import LONG
 
 
 FOLDERS = (CELLS, RESULTS / "learning_baselines")
-METHODS = ("nlac", "hindsight", *LONG.values(), *STRONGER)
+METHODS = ("nlac", "hindsight", *dict.fromkeys(LONG.values()), *STRONGER)
 FLAT = 0.02
 NORMAL_95 = 1.96
 REACH_NAMES = (f"environment steps to {LEVEL} of the oracle's success, median", "generated tokens to it")

@@ -23,6 +23,10 @@ The cells:
 
 python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delayed --temperatures 1 0.5 0 \\
     --methods nlac nlac_critiques_at_1 hindsight hindsight_acts_sharply --cells benchmarks/results/learning_sharpening
+python -m benchmarks.learning.run --tasks service_desk_delayed --temperatures 1 0.5 0 \\
+    --methods self_distillation --cells benchmarks/results/learning_sharpening
+python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delayed --temperatures 1 0.5 0 \\
+    --methods self_distillation_reverse --cells benchmarks/results/learning_baselines
 """
 
 from typing import Any
@@ -30,11 +34,13 @@ from typing import Any
 from benchmarks import reporting
 from benchmarks.learning.figures.summary import LEAST_SEEDS, RESULTS, difference, mean_costs, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
-from benchmarks.learning.methods.settings import SHARPENED_HINDSIGHT, SHARPENING
+from benchmarks.learning.methods.settings import SELF_DISTILLATIONS, SHARPENED_HINDSIGHT, SHARPENING
 
 
-CELLS, REPORT = RESULTS / "learning_sharpening", RESULTS / "learning_sharpening.json"
-METHODS = ("nlac", "hindsight", *SHARPENING)
+FOLDERS = (RESULTS / "learning_sharpening", RESULTS / "learning_baselines")
+REPORT = RESULTS / "learning_sharpening.json"
+METHODS = ("nlac", "hindsight", *SHARPENING, *SELF_DISTILLATIONS)
+RIVALS = ("hindsight", SHARPENED_HINDSIGHT, *SELF_DISTILLATIONS)  # without a learned critic
 NAMES = {"held_out": "held-out customers", "train": "customers of training"}
 STANDS, SHARPNESS, WITHDRAWN = "stands", "is one of sharpness alone", "is withdrawn"
 UNJUDGED = f"is not judged yet: it needs {LEAST_SEEDS} seeds of both"
@@ -58,7 +64,7 @@ def over_cells(cells: list[dict]) -> list[dict]:
 
 def verdict(differences: dict[str, dict]) -> str:
     """
-    Judge the claim that the learned critic helps, by the 95 % intervals of the differences of success to hindsight on
+    Judge the claim that the learned critic helps, by the 95 % intervals of the differences of success to a rival on
     held-out customers: it stands if greedy policies differ, too.
     """
     greedy, sampled = differences["0.0"], differences["1.0"]
@@ -70,7 +76,7 @@ def verdict(differences: dict[str, dict]) -> str:
 
 
 def compare(arms: dict[str, dict], rival: str) -> dict:
-    """Compare NLAC with hindsight, paired by seed, at every temperature without cuts."""
+    """Compare NLAC with a rival, paired by seed, at every temperature without cuts."""
     ours, theirs = arms["nlac"]["decoded"], arms[rival]["decoded"]
     temperatures = [of["temperature"] for of in ours if of["instances"] == "held_out"]
     differences = {
@@ -82,8 +88,9 @@ def compare(arms: dict[str, dict], rival: str) -> dict:
 
 def sharpening(cells: list[dict]) -> dict:
     """Return the figures of every method on every task, and the verdicts."""
+    cells = [cell for cell in cells if "decoded" in cell]
     tasks: dict[str, dict] = {}
-    for task in dict.fromkeys(cell["task"] for cell in cells):
+    for task in dict.fromkeys(cell["task"] for cell in cells if cell["method"] == "nlac"):
         arms = {}
         for method in METHODS:
             found = [cell for cell in cells if (cell["task"], cell["method"]) == (task, method)]
@@ -91,7 +98,7 @@ def sharpening(cells: list[dict]) -> dict:
             if found:
                 costs = mean_costs(found)
                 arms[method] = {"decoded": over_cells(found), "costs": costs}
-        rivals = [name for name in ("hindsight", SHARPENED_HINDSIGHT) if name in arms and "nlac" in arms]
+        rivals = [name for name in RIVALS if name in arms and "nlac" in arms]
         tasks[task] = {"arms": arms, "verdicts": {rival: compare(arms, rival) for rival in rivals}}
     return {"tasks": tasks, "machines": reporting.machines(cells)}
 
@@ -133,7 +140,7 @@ def sentences(task: str, figures: dict) -> list[str]:
 
 
 def main():
-    reporting.publish_cells(__doc__, [CELLS], sharpening, text, "learning/figures/sharpening.py")
+    reporting.publish_cells(__doc__, FOLDERS, sharpening, text, "learning/figures/sharpening.py")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,14 @@ LABELS = {
     "base_refined": "Base model (refined)",
     "base_remembering": "Base model (remembering)",
 }
-STRONGER = {"grpo_long": "GRPO (long)", "rft_long": "RFT (long)", "self_distillation": "Self-distillation"}
+STRONGER = {
+    "grpo_long": "GRPO (long)",
+    "rft_long": "RFT (long)",
+    "rft_unanchored": "RFT (unanchored)",
+    "rft_unanchored_long": "RFT (unanchored, long)",
+    "self_distillation": "Self-distillation",
+    "self_distillation_reverse": "Self-distillation (reverse)",
+}
 CONTROLS = {"taught": "Taught"}
 COSTS = {"environment_steps": "environment steps", "generated_tokens": "generated tokens", "seconds": "seconds"}
 

@@ -97,8 +97,8 @@ NLAC_BY_TASK = {
     HANDBOOK: {},  # as told
     GUESS_THE_NUMBER: MORE_REPLAY,  # as noisy: outcomes are partly luck
 }
-# The observations of the episode replace the critique: no learned critic, no bootstrap, and target weights have no
-# effect. There is one round of refinement, because further rounds would ask an untrained critic.
+# The observations of the episode replace the critique: no learned critic and no bootstrap. The target weights write
+# them down. There is one round of refinement, because further rounds would ask an untrained critic.
 HINDSIGHT = {
     "bootstrap": "monte_carlo",
     "replay_refinement_fraction": 1.0,
@@ -209,13 +209,20 @@ BASELINES = {
     TAUGHT: taught.train,
 }
 # Those that learn more slowly and cost less per step, until their curves are flat.
-LONG = {"grpo_long": "grpo", "rft_long": "rft"}
-TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in LONG.items()}}
+LONG = {"grpo_long": "grpo", "rft_long": "rft", "rft_unanchored_long": "rft"}
+# Without actions of the base model among its samples. They keep a policy that has few successes from collapsing onto
+# them, and one that has many from being sure.
+UNANCHORED = {"rft_unanchored": "rft"}
+OF_BASELINES = {**LONG, **UNANCHORED}
+TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in OF_BASELINES.items()}}
 # Self-distillation with feedback (SDPO, https://huggingface.co/papers/2601.20802), on whole episodes: the model that
 # has read what followed an action teaches the model that has not, token by token along the action. There is no learned
 # critic. Iterations are those of GRPO: 32 episodes, which are replayed in four steps. The buffer has room for as many
 # episodes of the most turns.
 SELF_DISTILLATION = "self_distillation"
+# With the divergence that TRL's trainers have by default, in place of that of `policy_loss_type="distill"`.
+REVERSE = "self_distillation_reverse"
+SELF_DISTILLATIONS = {SELF_DISTILLATION: {}, REVERSE: {"trainer": "reverse"}}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
@@ -234,16 +241,17 @@ BASELINES_BY_TASK = {
 
 def default_settings(task: LearningTask, method: str) -> dict:
     """Return the tuned settings of a method on a task, or the settings for real models."""
-    method = LONG.get(method, method)
+    unanchored = {"anchor_ratio": 0.0} if method.startswith("rft_unanchored") else {}
+    method = OF_BASELINES.get(method, method)
     if method in BASELINES:
         parameters = inspect.signature(BASELINES[method]).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
-        return merge_settings(defaults, changes.get(method, {}))
+        return merge_settings(defaults, changes.get(method, {}), unanchored)
     changes = VARIANTS.get(method, {})
-    if method == SELF_DISTILLATION:
+    if method in SELF_DISTILLATIONS:
         last = {"replay_buffer_size": SELDOM["episodes_per_iteration"] * task.max_turns}
-        changes = merge_settings(HINDSIGHT, SELDOM, DISTILLED, last)
+        changes = merge_settings(HINDSIGHT, SELDOM, DISTILLED, last, SELF_DISTILLATIONS[method])
     elif method in ("hindsight", SHARPENED_HINDSIGHT):
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}), changes)
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
