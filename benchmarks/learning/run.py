@@ -65,6 +65,7 @@ from benchmarks.learning.methods.settings import (
     OF_BASELINES,
     PLAIN,
     SELF_DISTILLATIONS,
+    SLOW,
     TAUGHT,
     TRAINERS,
     UNANCHORED,
@@ -91,7 +92,7 @@ BUDGETS = {
     GUESS_THE_NUMBER: 2000,
 }
 BUDGET_FACTORS = {
-    **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SELF_DISTILLATIONS, LEAN), 5),
+    **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SLOW, *SELF_DISTILLATIONS, LEAN), 5),
     **dict.fromkeys(ENDURING, 10),
     **dict.fromkeys(LONG, 20),
 }

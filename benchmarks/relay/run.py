@@ -70,7 +70,7 @@ ARMS = {
     "monte_carlo": {"bootstrap": "monte_carlo"},
     "hindsight": HINDSIGHT,
 }
-# SFT on successes; soft actor-critic with bootstrapped numbers.
+# SFT on successes; an actor-critic with bootstrapped numbers.
 BASELINES = {"sft": {}, "scalar": {}, "scalar_forgetful": {"keep_history": False}}
 PLAYED = ("explicit", "candidates", "monte_carlo", "hindsight")
 NUM_EVALUATIONS = 8

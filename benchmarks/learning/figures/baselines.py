@@ -27,6 +27,8 @@ python -m benchmarks.learning.run --methods grpo_long rft_long self_distillation
 python -m benchmarks.learning.run --methods rft_unanchored rft_unanchored_long self_distillation_reverse \\
     --tasks service_desk_told service_desk_hinted service_desk_noisy service_desk_delayed \\
     --temperatures 1 0.5 0 --cells benchmarks/results/learning_baselines
+python -m benchmarks.learning.run --methods scalar_five --tasks service_desk_told service_desk_noisy \\
+    --temperatures 1 0.5 0 --cells benchmarks/results/learning_baselines
 """
 
 from statistics import mean
@@ -44,11 +46,11 @@ from benchmarks.learning.figures.summary import (
     reach,
 )
 from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, number, rate, task_label
-from benchmarks.learning.methods.settings import LONG
+from benchmarks.learning.methods.settings import OF_BASELINES
 
 
 FOLDERS = (CELLS, RESULTS / "learning_baselines")
-METHODS = ("nlac", "hindsight", *dict.fromkeys(LONG.values()), *STRONGER)
+METHODS = ("nlac", "hindsight", *dict.fromkeys(OF_BASELINES.values()), *STRONGER)
 FLAT = 0.02
 NORMAL_95 = 1.96
 REACH_NAMES = (f"environment steps to {LEVEL} of the oracle's success, median", "generated tokens to it")

@@ -23,7 +23,7 @@ python -m benchmarks.learning.figures.report --readme README.md
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jinja2
@@ -46,6 +46,8 @@ from benchmarks.learning.figures.table import (
     task_label,
     variant,
 )
+from benchmarks.learning.methods.settings import default_settings
+from benchmarks.learning.tasks import TASKS, make_task
 
 
 HALF = "0.5"  # of the oracle's success
@@ -156,6 +158,17 @@ def prices(tasks: dict[str, dict]) -> str:
     return reporting.table(["task", *(f"costs less than {label(rival)}" for rival in rivals)], rows)
 
 
+def cuts(names: Iterable[str]) -> str:
+    """List, for each of the tiny models' tasks, the methods that leave out unlikely tokens."""
+    methods = ("nlac", "hindsight", "grpo", "rft", "scalar")
+    found = []
+    for name in [name for name in names if name in TASKS]:
+        task = make_task(name, seed=0)
+        cut = [label(method) for method in methods if default_settings(task, method).get("min_p")]
+        found.append(f"{task_label(name)}: {', '.join(cut) or 'none'}")
+    return "; ".join(found)
+
+
 def spent(task: dict) -> str:
     """Format the costs of training of every method on a task as a table."""
     rows = [
@@ -238,7 +251,7 @@ def render(summary: dict, sharpened: dict) -> dict[str, str]:
         keep_trailing_newline=True,
     )
     words = (label, task_label, variant, number, rate, gap)
-    words += (claim_sentence, winner_sentences, choice, prices, spent, defeats)
+    words += (claim_sentence, winner_sentences, choice, prices, cuts, spent, defeats)
     words += (ablation_verdict, has_critic, change_words)
     sharpness = [sentence for task, of in sharpened["tasks"].items() for sentence in sentences(task, of)]
     variables = {**summary, "sharpness": sharpness, "COSTS": COSTS, "corrected": correct_ablations(summary["tasks"])}

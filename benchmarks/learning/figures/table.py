@@ -32,6 +32,7 @@ STRONGER = {
     "rft_long": "RFT (long)",
     "rft_unanchored": "RFT (unanchored)",
     "rft_unanchored_long": "RFT (unanchored, long)",
+    "scalar_five": "Scalar critic (five times the steps)",
     "self_distillation": "Self-distillation",
     "self_distillation_reverse": "Self-distillation (reverse)",
 }

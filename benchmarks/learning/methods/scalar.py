@@ -14,11 +14,12 @@
 
 
 """
-The scalar ablation of NLAC: soft actor-critic with numbers instead of text ("SAC" in section 6.2 of the paper).
+The scalar ablation of NLAC: an actor-critic with numbers instead of text (for "SAC" in section 6.2 of the paper).
 
 It differs from NLAC in one thing: the value of an action is a number. Episodes, prioritized replay, target weights,
 rehearsal and batches are those of [`NLACTrainer`]. A linear head on the same model replaces the language critic.
-Refinement needs text, so the policy is fitted to the maximum-entropy policy of the values instead:
+Refinement needs text, so the policy is fitted to actions that are weighted by their values instead. Other than in soft
+actor-critic, targets have no bonus for entropy:
 
 - Critic: Q(s, a) is read at the last token of the action, one value for the whole turn, as in ArCHer
   (https://huggingface.co/papers/2402.19446). The paper's ablation has a value at every token, and attributes its
@@ -27,7 +28,8 @@ Refinement needs text, so the policy is fitted to the maximum-entropy policy of 
 - Policy: `pi'(a | s) ∝ exp(Q(s, a))` cannot be enumerated, so it is fitted as in maximum a posteriori policy
   optimisation (https://huggingface.co/papers/1806.06920): by the log-likelihood of candidate actions with the weights
   `softmax(Q / alpha)` over the candidates of a state. These are fresh actions of the policy and the stored one, so
-  that the policy is fitted to `pi exp(Q / alpha)`, whose entropy is relative to a pretrained language model.
+  that the policy is fitted to `pi exp(Q / alpha)`, with `pi` the policy as it is: no trust region, and no prior but
+  rehearsal, holds it near the base model.
 """
 
 import math

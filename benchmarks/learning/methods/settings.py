@@ -213,7 +213,8 @@ LONG = {"grpo_long": "grpo", "rft_long": "rft", "rft_unanchored_long": "rft"}
 # Without actions of the base model among its samples. They keep a policy that has few successes from collapsing onto
 # them, and one that has many from being sure.
 UNANCHORED = {"rft_unanchored": "rft"}
-OF_BASELINES = {**LONG, **UNANCHORED}
+SLOW = {"scalar_five": "scalar"}  # with five times NLAC's steps, as GRPO and RFT have
+OF_BASELINES = {**LONG, **UNANCHORED, **SLOW}
 TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in OF_BASELINES.items()}}
 # Self-distillation with feedback (SDPO, https://huggingface.co/papers/2601.20802), on whole episodes: the model that
 # has read what followed an action teaches the model that has not, token by token along the action. There is no learned
