@@ -184,6 +184,7 @@ SELDOM = dict(episodes_per_iteration=32, samples_per_iteration=128)  # few sampl
 LEAN = "nlac_lean"
 EXTRACTION = {
     "nlac_policy_distill": DISTILLED,
+    "nlac_policy_distill_reverse": {**DISTILLED, "trainer": "reverse"},
     LEAN: {**DISTILLED, **SELDOM},
     "nlac_candidates_4": {"num_refinement_candidates": 4},
     "nlac_rehearsed_refinements": {"rehearse_refinements": True},
