@@ -179,6 +179,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
             be taught by one that has read the critique; and not with `replay_refinement_fraction`, where the chat
             template knows chains of thought or begins an answer, of which a stored action may have lost a part.
+        policy_distillation_alpha (`float`, *optional*, defaults to `0.0`):
+            Divergence by which the policy learns with `policy_loss_type="distill"`, as `distillation_alpha` in TRL.
+            With 0 it is KL(refined || policy): the policy becomes the mean of what different critiques of an action
+            advise. With 1, TRL's default, it is KL(policy || refined): the policy settles on what most of them advise,
+            and is sharper where outcomes are partly luck. Between them it is the generalized Jensen-Shannon divergence
+            (https://huggingface.co/papers/2306.13649), whose gradient is small near 0 and 1.
         share_prefixes (`bool`, *optional*, defaults to `True`):
             Whether a prefix that several training samples have in common is computed once: the samples of a pass
             become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
@@ -410,6 +416,10 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "choices": ["sampled", "distill"],
         },
     )
+    policy_distillation_alpha: float = field(
+        default=0.0,
+        metadata={"help": "Divergence by which a distilled policy learns: 0 is KL(refined || policy), 1 the reverse."},
+    )
     share_prefixes: bool = field(
         default=True,
         metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
@@ -600,6 +610,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "priority_exponent",
             "health_warning_ratio",
             "replay_refinement_fraction",
+            "policy_distillation_alpha",
         )
         check_between(self, 0.01, MAX_SECONDS, "environment_timeout")  # less is over before anything is done
         check_positive(self, "replay_buffer_memory", most=10**9)
@@ -658,6 +669,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                     f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
                     "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
                 )
+        elif self.policy_distillation_alpha:
+            raise ValueError(
+                f"`policy_distillation_alpha={self.policy_distillation_alpha}` has no use with "
+                f"`policy_loss_type={self.policy_loss_type!r}`. Set `policy_loss_type='distill'`, or leave it out."
+            )
 
     def _check_restores(self) -> None:
         """Check whether training can go back to a checkpoint, where it is to."""
@@ -692,11 +708,15 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         self.max_turns, self.single_step = 1, self.num_futures == 1
         self._fill_in()
 
+    @property
+    def filled_in(self) -> set[str]:
+        """Names of the options that the user left open, and for which the configuration set a value."""
+        return {name for name, value in self._filled.items() if vars(self)[name] == value}
+
     def _fill_in(self) -> None:
         """Set options that the user left open, anew if others have changed since, and check those that are set."""
-        for name, value in self._filled.items():
-            if vars(self)[name] == value:
-                setattr(self, name, None)
+        for name in self.filled_in:
+            setattr(self, name, None)
         left = [name for name in _LEFT_OPEN if vars(self)[name] is None]
         self._size_iterations()
         self._check_async_rollouts()

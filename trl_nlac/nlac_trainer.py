@@ -64,7 +64,7 @@ from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_le
 from .method.candidates import choose_refined
 from .method.context import context_of, fit_to_context
 from .method.critic import critiques, judge_actions
-from .method.losses import batch_losses, token_divergences
+from .method.losses import batch_losses
 from .method.refinement import (
     Criticise,
     check_distillation,
@@ -268,7 +268,6 @@ class NLACTrainer(AtomicSavingTrainer):
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
     loss_is_scaled_for_ga = False
-    divergence = staticmethod(token_divergences)
 
     def __init__(
         self,
@@ -411,8 +410,15 @@ class NLACTrainer(AtomicSavingTrainer):
             check_distillation(self.roles, args.replay_refinement_fraction)
         self.rollouts = Rollouts(self.environments, self.roles, self.rewards)
         if args.async_rollouts:
-            players, limits = Roles(generator.beside(), *asking), (args.max_staleness, args.updates_per_iteration)
-            self.rollouts = AsyncRollouts(self.environments, self.roles, self.rewards, players, *limits)
+            self.rollouts = AsyncRollouts(
+                self.environments,
+                self.roles,
+                self.rewards,
+                Roles(generator.beside(), *asking),
+                args.max_staleness,
+                args.updates_per_iteration,
+                args.seed + args.process_index,
+            )
         self.replay = PrioritizedReplay(
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
@@ -532,6 +538,10 @@ class NLACTrainer(AtomicSavingTrainer):
             self.loss_guard.num_batches = self.gradient_guard.num_in_a_row = 0
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start
+            else:
+                # A buffer that was loaded is of another run, with other versions of target weights and other limits.
+                self.replay.targets.clear()
+                self.replay.take_in()
             output = super().train(checkpoint, *args, **kwargs)
             if self.completions_upload is not None:
                 futures.wait([self.completions_upload.trigger()])
@@ -699,10 +709,11 @@ class NLACTrainer(AtomicSavingTrainer):
         distills = "distill" in (self.args.critic_loss_type, self.args.policy_loss_type)
         teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
         aux_losses = [] if self.args.router_aux_loss_coef else None
+        alpha = self.args.policy_distillation_alpha
 
         def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
             reference_logps = None if self.reference is None else self.reference.logps(model, batch)
-            return batch_losses(model, batch, teacher, reference_logps, aux_losses, self.divergence)
+            return batch_losses(model, batch, teacher, reference_logps, aux_losses, alpha)
 
         batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
         has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)

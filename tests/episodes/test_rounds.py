@@ -24,12 +24,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from helpers.engine_utils import TinyEngine, make_async_trainer
-from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, weights
+from helpers.testing_utils import (
+    Countdown,
+    RecordingTrainer,
+    assert_same,
+    make_config,
+    make_logs,
+    make_roles,
+    weights,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from trl_nlac.environments import StepResult
+from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes import rounds
@@ -230,7 +239,40 @@ def make_rollouts(monkeypatch, play: Callable, updates: int) -> AsyncRollouts:
     monkeypatch.setattr(rounds, "play_episodes", play)
     generator = SimpleNamespace(share=lambda: None, stop=lambda: None, is_open=True)
     roles, players = (SimpleNamespace(generator=generator, tally=Tally()) for _ in range(2))
-    return AsyncRollouts(EnvironmentPool(None), roles, None, players, 4, updates)
+    return AsyncRollouts(EnvironmentPool(None), roles, None, players, 4, updates, 0)
+
+
+def test_environments_that_seed_torch_do_not_repeat_rounds():
+    """A run that is resumed goes on with the same seeds."""
+
+    class Seeding(TextEnvironment):
+        takes_seed = True
+
+        def reset(self, seed):
+            seeds.append(seed)
+            torch.manual_seed(0)
+            return "win"
+
+        def step(self, action):
+            return StepResult("win", 1.0, terminated=True)
+
+    def play(first_step):
+        seeds.clear()
+        roles, players = make_roles("take red", max_turns=2), make_roles("take red", max_turns=2)
+        roles.generator.share = lambda: None
+        pool = EnvironmentPool(Seeding)
+        rollouts = AsyncRollouts(pool, roles, None, players, 1, 1, 7)
+        for step in range(first_step, 4):
+            rollouts.play([{}], step, waits=True, is_last=False)
+        rollouts.play([{}], 4, waits=True, is_last=True)
+        rollouts.play([{}], 4, waits=True, is_last=True)  # the first was not enough
+        rollouts.stop()
+        pool.close()
+        return list(seeds)
+
+    seeds = []
+    whole = play(0)
+    assert len(set(whole)) == 6 and play(2) == whole[2:]
 
 
 def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):

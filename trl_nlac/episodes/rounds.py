@@ -15,13 +15,12 @@
 """Rollouts of the iterations: before training, or in a thread while the model trains."""
 
 import logging
+import random
 import threading
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from ..environments.pool import EnvironmentPool
 from ..method.roles import Roles
@@ -155,6 +154,8 @@ class AsyncRollouts(Rollouts):
             Largest number of optimizer steps from the weights that begin an episode to those that train on it first.
         updates_per_iteration (`int`):
             Number of optimizer steps of an iteration.
+        seed (`int`):
+            Seed of the samples.
     """
 
     def __init__(
@@ -165,11 +166,14 @@ class AsyncRollouts(Rollouts):
         players: Roles,
         max_staleness: int,
         updates_per_iteration: int,
+        seed: int,
     ):
         super().__init__(pool, roles, rewards)
         self.players = players
         self.max_staleness = max_staleness
         self.updates_per_iteration = updates_per_iteration
+        self.seed = seed
+        self._num_begun: Counter[int] = Counter()  # rounds, by their step
         self._staleness: list[float] = []
         self._ended: list[Episode] = []
         self._under_way: deque[_Round] = deque()  # oldest first, those that have ended included
@@ -207,7 +211,10 @@ class AsyncRollouts(Rollouts):
     def play(self, tasks: list[dict[str, Any]], step: int, waits: bool, is_last: bool) -> list[Episode]:
         self.play_on()
         if waits or not is_last:
-            self._begin(_Round(tasks, int(torch.randint(2**62, ())), step))
+            # Not drawn from torch, which environments may seed meanwhile. A run that is resumed gets the same seeds.
+            rng = random.Random(f"{self.seed} {step} {self._num_begun[step]}")
+            self._num_begun[step] += 1
+            self._begin(_Round(tasks, rng.getrandbits(62), step))
         if waits:
             self.wait(step, for_all=True)
         return self.take()
@@ -232,7 +239,7 @@ class AsyncRollouts(Rollouts):
             with self._lock:  # a thread that goes on for longer takes nothing any more
                 self._thread, self._unplayed = None, []
         self.lost = None
-        for kept in (self._under_way, self._ended, self._staleness):
+        for kept in (self._under_way, self._ended, self._staleness, self._num_begun):
             kept.clear()
 
     def _is_due(self, one: _Round, step: int) -> bool:

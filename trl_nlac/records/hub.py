@@ -185,6 +185,8 @@ def tracker_links() -> dict[str, str]:
 
 def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> str:
     """Upload a dataset of episodes with its card, and return its address."""
+    # With its namespace, which only some of the calls below would find out.
+    repo_id = create_repo(repo_id, private=private, token=token, repo_type="dataset", exist_ok=True).repo_id
     dataset.push_to_hub(repo_id, private=private, token=token)
     data = DatasetCard.load(repo_id, token=token).data  # the upload wrote there where the files are
     data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
@@ -219,8 +221,8 @@ def upload_completions(args: NLACConfig) -> CommitScheduler | None:
 
 
 def _changed_options(args: NLACConfig) -> dict[str, Any]:
-    """List the options of the method and of optimization that are not the defaults."""
-    listed = {option.name for option in dataclasses.fields(NLACConfig)}
+    """List the options of the method and of optimization that were set to something else than the defaults."""
+    listed = {option.name for option in dataclasses.fields(NLACConfig)} - args.filled_in
     listed -= {option.name for options in (_BaseConfig, RecordOptions) for option in dataclasses.fields(options)}
     changed = {}
     for option in dataclasses.fields(args):

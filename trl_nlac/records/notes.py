@@ -52,7 +52,8 @@ def write_settings(args: NLACConfig, model: str) -> None:
             # Left out, and filled in by transformers: an empty value, or an object that stands for several options.
             is_object = isinstance(values[field.name], dict) and not isinstance(value, dict)
             is_filled_in = default in (None, "", "none") and (not value or is_object)
-            (others if value == default or is_filled_in else chosen)[field.name] = values[field.name]
+            is_chosen = value != default and not is_filled_in and field.name not in args.filled_in
+            (chosen if is_chosen else others)[field.name] = values[field.name]
     settings = {"model": hide_in_text(model), "chosen": chosen, "others": others}
     path = Path(args.output_dir, SETTINGS)
     path.parent.mkdir(parents=True, exist_ok=True)

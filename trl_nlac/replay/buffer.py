@@ -295,8 +295,9 @@ class PrioritizedReplay:
     def load_share(self, directories: Sequence[str | Path], rank: int, world_size: int) -> None:
         """
         Replace the content by this process's share of the buffers that another number of processes saved, see
-        [`~replay.resharding.read_share`]. Transitions get new ids. Sampling continues where the saved process of the
-        same rank was; if there was none, with the seed of this buffer.
+        [`~replay.resharding.read_share`]. Transitions get new ids, higher than all that were saved: records name an
+        episode by its process and id. Sampling continues where the saved process of the same rank was; if there was
+        none, with the seed of this buffer.
 
         Args:
             directories (`Sequence[str | Path]`):
@@ -311,12 +312,13 @@ class PrioritizedReplay:
         """
         directories = [Path(directory) for directory in directories]
         states = [json.loads((directory / "replay.json").read_text()) for directory in directories]
-        self._clear(0)
+        start = max(state["next_id"] for state in states)
+        self._clear(start)
         self._extend(read_share([directory / "episodes.parquet" for directory in directories], rank, world_size))
-        if self._first_id > 0:
+        if self._first_id > start:
             raise ValueError(
                 f"The buffers of {len(states)} processes do not fit into those of {world_size}: this one would hold "
-                f"{self._next_id} transitions, `replay_buffer_size` is {self.capacity}. Make it larger."
+                f"{self._next_id - start} transitions, `replay_buffer_size` is {self.capacity}. Make it larger."
             )
         self._max_priority = max(state["max_priority"] for state in states)
         if rank < len(states):

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 
-from benchmarks.learning.methods.extraction import ReverseTrainer, UsefulCriticTrainer, VerdictWeightedTrainer
+from benchmarks.learning.methods.extraction import UsefulCriticTrainer, VerdictWeightedTrainer
 from benchmarks.learning.methods.roles import blind_critiques
 from benchmarks.learning.playing import LearningCurve, Player, train_until_spent
 from benchmarks.learning.tasks import LearningTask
@@ -72,6 +72,7 @@ class StaleRollouts(AsyncRollouts):
             Roles(generator, chat, roles.prompts, args),
             staleness,
             args.updates_per_iteration,
+            args.seed,
         )
         self._model, self._copy = trainer.model, deepcopy(trainer.model)
         self._session = ExitStack()
@@ -94,7 +95,6 @@ TRAINERS = {
     "blind": BlindTrainer,
     "verdict_weighted": VerdictWeightedTrainer,
     "useful_critiques": UsefulCriticTrainer,
-    "reverse": ReverseTrainer,
 }
 
 
