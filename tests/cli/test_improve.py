@@ -13,11 +13,15 @@
 # limitations under the License.
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import trl.trainer.utils
+from helpers.hub_server import HubServer
 from helpers.testing_utils import DESK
 
 from trl_nlac import NLACAgent
@@ -102,6 +106,20 @@ def test_from_logs_to_a_better_model(logs, capsys):
     assert Path("improved/model", GUARD_FILE).exists() == (report["guard"] is not None)
     assert main(["improve", "logs.jsonl", *MODEL]) == 2
     assert "has the results of another run" in capsys.readouterr().err
+
+
+def test_the_guard_is_pushed_with_the_model(logs):
+    """It is calibrated with the trained model, after the upload of its weights."""
+    words = ["--held_out_share", "0.5", "--max_steps", "1", "--samples_per_iteration", "1", "--disable_tqdm", "True"]
+    words += ["--per_device_train_batch_size", "1", "--push_to_hub", "True", "--hub_model_id", "me/improved"]
+    with HubServer() as hub:
+        environment = {**os.environ, **hub.variables(logs / "home")}
+        command = [sys.executable, "-m", "trl_nlac", "improve", "logs.jsonl", *MODEL, *SHORT, *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = hub.files["models/me/improved"]
+    assert "adapter_model.safetensors" in files and not hub.unknown
+    assert files[GUARD_FILE] == Path("improved/model", GUARD_FILE).read_bytes()
 
 
 def test_only_a_report(logs, capsys, monkeypatch):

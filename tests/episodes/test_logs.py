@@ -99,6 +99,7 @@ class TestLogs:
             ("terminated", "false", "`terminated` is 'false', expected true, false or null"),
             ("task", "{", "its `task` is not JSON"),
             ("task", "[1]", "its `task` is not a JSON object"),
+            ("task", r'{"x": "\ud83d"}', "its `task` or `tools` cannot be written as JSON: .*surrogates"),
             ("tools", '{"name": "f"}', "its `tools` are not a list of JSON schemas"),
             ("tools", [{"type": "function", "function": {}}], "one of its `tools` has no name"),
             ("first_action", 0, r"its `first_action` is 0, expected that of a message of the assistant: \[1\]"),

@@ -20,6 +20,7 @@ import json
 import threading
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 
@@ -50,6 +51,18 @@ class HubServer:
     def __enter__(self) -> "HubServer":
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
+
+    def variables(self, home: Path) -> dict[str, str]:
+        """Variables of a process that has this as its Hub."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(home),
+            "HF_TOKEN": "hf_of_nobody",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "TRL_DISABLE_TELEMETRY": "1",
+        }
 
     def __exit__(self, *error):
         self._server.shutdown()

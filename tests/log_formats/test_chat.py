@@ -17,6 +17,7 @@ import json
 import pytest
 from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, request
 
+from trl_nlac.episodes.conversations import write_json_lines
 from trl_nlac.log_formats.base import LoggedConversations
 from trl_nlac.log_formats.reading import read_logs
 
@@ -97,6 +98,26 @@ class TestConversations:
         found = read(tmp_path, {"messages": [*ASKED, SAID], **row}, outcome=outcome)
         assert [row["reward"] for row in found.rows] == [reward]
 
+    def test_half_a_character_is_refused(self, tmp_path):
+        """No file accepts it; where a text was cut, escapes of JSON can end with one."""
+        row = {"messages": [*ASKED, SAID], "reward": 1}
+        tool = {"name": "find", "description": "cut \ud83d"}
+        found = read(tmp_path, {**row, "tools": [tool]}, {**row, "task_id": "a\ud83d"}, {**row, "task": "\ud83d"}, row)
+        assert len(found.rows) == 1 and found.unreadable.total() == 3
+        assert all(reason.startswith("its `task` or `tools` cannot be written") for reason in found.unreadable)
+        write_json_lines(found.rows, tmp_path / "written.jsonl")
+
+    def test_a_task_that_is_null_hides_no_id(self, tmp_path):
+        row = {"messages": [*ASKED, SAID], "reward": 1, "task_id": 7}
+        found = read(tmp_path, {**row, "task": None}, row, {**row, "task": "W1"})
+        assert [row["task"] for row in found.rows] == [{"task": 7}, {"task": 7}, {"task": "W1"}]
+
+    def test_an_answer_beside_the_messages_is_noted(self, tmp_path):
+        row = {"messages": [*ASKED, SAID, *ASKED[1:]], "reward": 1}
+        found = read(tmp_path, {**row, "response": "It is lost."}, {**row, "response": None})
+        assert speakers(found) == [["system", "user", "assistant", "user"]] * 2
+        assert found.notes == {"a `response` beside `messages` is left out: it is not an object with `choices`": 1}
+
     def test_interfaces_of_other_years(self, tmp_path):
         """Functions in place of tools, instructions of the developer, and an assistant that greets."""
         old = {"role": "assistant", "content": None, "function_call": {"name": "get_order", "arguments": "{}"}}
@@ -149,6 +170,15 @@ class TestRequests:
         )
         assert [row["reward"] for row in found.rows] == [1.0, 1.0, 1.0]
         assert found.unreadable == {"it has no outcome": 1} and list(found.notes.values()) == [2]
+
+    def test_an_id_of_each_request_splits_no_conversation(self, tmp_path):
+        run = {"metadata": {"conversation_id": "r1"}}
+        found = read(
+            tmp_path,
+            request(ASKED, CALLED, run_id="a", **run),
+            request([*ASKED, CALLED, SEEN], SAID, run_id="b", reward=1, **run),
+        )
+        assert speakers(found) == [["system", "user", "assistant", "tool", "assistant"]] and not found.unreadable
 
     def test_odd_requests(self, tmp_path):
         two = {**request(ASKED, SAID), "response": {"choices": [{"message": SAID}, {"message": SAID}]}}

@@ -15,7 +15,7 @@
 import json
 
 import pytest
-from helpers.log_samples import ANSWER, CALLING, RESULT, TEXT, attributes_of, chat_span, otlp, score
+from helpers.log_samples import ANSWER, CALLING, RESULT, TEXT, attributes_of, chat_span, otlp, score, value_of
 
 from trl_nlac.log_formats.reading import read_logs
 
@@ -26,6 +26,21 @@ TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "obj
 def read(folder, *values, outcome: str | None = None, indent: int | None = None):
     (folder / "spans.jsonl").write_text("\n".join(json.dumps(value, indent=indent) for value in values))
     return read_logs([folder / "spans.jsonl"], lambda path: None, outcome)
+
+
+def records_of(*records: dict) -> dict:
+    return {"resourceLogs": [{"scopeLogs": [{"logRecords": list(records)}]}]}
+
+
+def record(name: str, span: dict, body: dict | str | None = None, **attributes) -> dict:
+    """A log record of a span."""
+    ids = {"traceId": span["traceId"], "spanId": span["spanId"]}
+    others = {} if body is None else {"body": value_of(body)}
+    return {**ids, "eventName": name, "timeUnixNano": "1", "attributes": attributes_of(attributes), **others}
+
+
+def asking(text: str) -> list:
+    return [{"role": "user", "parts": [{"type": "text", "content": text}]}]
 
 
 def test_calls_of_a_trace_become_a_conversation(tmp_path):
@@ -121,8 +136,8 @@ def test_printed_spans_of_older_conventions(tmp_path):
         "attributes": {"gen_ai.operation.name": "chat", "gen_ai.conversation.id": "c1"},
         "events": [{"name": name, "timestamp": "", "attributes": values} for name, values in events],
     }
-    record = {"traceId": "0xt1", "eventName": "gen_ai.evaluation.result", "attributes": attributes_of(score(0.5)[1])}
-    found = read(tmp_path, span, {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}, indent=4)
+    scored = {"traceId": "0xt1", "eventName": "gen_ai.evaluation.result", "attributes": attributes_of(score(0.5)[1])}
+    found = read(tmp_path, span, records_of(scored), indent=4)
     [row] = found.rows
     assert row["reward"] == 0.5
     assert [message["role"] for message in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
@@ -136,3 +151,133 @@ def test_which_of_several_evaluations(tmp_path):
         read(tmp_path, spans)
     for name, reward in (("politeness", 1.0), ("resolved", 0.0), ("app.ok", 1.0)):
         assert [row["reward"] for row in read(tmp_path, spans, outcome=name).rows] == [reward]
+
+
+class TestConversationsOfOneTrace:
+    """Each has its own outcome."""
+
+    @staticmethod
+    def outcomes(folder, *spans, outcome: str | None = None) -> dict[str, float]:
+        found = read(folder, *spans, outcome=outcome)
+        assert set(found.unreadable) <= {"it has no outcome"}
+        return {row["messages"][0]["content"]: row["reward"] for row in found.rows}
+
+    @staticmethod
+    def span(name: str, start: int, *events, **attributes) -> dict:
+        named = {"gen_ai.conversation.id": name} if name else {}
+        return chat_span("t1", start, asking(f"{name}?"), [ANSWER], list(events), **named, **attributes)
+
+    @staticmethod
+    def root(*events, **attributes) -> dict:
+        span = chat_span("t1", 9, [], [], list(events))
+        span["attributes"] = attributes_of({"gen_ai.operation.name": "invoke_agent", **attributes})
+        return span
+
+    def test_scores_of_their_own_spans(self, tmp_path):
+        first, second = self.span("A", 1, score(1.0)), self.span("B", 2, score(0.0))
+        assert self.outcomes(tmp_path, otlp(first, second)) == {"A?": 1.0, "B?": 0.0}
+        assert self.outcomes(tmp_path, otlp(self.span("A", 1), second)) == {"B?": 0.0}
+        assert self.outcomes(tmp_path, otlp(second, self.span("A", 1))) == {"B?": 0.0}
+
+    def test_attributes_of_their_own_spans(self, tmp_path):
+        first, second = self.span("A", 1, **{"app.ok": True}), self.span("B", 2, **{"app.ok": False})
+        assert self.outcomes(tmp_path, otlp(first, second), outcome="app.ok") == {"A?": 1.0, "B?": 0.0}
+
+    def test_a_score_of_a_span_without_one_is_of_all(self, tmp_path):
+        spans = (self.span("A", 1), self.span("B", 2), self.span("", 3))
+        assert self.outcomes(tmp_path, otlp(self.root(score(0.5)), *spans)) == {"A?": 0.5, "B?": 0.5, "?": 0.5}
+        found = self.outcomes(tmp_path, otlp(*spans, self.root(**{"app.ok": True})), outcome="app.ok")
+        assert found == {"A?": 1.0, "B?": 1.0, "?": 1.0}
+
+    def test_a_score_that_names_its_conversation(self, tmp_path):
+        """In an event of the root, and in a log record of another trace."""
+        name, values = score(1.0)
+        second = record(name, {"traceId": "t2", "spanId": ""}, **score(0.0)[1], **{"gen_ai.conversation.id": "B"})
+        root = self.root((name, {**values, "gen_ai.conversation.id": "A"}))
+        spans = otlp(root, self.span("A", 1), self.span("B", 2), self.span("C", 3))
+        assert self.outcomes(tmp_path, spans, records_of(second)) == {"A?": 1.0, "B?": 0.0}
+
+    def test_a_call_that_names_none_is_of_the_only_one(self, tmp_path):
+        root = self.root(score(1.0), **{"gen_ai.conversation.id": "A"})
+        assert self.outcomes(tmp_path, otlp(root, self.span("", 1))) == {"?": 1.0}
+        assert self.outcomes(tmp_path, otlp(self.span("A", 2, score(0.0)), self.span("", 1))) == {"A?": 0.0, "?": 0.0}
+
+
+class TestLogRecords:
+    """Instrumentations write messages as log records, in files of their own."""
+
+    SPAN = chat_span("t1", 1, [], [], [score(1.0)])
+    SPAN["attributes"] = attributes_of({"gen_ai.operation.name": "chat"})
+
+    @pytest.mark.parametrize("form", ["structure", "text"])
+    @pytest.mark.parametrize("reason", ["stop", "length"])
+    def test_a_message_each(self, tmp_path, form, reason):
+        function = {"name": "get_weather", "arguments": '{"location": "Paris"}'}
+        calls = [{"id": "call_1", "type": "function", "function": function}]
+        said = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", "content": "It rains."}}
+        bodies = {
+            "gen_ai.user.message": {"content": "Weather in Paris?"},
+            "gen_ai.assistant.message": {"tool_calls": calls},
+            "gen_ai.tool.message": {"content": "rainy", "id": "call_1"},
+            "gen_ai.choice": said,
+        }
+        if form == "text":
+            bodies = {name: json.dumps(body) for name, body in bodies.items()}
+        system = {"gen_ai.system": "openai"}
+        records = [record(name, self.SPAN, body, **system) for name, body in bodies.items()]
+        records[-1]["timeUnixNano"] = "20"
+        other = {"traceId": "t1", "spanId": self.SPAN["spanId"], "body": {"stringValue": "a line of a program"}}
+        unknown = record("gen_ai.user.message", {"traceId": "t9", "spanId": "1"}, {"content": "of no span"})
+        found = read(tmp_path, records_of(records[-1], other, unknown), otlp(self.SPAN), records_of(*records[:-1]))
+        assert not found.unreadable
+        [row] = found.rows
+        assert row["messages"] == [
+            {"role": "user", "content": "Weather in Paris?"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": "rainy", "tool_call_id": "call_1"},
+            {"role": "assistant", "content": "It rains."},
+        ]
+        assert (row["reward"], row["terminated"]) == (1.0, reason == "stop")
+
+    def test_all_messages_in_one(self, tmp_path):
+        noted = {"gen_ai.input.messages": TEXT, "gen_ai.output.messages": [ANSWER], "gen_ai.conversation.id": "c1"}
+        details = record("gen_ai.client.inference.operation.details", self.SPAN, **noted)
+        [row] = read(tmp_path, otlp(self.SPAN), records_of(details)).rows
+        assert [message["content"] for message in row["messages"]] == ["Weather in Paris?", "It rains."]
+
+    def test_that_are_missing(self, tmp_path):
+        [reason] = read(tmp_path, otlp(self.SPAN)).unreadable
+        assert reason.endswith("records them; if they are in log records, name these files, too")
+
+
+def test_answers_that_were_cut(tmp_path):
+    """The message itself says so."""
+    cut = {**ANSWER, "finish_reason": "length"}
+    spans = [chat_span(f"t{i}", i, TEXT, [answer], [score(1)]) for i, answer in enumerate([cut, ANSWER])]
+    found = read(tmp_path, otlp(*spans))
+    assert [row["terminated"] for row in found.rows] == [False, True]
+    assert found.rows[0]["messages"][-1] == {"role": "assistant", "content": "It rains."}
+
+
+@pytest.mark.parametrize("bad", [3, None, {"events": [{"attributes": []}]}, {"attributes": [{"value": 1}]}])
+def test_a_bad_span_loses_no_other_of_its_batch(tmp_path, bad):
+    """Nor does a bad list of spans, or a bad log record."""
+    spans = [chat_span(f"t{i}", i, TEXT, [ANSWER]) for i in range(4)]
+    batch = otlp(*spans[:2], bad, *spans[2:])
+    batch["resourceSpans"] = [{"scopeSpans": 3}, *batch["resourceSpans"]]
+    scores = [record("gen_ai.evaluation.result", span, **score(1.0)[1]) for span in spans]
+    found = read(tmp_path, batch, records_of(*scores[:2], 3, *scores[2:]))
+    assert len(found.rows) == 4
+    assert found.unreadable == {"a span does not have OpenTelemetry's form": 3}
+
+
+def test_snake_case(tmp_path):
+    """As protobuf's `MessageToDict` writes it with `preserving_proto_field_name`."""
+    batch = otlp(chat_span("t1", 1, TEXT, [ANSWER], [score(1)], **{"gen_ai.response.finish_reasons": ["length"]}))
+    names = {"resourceSpans": "resource_spans", "scopeSpans": "scope_spans", "traceId": "trace_id"}
+    names |= {f"{kind}Value": f"{kind}_value" for kind in ("array", "kvlist", "int", "string")}
+    text = json.dumps(batch)
+    for camel, snake in names.items():
+        text = text.replace(f'"{camel}"', f'"{snake}"')
+    [row] = read(tmp_path, json.loads(text)).rows
+    assert (row["messages"][-1]["content"], row["reward"], row["terminated"]) == ("It rains.", 1.0, False)

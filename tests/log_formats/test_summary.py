@@ -55,6 +55,16 @@ def test_no_task_is_on_both_sides(named):
     assert split_by_task(rows, 0.2, seed=1)[1] != held_out
 
 
+@pytest.mark.parametrize("sizes", [[99, 1], [60, 40], [50, *[5] * 10], [200, *[2] * 20], [7, 9]])
+def test_a_large_task_takes_no_more_than_the_share(sizes):
+    """Unless the smallest has more."""
+    rows = [row(str(i), 1.0) for i, size in enumerate(sizes) for _ in range(size)]
+    for seed in range(20):
+        training, held_out, is_by_task = split_by_task(rows, 0.2, seed)
+        assert is_by_task and len(training) + len(held_out) == len(rows)
+        assert min(sizes) <= len(held_out) <= max(round(0.2 * len(rows)), min(sizes))
+
+
 def test_one_task(tmp_path):
     rows = [row("a", float(i)) for i in range(10)]
     training, held_out, is_by_task = split_by_task(rows, 0.3, seed=0)

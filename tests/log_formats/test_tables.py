@@ -15,6 +15,7 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.log_samples import ASKED, SAID, SEEN
 from helpers.testing_utils import DESK, make_roles, play
 
 from trl_nlac import PrioritizedReplay
@@ -65,6 +66,26 @@ def test_exported_conversations(tmp_path, episodes, roles):
     found = read_logs([tmp_path / "logs.parquet"], lambda path: roles.actions)
     assert found.format == "exported conversations" and conversations(found) == expected(episodes)
     assert [row["task"] for row in found.rows] == [episode.task for episode in episodes]
+
+
+def test_absent_keys_of_structures_stay_absent(tmp_path):
+    """Arrow gives every structure the keys of all."""
+
+    def row(arguments: dict, properties: dict) -> dict:
+        call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+        messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, SEEN, SAID]
+        return {"messages": messages, "reward": 1.0, "tools": [tool]}
+
+    rows = [row({"x": 1}, {"city": {"type": "string"}}), row({"y": "s"}, {"date": {"type": "string", "format": "d"}})]
+    rows.append({**row({}, {}), "messages": [*ASKED, SAID], "tools": []})
+    labels = pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64()))  # of no type of `datasets`
+    pq.write_table(pa.Table.from_pylist(rows).append_column("labels", labels), tmp_path / "x.parquet")
+    found = read_logs([tmp_path / "x.parquet"], lambda path: None)
+    assert [read["tools"] for read in found.rows] == [row["tools"] for row in rows]
+    assert [read["messages"] for read in found.rows] == [row["messages"] for row in rows]
+    note = "nulls in tool calls or `tools` are taken for absent keys: Arrow fills structures so"
+    assert found.notes == {note: 2} and not found.unreadable
 
 
 def test_tables_of_a_run(tmp_path):

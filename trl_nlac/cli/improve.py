@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import upload_file
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config
 
 from ..agent.agent import NLACAgent
-from ..agent.guard import calibrate_by_half
+from ..agent.guard import GUARD_FILE, calibrate_by_half
 from ..agent.log_review import LogReview, as_dicts, critic_metrics, readable_rows
 from ..chat.actions import ActionFormat, choose_format, parse_react
 from ..chat.encoder import ChatEncoder
@@ -168,7 +169,7 @@ def run(words: list[str]) -> None:
         return
     del base
     _free_memory()
-    report["seconds"]["training"] = _train(script_args, model_args, config, parser.unsupported, files)
+    report["seconds"]["training"], repository = _train(script_args, model_args, config, parser.unsupported, files)
     _free_memory()
     trained = _load_agent(str(output / MODEL), model_args, config, prompts)
     report["after"], judged = _review(trained, review, args, script_args, config)
@@ -177,6 +178,8 @@ def run(words: list[str]) -> None:
     report["seconds"]["all"] = time.perf_counter() - start
     _write(output, report)
     _say_what_changed(report)
+    if repository is not None and report["guard"] is not None:
+        _push_guard(output / MODEL, repository, config)
     print(f"{report['seconds']['all']:.0f} s: report in {output / REPORT}, model in {output / MODEL}")
 
 
@@ -374,8 +377,8 @@ def _train(
     config: NLACConfig,
     unsupported: CommandError | None,
     logs: Path,
-) -> float:
-    """Train on the logs alone; return the seconds."""
+) -> tuple[float, str | None]:
+    """Train on the logs alone; return the seconds, and the repository on the Hub that the model was pushed to."""
     alone = replace(
         script_args,
         environment_factory=[],
@@ -393,7 +396,7 @@ def _train(
     if config.push_to_hub:
         trainer.push_to_hub()
     note_run(script_args, config)  # where `trl-nlac evaluate` finds the environment
-    return time.perf_counter() - start
+    return time.perf_counter() - start, trainer.hub_model_id
 
 
 def _free_memory() -> None:
@@ -414,6 +417,18 @@ def _calibrate(judged: list, success_threshold: float, model: Path) -> dict[str,
     guard.save_pretrained(model)
     thresholds = {"block_below": guard.block_below, "pass_above": guard.pass_above}
     return {**thresholds, "measured": measured, "steps": number}
+
+
+def _push_guard(model: Path, repository: str, config: NLACConfig) -> None:
+    """Add the guard to the model on the Hub, which was pushed before it could be measured."""
+    upload_file(
+        path_or_fileobj=model / GUARD_FILE,
+        path_in_repo=GUARD_FILE,
+        repo_id=repository,
+        token=config.hub_token,
+        revision=config.hub_revision,
+        commit_message="Guard",
+    )
 
 
 def _write(output: Path, report: dict[str, Any]) -> None:

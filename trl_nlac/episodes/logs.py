@@ -236,9 +236,12 @@ def problem_of_row(row: Any) -> str | None:
         task, tools = _parsed(row, "task", {}), _parsed(row, "tools", [])
         for message in messages:
             as_json(with_text(message))
-        json.dumps([task, tools])
     except (TypeError, ValueError) as error:
         return str(error)
+    try:
+        json.dumps([task, tools], ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"its `task` or `tools` cannot be written as JSON: {error}"
     if not isinstance(task, dict):
         return "its `task` is not a JSON object"
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

@@ -23,6 +23,7 @@ from .calls import ModelCall, add_conversations
 from .messages import read_message, read_messages
 
 
+# The first that a request has, at any place: a `run_id` can be of one request alone.
 _GROUPS = ("conversation_id", "session_id", "thread_id", "trace_id", "run_id")
 
 
@@ -56,6 +57,8 @@ def read_conversations(values: Iterable[Any], outcome: str | None, found: Logged
             first_action = value.get("first_action")
             is_indexed = first_action is not None  # so no message may move
             messages = value["messages"] if is_indexed else read_messages(value["messages"], found)
+            if value.get("response"):
+                found.notes["a `response` beside `messages` is left out: it is not an object with `choices`"] += 1
             found.add(
                 {
                     "messages": messages,
@@ -98,7 +101,7 @@ def _call(value: Any, outcome: str | None, found: LoggedConversations) -> ModelC
     if not isinstance(choices[0], dict) or not isinstance(choices[0].get("message"), dict):
         raise UnreadableError("an answer has no message")
     metadata = [place for place in (value, value.get("metadata"), request.get("metadata")) if isinstance(place, dict)]
-    groups = [str(place[name]) for place in metadata for name in _GROUPS if place.get(name) is not None]
+    groups = [str(place[name]) for name in _GROUPS for place in metadata if place.get(name) is not None]
     return ModelCall(
         read_messages(request["messages"], found),
         read_message({"role": "assistant", **choices[0]["message"]}),
@@ -133,7 +136,7 @@ def _parsed(value: Any) -> Any:
 
 def _task(value: dict[str, Any]) -> dict[str, Any]:
     """What tells the task of a conversation: `task` or `task_id`, of any form."""
-    task = value.get("task", value.get("task_id"))
+    task = value.get("task_id") if value.get("task") is None else value["task"]
     read = _parsed(task)
     if isinstance(read, dict):
         return read

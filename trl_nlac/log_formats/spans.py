@@ -13,34 +13,41 @@
 # limitations under the License.
 
 """
-OpenTelemetry spans of generative AI: attributes and events of its semantic conventions, in OTLP's JSON, or as an SDK
-prints spans. https://github.com/open-telemetry/semantic-conventions-genai
+OpenTelemetry spans of generative AI: attributes, events and log records of its semantic conventions, in OTLP's JSON,
+or as an SDK prints spans. https://github.com/open-telemetry/semantic-conventions-genai
 """
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..types import Message
 from .base import LoggedConversations, UnreadableError, read_outcome
 from .calls import ModelCall, add_conversations
-from .messages import read_messages
+from .messages import read_message, read_messages
 
 
 _OPERATIONS = ("chat", "generate_content", "text_completion")
+_CONVERSATION = "gen_ai.conversation.id"
 _EVALUATION = "gen_ai.evaluation.result"
 _DETAILS = "gen_ai.client.inference.operation.details"
 # Events of the conventions up to 1.36, one for each message.
 _MESSAGE_EVENTS = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 _CHOICE = "gen_ai.choice"
 _CUT = ("length", "max_tokens", "MAX_TOKENS")
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError)  # what reading a value of another form raises
+_NO_SPAN = "a span does not have OpenTelemetry's form"
 
 
 @dataclass
 class _Span:
+    """A span; or a log record, with the ids of its span and itself as the only event."""
+
     trace: str
+    id: str
     start: str
     attributes: dict[str, Any]
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -58,7 +65,8 @@ def is_span(value: Any) -> bool:
 def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
     """
     Read spans of calls of models, and join those of one conversation (`gen_ai.conversation.id`, or else the trace).
-    Their outcome is the score of an event `gen_ai.evaluation.result`, or an attribute of any span of the trace.
+    Their outcome is the score of an event `gen_ai.evaluation.result`, or an attribute of a span. One that names no
+    conversation is that of all conversations of its trace.
 
     Args:
         values (`Iterable[Any]`):
@@ -68,54 +76,97 @@ def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversa
         found ([`~log_formats.base.LoggedConversations`]):
             Where to add them.
     """
-    spans = []
-    for value in values:
-        try:
-            if not is_span(value):
-                raise UnreadableError("it is no span")
-            spans += _spans(value)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:  # of any shape
-            found.refuse(error if isinstance(error, UnreadableError) else "a span does not have OpenTelemetry's form")
-    outcomes = _outcomes(spans, outcome, found)
+    spans = _joined(values, found)
+    conversations: dict[str, set[str]] = defaultdict(set)  # of each trace
+    for span in spans:
+        if own := _own_conversation(span):
+            conversations[span.trace].add(own)
+    outcomes = _outcomes(spans, conversations, outcome, found)
     calls = []
-    for span in sorted(spans, key=lambda span: (len(span.start), span.start)):  # numbers in text, or dates
+    for span in sorted(spans, key=_time):
         if span.attributes.get("gen_ai.operation.name") not in _OPERATIONS:
             continue
         try:
-            calls.append(_call(span, outcomes, found))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            calls.append(_call(span, conversations[span.trace], outcomes, found))
+        except _MALFORMED as error:
             found.refuse(error if isinstance(error, UnreadableError) else "a call's messages have an unknown form")
     add_conversations(calls, found)
 
 
-def _spans(value: dict[str, Any]) -> Iterator[_Span]:
-    """Take the spans out of a value; a log record becomes the event of a span without anything else."""
-    for batch in value.get("resourceSpans") or value.get("resource_spans") or []:
-        for scope in batch.get("scopeSpans") or batch.get("scope_spans") or []:
-            yield from map(_span, scope["spans"])
-    for batch in value.get("resourceLogs") or value.get("resource_logs") or []:
-        for scope in batch.get("scopeLogs") or batch.get("scope_logs") or []:
-            for record in scope.get("logRecords") or scope.get("log_records") or []:
-                attributes = _attributes(record.get("attributes"))
-                name = record.get("eventName") or record.get("event_name") or attributes.get("event.name")
-                yield _Span(_hex(record, "trace"), _start(record), {}, [(name, attributes)])
-    if "attributes" in value:
-        yield _span(value)
+def _joined(values: Iterable[Any], found: LoggedConversations) -> list[_Span]:
+    """Read the spans of values. A log record becomes an event of its span, or, where there is none, stays alone."""
+    spans, records = [], []
+    for value in values:
+        if not is_span(value):
+            found.refuse("it is no span")
+            continue
+        alone = [value] if "attributes" in value else []
+        spans += _readable(_span, [*alone, *_below(value, ("resourceSpans", "scopeSpans", "spans"), found)], found)
+        records += _readable(_record, _below(value, ("resourceLogs", "scopeLogs", "logRecords"), found), found)
+    by_id = {(span.trace, span.id): span for span in spans if span.id}
+    for record in sorted(records, key=_time):
+        span = by_id.get((record.trace, record.id))
+        if span is None:
+            spans.append(record)
+        else:
+            span.events += record.events
+    return spans
+
+
+def _below(value: Any, names: tuple[str, ...], found: LoggedConversations) -> Iterator[Any]:
+    """Take the items out of lists within lists, by their names, and count what has no such list."""
+    if not names:
+        yield value
+        return
+    items = (_get(value, names[0]) or []) if isinstance(value, dict) else None
+    if not isinstance(items, list):
+        found.refuse(_NO_SPAN)
+        return
+    for item in items:
+        yield from _below(item, names[1:], found)
+
+
+def _readable(read: Callable[[Any], _Span], items: Iterable[Any], found: LoggedConversations) -> Iterator[_Span]:
+    """Read items, and count those that cannot be read."""
+    for item in items:
+        try:
+            yield read(item)
+        except _MALFORMED:
+            found.refuse(_NO_SPAN)
 
 
 def _span(value: dict[str, Any]) -> _Span:
     context = value.get("context") or value
     events = [(event["name"], _attributes(event.get("attributes"))) for event in value.get("events") or []]
-    return _Span(_hex(context, "trace"), _start(value), _attributes(value.get("attributes")), events)
+    return _Span(*_ids(context), _start(value), _attributes(value.get("attributes")), events)
 
 
-def _hex(value: dict[str, Any], name: str) -> str:
-    return str(value.get(f"{name}Id") or value.get(f"{name}_id") or "")
+def _record(value: dict[str, Any]) -> _Span:
+    attributes, body = _attributes(value.get("attributes")), _any_value(value.get("body"))
+    attributes = {**attributes, **body} if isinstance(body, dict) else {"body": body, **attributes}
+    name = _get(value, "eventName") or attributes.get("event.name")
+    return _Span(*_ids(value), _start(value), {}, [(name, attributes)])
+
+
+def _get(value: dict[str, Any], name: str) -> Any:
+    """A field of OTLP, in camel case or in snake case."""
+    given = value.get(name)
+    return value.get(re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)) if given is None else given
+
+
+def _ids(value: dict[str, Any]) -> tuple[str, str]:
+    """The ids of a trace and of a span in it."""
+    return str(_get(value, "traceId") or ""), str(_get(value, "spanId") or "")
 
 
 def _start(value: dict[str, Any]) -> str:
-    names = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timeUnixNano")
-    return str(next((value[name] for name in names if value.get(name) is not None), ""))
+    times = (_get(value, name) for name in ("startTimeUnixNano", "startTime", "timeUnixNano"))
+    return str(next((time for time in times if time is not None), ""))
+
+
+def _time(span: _Span) -> tuple[int, str]:
+    """What spans are sorted by: numbers in text, or dates."""
+    return len(span.start), span.start
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -128,35 +179,38 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _any_value(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    if "arrayValue" in value:
-        return [_any_value(item) for item in value["arrayValue"].get("values") or []]
-    if "kvlistValue" in value:
-        return {item["key"]: _any_value(item.get("value")) for item in value["kvlistValue"].get("values") or []}
-    if "intValue" in value:
-        return int(value["intValue"])
+    if (array := _get(value, "arrayValue")) is not None:
+        return [_any_value(item) for item in array.get("values") or []]
+    if (items := _get(value, "kvlistValue")) is not None:
+        return _attributes(items.get("values") or [])
+    if (number := _get(value, "intValue")) is not None:
+        return int(number)
     return next(iter(value.values()), None)
 
 
-def _outcomes(spans: list[_Span], name: str | None, found: LoggedConversations) -> dict[str, float]:
+def _outcomes(
+    spans: list[_Span], conversations: dict[str, set[str]], name: str | None, found: LoggedConversations
+) -> dict[str, float]:
     """
-    Find the outcome of each conversation.
+    Find the outcome of each conversation, and of the calls of each trace that belong to none.
 
     Raises:
         ValueError: If there are several evaluations, and no name says which is the outcome.
     """
-    groups = {span.trace: _group(span) for span in spans if "gen_ai.conversation.id" in span.attributes}
     scores: dict[str, dict[str, float]] = defaultdict(dict)
     for span in spans:
-        group = groups.get(span.trace, span.trace)
+        own = _own_conversation(span)
+        of_span = [own] if own else [*conversations[span.trace], span.trace]
         for event, attributes in span.events:
             if event == _EVALUATION:
                 label = attributes.get("gen_ai.evaluation.score.label")
                 value = attributes.get("gen_ai.evaluation.score.value", label)
                 evaluation = attributes.get("gen_ai.evaluation.name")
+                named = attributes.get(_CONVERSATION)
                 if isinstance(evaluation, str | None):
-                    _note(scores, evaluation or "", group, value, found)
+                    _note(scores, evaluation or "", [str(named)] if named else of_span, value, found)
         if name is not None and name in span.attributes:
-            _note(scores, name, group, span.attributes[name], found)
+            _note(scores, name, of_span, span.attributes[name], found)
     if name is not None:
         return scores[name]
     if len(scores) > 1:
@@ -164,21 +218,26 @@ def _outcomes(spans: list[_Span], name: str | None, found: LoggedConversations) 
     return next(iter(scores.values()), {})
 
 
-def _note(scores: dict[str, dict[str, float]], name: str, group: str, value: Any, found: LoggedConversations) -> None:
+def _note(
+    scores: dict[str, dict[str, float]], name: str, groups: list[str], value: Any, found: LoggedConversations
+) -> None:
     try:
         read = read_outcome(value)
     except UnreadableError:
         found.notes["an evaluation is neither a number nor a word such as pass or fail"] += 1
         return
     if read is not None:
-        scores[name][group] = read
+        scores[name].update(dict.fromkeys(groups, read))
 
 
-def _group(span: _Span) -> str:
-    return str(span.attributes.get("gen_ai.conversation.id") or span.trace)
+def _own_conversation(span: _Span) -> str:
+    """The conversation that a span or one of its messages names. Evaluations can be of another one."""
+    places = [span.attributes, *(attributes for event, attributes in span.events if event != _EVALUATION)]
+    return next((str(place[_CONVERSATION]) for place in places if place.get(_CONVERSATION)), "")
 
 
-def _call(span: _Span, outcomes: dict[str, float], found: LoggedConversations) -> ModelCall:
+def _call(span: _Span, conversations: set[str], outcomes: dict[str, float], found: LoggedConversations) -> ModelCall:
+    """Read a call; one that names no conversation belongs to the only one of its trace, or else to the trace."""
     if span.attributes.get("error.type"):
         raise UnreadableError("the call of a model failed")
     details = next((attributes for event, attributes in span.events if event == _DETAILS), {})
@@ -188,15 +247,17 @@ def _call(span: _Span, outcomes: dict[str, float], found: LoggedConversations) -
         messages, answers = _of_events(span.events)
     if not answers:
         raise UnreadableError(
-            "the call of a model has no messages: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT records them"
+            "the call of a model has no messages: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT records them; "
+            "if they are in log records, name these files, too"
         )
     if len(answers) > 1:
         raise UnreadableError(f"an answer has {len(answers)} choices, and which one was used is not logged")
-    reasons = noted.get("gen_ai.response.finish_reasons") or []
-    group = _group(span)
+    reasons = [*(noted.get("gen_ai.response.finish_reasons") or []), answers[0].get("finish_reason")]
+    only = next(iter(conversations)) if len(conversations) == 1 else span.trace
+    group = _own_conversation(span) or only
     return ModelCall(
         read_messages(messages, found),
-        answers[0],
+        read_message(answers[0]),
         _tools(noted.get("gen_ai.tool.definitions")),
         group,
         outcomes.get(group),
@@ -205,12 +266,16 @@ def _call(span: _Span, outcomes: dict[str, float], found: LoggedConversations) -
 
 
 def _of_attributes(attributes: dict[str, Any]) -> tuple[list[Message], list[Message]]:
-    """Read the messages and the answers from attributes, in which they are structures, or JSON text."""
+    """Read the messages, and the answers with their `finish_reason`, from attributes: structures, or JSON text."""
     instructions = _parsed(attributes.get("gen_ai.system_instructions"))
     before = [message for given in _parsed(attributes.get("gen_ai.input.messages")) for message in _of_parts(given)]
     if instructions:
         before = [*_of_parts({"role": "system", "parts": instructions}), *before]
-    answers = [message for given in _parsed(attributes.get("gen_ai.output.messages")) for message in _of_parts(given)]
+    answers = [
+        {**message, "finish_reason": given.get("finish_reason")}
+        for given in _parsed(attributes.get("gen_ai.output.messages"))
+        for message in _of_parts(given)
+    ]
     return before, answers
 
 
@@ -249,7 +314,7 @@ def _of_parts(given: dict[str, Any]) -> list[Message]:
 
 
 def _of_events(events: list[tuple[str, dict[str, Any]]]) -> tuple[list[Message], list[Message]]:
-    """Read the messages and the answers from events, one for each."""
+    """Read the messages, and the answers with their `finish_reason`, from events, one for each."""
     before, answers = [], []
     for name, attributes in events:
         if name in _MESSAGE_EVENTS:
@@ -261,7 +326,8 @@ def _of_events(events: list[tuple[str, dict[str, Any]]]) -> tuple[list[Message],
         elif name == _CHOICE:
             body = {**attributes, **_parsed(attributes.get("body"), {})}
             said = _parsed(body.get("message"), {})
-            answers.append({"role": "assistant", "content": said.get("content"), **_calls_of(said)})
+            answer = {"role": "assistant", "content": said.get("content"), **_calls_of(said)}
+            answers.append({**answer, "finish_reason": body.get("finish_reason")})
     return before, answers
 
 

@@ -93,7 +93,8 @@ def split_by_task(rows: list[Row], share: float, seed: int) -> tuple[list[Row], 
         rows (`list[dict[str, Any]]`):
             At least two conversations.
         share (`float`):
-            The share to hold out; at least one conversation is, and at least one is not.
+            The share to hold out, at most, unless the smallest task has more; at least one conversation is held out,
+            and at least one is not.
         seed (`int`):
             Seed of the choice.
 
@@ -107,11 +108,13 @@ def split_by_task(rows: list[Row], share: float, seed: int) -> tuple[list[Row], 
     is_by_task = len(groups) > 1
     parts = list(groups.values()) if is_by_task else [[i] for i in range(len(rows))]
     random.Random(seed).shuffle(parts)
+    number = int(share * len(rows) + 0.5)
     held_out: set[int] = set()
     for part in parts[:-1]:
-        if held_out and len(held_out) + len(part) / 2 > share * len(rows):
-            break
-        held_out.update(part)
+        if len(held_out) + len(part) <= number:
+            held_out.update(part)
+    if not held_out:
+        held_out.update(min(parts, key=len))
     return (
         [row for i, row in enumerate(rows) if i not in held_out],
         [row for i, row in enumerate(rows) if i in held_out],

@@ -73,7 +73,7 @@ def read_parquet(
             except (KeyError, TypeError, AttributeError):
                 found.refuse("an episode does not have the columns of a table of episodes")
         return "table of episodes of trl_nlac"
-    read_conversations(map(_with_messages, rows), outcome, found)
+    read_conversations((_conversation(row, found) for row in rows), outcome, found)
     return "exported conversations"
 
 
@@ -102,12 +102,27 @@ def _add_episode(row: dict[str, Any], found: LoggedConversations) -> None:
     found.add({"messages": messages, "reward": row["return"], **ended})
 
 
-def _with_messages(row: dict[str, Any]) -> dict[str, Any]:
-    """Messages are JSON in what the package exports, see [`~episodes.conversations.FEATURES`]."""
+def _conversation(row: dict[str, Any], found: LoggedConversations) -> dict[str, Any]:
+    """Messages are JSON in what the package exports, see [`~episodes.conversations.FEATURES`], or structures."""
+    kept = {name: _without_padding(value) for name, value in row.items()}
+    if _calls_and_tools(kept) != _calls_and_tools(row):
+        found.notes["nulls in tool calls or `tools` are taken for absent keys: Arrow fills structures so"] += 1
     messages = row["messages"]
     if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
-        return row
+        return kept
     try:
-        return {**row, "messages": [Json().decode_example(message) for message in messages]}
+        return {**kept, "messages": [Json().decode_example(message) for message in messages]}
     except ValueError:
-        return row  # which is refused for its messages
+        return kept  # which is refused for its messages
+
+
+def _without_padding(value: Any) -> Any:
+    """Drop nulls from structures, which Arrow fills with them where keys are absent; other dicts it does not have."""
+    if isinstance(value, dict):
+        return {name: _without_padding(part) for name, part in value.items() if part is not None}
+    return [_without_padding(part) for part in value] if isinstance(value, list) else value
+
+
+def _calls_and_tools(row: dict[str, Any]) -> tuple[list[Any], Any]:
+    messages = row["messages"] if isinstance(row["messages"], list) else []
+    return [message.get("tool_calls") for message in messages if isinstance(message, dict)], row.get("tools")
