@@ -28,6 +28,15 @@ LOSSES = ("critic", "policy", "rehearsal")  # the losses of training examples
 FAILURE_KINDS = ("reset", "step", "reward", "observation", "timeout")  # where an environment failed, or how
 
 
+def text_of(message: Message) -> str | None:
+    """The text of a message; `None` if its content is neither text nor blocks of text."""
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        parts = [part.get("text") for part in content]
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    return content if isinstance(content, str) else None
+
+
 @dataclass(frozen=True)
 class Turn:
     """
@@ -122,7 +131,10 @@ class Episode:
 
     @property
     def score(self) -> float:
-        """Return of the episode: the sum of its rewards, `r(s_T)` of the paper where only the last step pays."""
+        """
+        Return of the episode: the sum of its rewards, `r(s_T)` of the paper where only the last step pays. The rewards
+        of its `segments` are their own, but for the final one, which all share.
+        """
         return float(sum(turn.reward for turn in self.turns))
 
 

@@ -547,7 +547,24 @@ def test_the_reward_of_a_step_that_opens_a_conversation():
 
     (episode,) = play([{}], Delegating, make_roles(["one", "two", "three"], max_turns=4))
     rewards = [[turn.reward for turn in one.turns] for one in (episode, *episode.segments)]
-    assert episode.failure is None and rewards == [[0.375, 0.5], [0.0]]
+    assert episode.failure is None and rewards == [[0.375, 0.5], [0.5]]
+
+
+def test_the_reward_of_the_step_that_ends_an_episode_is_that_of_all_conversations():
+    class Delegating(TextEnvironment):
+        def reset(self):
+            self.turn = 0
+            return "begin"
+
+        def step(self, action):
+            self.turn += 1
+            if self.turn == 1:
+                return StepResult("", conversation=Opening([{"role": "user", "content": "Another task."}]))
+            return StepResult("", reward=1.0, terminated=True)
+
+    (episode,) = play([{}], Delegating, make_roles(["one", "two"], max_turns=4))
+    assert [(one.score, one.terminated) for one in all_conversations([episode])] == [(1.0, True)] * 2
+    assert len(episode.segments) == 1
 
 
 class TestTraining:

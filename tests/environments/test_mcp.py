@@ -116,6 +116,25 @@ def test_several_calls_and_reward_functions(script):
     assert episode.score == 0.5 and not MCPEnvironment(server).pays
 
 
+@pytest.mark.parametrize(("keeps_server", "second"), [(False, 1), (True, 2)])
+def test_episodes_do_not_see_one_another(script, keeps_server, second):
+    """An instance plays one episode after the other, and the server counts calls."""
+    server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
+    environment = lambda: MCPEnvironment(server, score=score, keeps_server=keeps_server)  # noqa: E731
+    roles = make_roles([call("look_up", order="A1"), "done"] * 2)
+    episodes = play([PROMPT] * 2, environment, roles, max_instances=1)
+    seen = [episode.turns[0].next_observation for episode in episodes]
+    assert seen == ["order A1, number 1", f"order A1, number {second}"]
+
+
+def test_a_server_that_does_not_start_again_is_a_failure(script):
+    environment = MCPEnvironment(StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"]))
+    environment.step(call("look_up", order="A1"))
+    os.remove(script)
+    with pytest.raises(EnvironmentFailure, match="cannot be used: McpError"):
+        environment.reset(**PROMPT)
+
+
 def test_a_server_that_dies_is_a_failure(script):
     server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
     answers = [call("look_up", order="A1"), call("stop")]
@@ -130,6 +149,7 @@ class Paged(Server):
     def __init__(self):
         super().__init__("paged")
         self.code = types.INVALID_PARAMS
+        self.result: types.CallToolResult | None = None  # of every call, in place of the name of the tool
         self.request_handlers[types.ListToolsRequest] = self.list
         self.request_handlers[types.CallToolRequest] = self.call
 
@@ -142,7 +162,7 @@ class Paged(Server):
         if request.params.arguments:
             raise McpError(types.ErrorData(code=self.code, message="no such argument"))
         content = [types.TextContent(type="text", text=request.params.name)]
-        return types.ServerResult(types.CallToolResult(content=content))
+        return types.ServerResult(self.result or types.CallToolResult(content=content))
 
 
 @pytest.fixture
@@ -158,6 +178,39 @@ def test_tools_of_all_pages(paged):
     (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles([call("two"), "done"]))
     assert [tool["function"]["name"] for tool in episode.tools] == ["one", "two"]
     assert episode.turns[0].next_observation == "two"
+
+
+RESOURCES = [
+    types.TextContent(type="text", text="two files"),
+    types.EmbeddedResource(
+        type="resource", resource=types.TextResourceContents(uri="file:///a", text="the text of the file")
+    ),
+    types.EmbeddedResource(type="resource", resource=types.BlobResourceContents(uri="file:///b", blob="AAAA")),
+    types.ResourceLink(type="resource_link", name="c", uri="file:///c"),
+    types.ImageContent(type="image", data="AAAA", mimeType="image/png"),
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "structured", "read"),
+    [
+        (RESOURCES, None, "two files\nthe text of the file\n[resource]\nfile:///c\n[image]"),
+        ([], {"result": 5}, '{"result": 5}'),
+        (RESOURCES[:1], {"result": 5}, "two files"),
+        ([], None, ""),
+    ],
+)
+def test_results_of_every_kind(paged, content, structured, read):
+    paged.result = types.CallToolResult(content=content, structuredContent=structured)
+    (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles([call("one"), "done"]))
+    assert episode.turns[0].next_observation == read
+
+
+def test_prompts_in_blocks(paged):
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "where is A1?"}]}]
+    environment = lambda: MCPEnvironment("", instructions="Be brief.", score=score)  # noqa: E731
+    (episode,) = play([{**PROMPT, "prompt": prompt}], environment, make_roles(["A1"]))
+    assert episode.score == 1 and episode.opening[-1] == {"role": "user", "content": "where is A1?"}
 
 
 def test_wrong_arguments_are_no_failure(paged):

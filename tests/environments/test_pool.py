@@ -26,6 +26,7 @@ from helpers.testing_utils import Countdown, make_config, make_roles, play
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult
+from trl_nlac.environments import pool as pool_module
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
@@ -41,7 +42,7 @@ class Instances:
 
     def __init__(self):
         self.alive.add(self)
-        type(self).most = max(self.most, len(self.alive))
+        Instances.most = max(self.most, len(self.alive))
 
     def reset(self, start=0):
         return "win"
@@ -77,6 +78,64 @@ class TestInstances:
         tasks = [{"environment": name} for name in "abcab"]
         play(tasks, dict.fromkeys("abc", Instances), max_instances=2)
         assert Instances.most == 3  # one of each is made as an example
+
+    @pytest.mark.parametrize("fault", ["raises", "hangs"])
+    def test_those_that_are_closing_count(self, fault):
+        class SlowlyClosed(Instances):
+            def step(self, action):
+                if fault == "raises":
+                    raise RuntimeError("broken")
+                time.sleep(1)
+
+            def close(self):
+                time.sleep(0.2)
+                super().close()
+
+        episodes = play([{}] * 3, SlowlyClosed, max_instances=1, timeout=0.5)
+        assert all(episode.failure for episode in episodes) and Instances.most == 1
+
+    def test_one_whose_close_hangs_counts_for_a_while(self, monkeypatch):
+        monkeypatch.setattr(pool_module, "CLOSING_SECONDS", 0.3)
+        ends = threading.Event()
+
+        class HangsAtItsEnd(Instances):
+            def reset(self, fails):
+                self.fails = fails
+                return "win"
+
+            def step(self, action):
+                if self.fails:
+                    raise RuntimeError("broken")
+                return super().step(action)
+
+            def close(self):
+                if self.fails:
+                    ends.wait(20)
+                super().close()
+
+        failed, fine = play([{"fails": True}, {"fails": False}], HangsAtItsEnd, max_instances=1)
+        ends.set()
+        assert failed.failure and fine.score == 1 and Instances.most == 2
+
+    def test_a_failure_makes_no_others_where_a_server_has_few_sessions(self):
+        class Sessions(Instances):
+            def reset(self, fails=False):
+                if len(self.alive) > 2:
+                    raise ConnectionError("no session is free")
+                self.fails = fails
+                return "win"
+
+            def step(self, action):
+                if self.fails:
+                    raise RuntimeError("broken")
+                return super().step(action)
+
+            def close(self):
+                time.sleep(0.2)
+                super().close()
+
+        episodes = play([{"fails": True}, *[{}] * 19], Sessions, max_instances=2)
+        assert [episode.failure for episode in episodes] == ["step: RuntimeError: broken", *[None] * 19]
 
     def test_an_exception_of_the_model(self):
         roles = make_roles([])  # has no answer
@@ -137,6 +196,35 @@ class TestInstances:
         )
         finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
         assert finished.stdout == "closed\n"
+
+    def test_the_end_of_the_program_waits_for_those_that_are_closing(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import time\n"
+            "from trl_nlac.environments.pool import EnvironmentPool\n"
+            "class Env:\n"
+            "    def reset(self): pass\n"
+            "    def step(self, action): pass\n"
+            "    def close(self):\n"
+            "        time.sleep(1)\n"
+            "        print('closed', flush=True)\n"
+            "pool = EnvironmentPool(Env)\n"
+            "pool.discard(pool.acquire(''))\n"
+        )
+        finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+        assert finished.stdout == "closed\n"
+
+    def test_the_end_of_a_pool_waits_for_those_that_are_closing(self):
+        class SlowlyClosed(Instances):
+            def close(self):
+                time.sleep(0.2)
+                super().close()
+
+        pool = EnvironmentPool(SlowlyClosed)
+        pool.release(pool.acquire(""))
+        pool.shrink(0)
+        pool.close()
+        assert not Instances.alive
 
     def test_an_evaluation_leaves_no_more_than_training_needs(self):
         pool, roles = EnvironmentPool(Instances), make_roles("win")

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ import torch
 from helpers.testing_utils import make_roles, make_trainer, play
 from helpers.workers import check_training
 
-from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.environments import AgentEnvironment, EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.environments.process import ProcessEnvironment
 from trl_nlac.episodes.rollout import play_episodes
@@ -218,6 +219,41 @@ def test_errors_bring_their_traceback(tmp_path):
     environment.close()
     with pytest.raises(EnvironmentFailure, match="ended with the exit code"):
         environment.reset(seed=1)
+
+
+class Browser(TextEnvironment):
+    """Starts a program, which only `close` ends, and hangs."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def reset(self):
+        self.program = subprocess.Popen(self.command, start_new_session=True)
+        time.sleep(600)
+
+    def step(self, action):
+        pass
+
+    def close(self):
+        self.program.kill()
+
+
+@pytest.mark.parametrize("environment", [Browser, AgentEnvironment])
+def test_what_an_environment_started_ends_with_it_in_a_call(tmp_path, environment):
+    pid_file = tmp_path / "pid"
+    command = ["sh", "-c", f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 600"]
+    played = ProcessEnvironment(lambda: environment(command))
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(played.reset)
+        while not (pid_file.exists() or hanging.done()):
+            time.sleep(0.01)
+        played.close()
+        with pytest.raises(EnvironmentFailure):
+            hanging.result(timeout=20)
+    pid, deadline = int(pid_file.read_text()), time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(pid)
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(0, marks=pytest.mark.slow), 600])

@@ -18,6 +18,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -145,7 +146,21 @@ def test_an_actor_that_hangs_is_ended(tmp_path):
         environment.close()
         with pytest.raises(EnvironmentFailure, match="has died"):
             hanging.result(timeout=TIMEOUT)
-    assert not list(tmp_path.iterdir())  # it had no time to close itself
+    assert len(list(tmp_path.iterdir())) == 1  # it closed itself
+
+
+def test_an_instance_has_a_thread_of_its_own():
+    class Threads(TextEnvironment):
+        def reset(self):
+            self.threads = [threading.get_ident()]
+            return "win"
+
+        def step(self, action):
+            self.threads.append(threading.get_ident())
+            return StepResult(f"{len(set(self.threads))}", terminated=len(self.threads) == 4)
+
+    (episode,) = play_in("ray", lambda: Threads(), [{}])
+    assert [turn.next_observation for turn in episode.turns] == ["1"] * 3
 
 
 def test_ray_leaves_the_signals_of_training_alone():

@@ -123,6 +123,14 @@ class TestToolEnvironment:
         assert episode.terminated and episode.score == 1 and episode.failure is None
         assert list(ToolEnvironment(Until()).tools) == ["add", "double"]
 
+    def test_reset_can_be_asynchronous(self):
+        class Later(Counter):
+            async def reset(self, start, **row):
+                return super().reset(start, **row)
+
+        openings = [ToolEnvironment(each()).reset(prompt="Make it ten.", start=4) for each in (Counter, Later)]
+        assert openings == [[{"role": "user", "content": "Make it ten. Count is 4."}]] * 2
+
     def test_content_blocks_are_joined(self):
         class Blocks(Counter):
             def reset(self, **row):
@@ -153,6 +161,7 @@ class TestToolEnvironment:
             [None, 1],
             {"a": [1]},
             ("x",),
+            None,
         ],
         ids=str,
     )
@@ -188,6 +197,28 @@ class TestToolEnvironment:
         answers = [{"role": "tool", "name": n, "content": r} for n, r in zip(names, results, strict=True)]
         assert seen["messages"] == [said, *answers, {"role": "assistant", "content": "done"}]
         assert "<tool_response>\n10\n</tool_response>" in chat.tokenizer.decode(roles.generator.prompts[1])
+
+    def test_an_empty_result_stays_in_the_completion(self):
+        """As in TRL, where an assistant's message never follows another one."""
+        seen = []
+
+        def keep(completions, **kwargs):
+            seen.extend(completions)
+            return [0.0]
+
+        class Silent(Counter):
+            def wait(self):
+                """Wait."""
+                return ""
+
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        said = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "wait", "arguments": {}}}]}
+        roles = make_roles_of(chat, [chat.past_turn(said), "done"], action_format="tool_call", max_turns=5)
+        rewards = EpisodeRewards([keep])
+        play_episodes(EnvironmentPool(Silent), [{"start": 4}], roles, rewards=rewards)
+        (messages,) = seen
+        assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
+        assert messages[1] == {"role": "tool", "name": "wait", "content": ""}
 
     def test_the_policy_is_given_the_tools(self):
         roles = make_roles(['{"name": "add", "arguments": {"number": 6}}', "ten"], prompts=NLACPrompts(), max_turns=5)

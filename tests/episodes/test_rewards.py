@@ -21,7 +21,7 @@ from trl_nlac.chat.tool_calls import call_message
 from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.episodes.rewards import EpisodeRewards, load_rewards
 from trl_nlac.episodes.rollout import play_episodes
 
 
@@ -62,6 +62,40 @@ class TestEpisodeRewards:
         assert rewards([[]], [[]], [[]], [None], [task])[0].reward == 1.0
         assert [name for name, value in seen.items() if value == ["of the dataset"]] == ["number"]
         assert set(seen) == {*taken, "number"} and seen["trainer_state"] == "own"
+
+    def test_functions_of_one_name_are_numbered(self):
+        def good(**kwargs):
+            return [0.25]
+
+        rewards = EpisodeRewards([lambda **kwargs: [1.0], good, lambda **kwargs: [0.5]])
+        (score,) = rewards([[]], [[]], [[]], [None], [{}])
+        assert score.notes == {"rewards/<lambda>_1": 1.0, "rewards/good": 0.25, "rewards/<lambda>_2": 0.5}
+
+    def test_tasks_with_other_columns(self):
+        seen = {}
+
+        def note(**kwargs):
+            seen.update({name: kwargs[name] for name in ("color", "size")})
+            return [1.0, 1.0]
+
+        EpisodeRewards([note])([[], []], [[], []], [[], []], [None, None], [{"color": "red"}, {"size": 3}])
+        assert seen == {"color": ["red", None], "size": [None, 3]}
+
+    @pytest.mark.parametrize(("environment_pays", "number"), [(False, 1), (True, 0)])
+    def test_episodes_without_any_reward_are_reported_once(self, caplog, environment_pays, number):
+        def none(prompts, **kwargs):
+            return [None] * len(prompts)
+
+        def nan(prompts, **kwargs):
+            return [1.0] + [float("nan")] * (len(prompts) - 1)
+
+        rewards = load_rewards([none, nan], None, dict, environment_pays)
+        for tasks in ([{}], [{}, {}], [{}, {}, {}]):
+            episodes = [[] for _ in tasks]
+            rewards(episodes, episodes, episodes, [None] * len(tasks), tasks)
+            warnings = [record.getMessage() for record in caplog.records]
+            assert len(warnings) == (number if len(tasks) > 1 else 0)
+        assert all("None of `reward_funcs` (none, nan)" in warning for warning in warnings)
 
     def test_reward_functions_see_the_raw_text(self):
         """Of a call that cannot be read, and after a call."""

@@ -307,6 +307,42 @@ class TestPlayEpisodes:
             "<|system|> take red<|end|><|user|> trap<|end|><|assistant|> win<|end|>"
         )
 
+    def test_messages_of_openai_may_open_an_episode(self):
+        """Calls without content, and content in blocks of text, are read as in logs."""
+        calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+
+        class Chat:
+            def reset(self, content):
+                said = {"role": "assistant", "content": content, "tool_calls": calls}
+                result = {"role": "tool", "tool_call_id": "1", "content": "red"}
+                blocks = [{"type": "text", "text": "what "}, {"type": "text", "text": "now?"}]
+                return [
+                    {"role": "user", "content": "look"},
+                    {name: value for name, value in said.items() if value != "absent"},
+                    result,
+                    {"role": "user", "content": blocks},
+                ]
+
+            def step(self, action):
+                return StepResult("late", terminated=True)
+
+        episodes = play([{"content": content} for content in ("", None, "absent")], Chat, max_turns=5)
+        openings = [[message["content"] for message in episode.opening] for episode in episodes]
+        assert openings == [["look", '{"name": "look", "arguments": {}}', "red", "what now?"]] * 3
+
+    @pytest.mark.parametrize("content", [None, 7, [{"type": "image", "image": None}]])
+    def test_messages_without_text_cannot(self, content):
+        class Chat:
+            def reset(self):
+                return [{"role": "user", "content": content}]
+
+            def step(self, action):
+                return StepResult("late", terminated=True)
+
+        (episode,) = play([{}], Chat)
+        expected = f"the content of a message of `reset` is {type(content).__name__}, expected text or blocks of text"
+        assert episode.failure == f"observation: MalformedResult: {expected}"
+
     def test_actions_can_come_from_elsewhere(self):
         """A function answers the states, with seeds that differ, and the policy is not asked."""
         wrong, right = "route legal ruby photo noon", "route billing amber photo noon"
@@ -419,7 +455,7 @@ class TestConcurrency:
         assert [episode.score for episode in episodes] == [1, 2, 3, 4, 5]
         assert len(made) == 2
 
-    def test_gymnasium_environments_get_the_seed_of_their_episode(self):
+    def test_environments_get_the_seed_of_their_episode(self):
         seeds = []
 
         class Seeded(TextEnvironment):
@@ -432,10 +468,14 @@ class TestConcurrency:
             def step(self, action):
                 return StepResult("win", terminated=True)
 
-        for tasks in ([{}] * 3, [{}] * 3, [{"seed": 5}]):
+        for tasks in ([{}] * 3, [{"seed": None}] * 3, [{"seed": 5}]):
             torch.manual_seed(0)
-            play_episodes(EnvironmentPool(Seeded, max_instances=1), tasks, make_roles(["take"] * 3, max_turns=5))
-        assert seeds[:3] == seeds[3:6] and len(set(seeds[:3])) == 3 and seeds[6] == 5
+            pool = EnvironmentPool(Seeded, max_instances=1)
+            play_episodes(pool, tasks, make_roles(["take"] * 3, max_turns=5))
+            pool.try_reset({"seed": None})
+        first, second = seeds[:3], seeds[4:7]
+        assert first == second and len(set(first)) == 3 and None not in first
+        assert seeds[3] == seeds[7] == 0 and seeds[8] == 5
 
 
 class OneByOne(ScriptedGenerator):

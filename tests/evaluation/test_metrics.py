@@ -117,6 +117,13 @@ def test_evaluations_without_the_metric_are_not_compared():
     assert why_not_comparable({**results, "eval_critic/auroc": 0.7}, "eval_critic/auroc", 0.5) is None
 
 
+def test_a_dataset_is_not_compared_by_one_whose_name_begins_alike():
+    results = {"eval_a_environment/failure_rate": 1.0}
+    results |= {"eval_a_b_environment/failure_rate": 0.0, "eval_a_b_episode/success_rate": 1.0}
+    assert why_not_comparable(results, "eval_a_b_episode/success_rate", 0.5) is None
+    assert "failed in 100% of its episodes" in why_not_comparable(results, "eval_a_episode/success_rate", 0.5)
+
+
 def test_area_under_the_curve():
     """By its definition, with ties; and of many verdicts, in little memory."""
     rng = random.Random(0)

@@ -12,10 +12,14 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import asyncio
+import sqlite3
+
+import pytest
 from helpers.method_utils import asked
 from helpers.testing_utils import make_roles
 
-from trl_nlac.environments import ServiceDesk
+from trl_nlac.environments import ServiceDesk, TextEnvironment
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.evaluation.oracle import examine_critic
@@ -35,6 +39,7 @@ def test_several_futures_are_refined_as_in_training():
         "oracle/verdict_no_rate": 1.0,
         "oracle/refined_better_rate": 1.0,
         "oracle/readable_rate": 1.0,
+        "oracle/failure_rate": 0.0,
     }
     prompts = asked(roles)
     for i, (action, critique) in enumerate([(right, yes), (wrong, no)]):
@@ -54,7 +59,71 @@ def test_unreadable_critiques_are_not_compared():
     (_, (right,)), _ = pool.oracle.probes(2, seed=0)
     roles = make_roles(["Future: closed win\nOptimality: Yes", "no critique", right], max_format_retries=0)
     metrics = examine_critic(pool, roles, num_probes=2, seed=0)
-    assert metrics == {"oracle/future_accuracy": 1.0, "oracle/verdict_yes_rate": 1.0, "oracle/readable_rate": 0.5}
+    assert metrics == {
+        "oracle/future_accuracy": 1.0,
+        "oracle/verdict_yes_rate": 1.0,
+        "oracle/readable_rate": 0.5,
+        "oracle/failure_rate": 0.0,
+    }
+
+
+class Database(TextEnvironment):
+    """A desk with a connection, which closes, and which no other thread may use."""
+
+    def __init__(self):
+        self.desk = make_environment(ServiceDesk.from_seed(0))
+        self.oracle = self.desk.oracle
+        self.connection = sqlite3.connect(":memory:")
+
+    def reset(self, **task):
+        self.connection.execute("SELECT 1")
+        return self.desk.reset(**task)
+
+    def step(self, action):
+        self.connection.execute("SELECT 1")
+        return self.desk.step(action)
+
+    def close(self):
+        self.connection.close()
+
+
+class AsyncDesk(Database):
+    async def reset(self, **task):
+        return self.desk.reset(**task)
+
+    async def step(self, action):
+        return self.desk.step(action)
+
+
+@pytest.mark.parametrize("environment", [Database, AsyncDesk])
+def test_probes_are_played_as_episodes_are(environment):
+    """In the thread of an instance that is open, also after the pool was closed, and with asynchronous methods."""
+    pool = EnvironmentPool(environment, max_instances=1)
+    (_, (right,)), _ = pool.oracle.probes(2, seed=0)
+    critique = "Future: closed win\nOptimality: Yes"
+    for _ in range(2):
+        metrics = examine_critic(pool, make_roles([critique, critique, right, right]), num_probes=2, seed=0)
+        assert metrics["oracle/readable_rate"] == 1.0 and metrics["oracle/failure_rate"] == 0.0
+        pool.close()
+
+
+def test_probes_that_fail_are_counted(caplog):
+    class Fails(AsyncDesk):
+        async def step(self, action):
+            if action == wrong:
+                raise SystemExit("broken")
+            if action == right:
+                await asyncio.sleep(20)
+            return await super().step(action)
+
+    pool = EnvironmentPool(Fails, max_instances=1, timeout=0.5)
+    (_, (right,)), (_, (wrong,)), (_, (other,)) = pool.oracle.probes(3, seed=0)
+    roles = make_roles(["Future: closed win\nOptimality: Yes", other])
+    metrics = examine_critic(pool, roles, num_probes=3, seed=0)
+    assert metrics["oracle/failure_rate"] == pytest.approx(2 / 3) and metrics["oracle/verdict_yes_rate"] == 1.0
+    assert "An environment failed at given actions: broken" in caplog.text
+    assert "`step` took longer than `environment_timeout=0.5` seconds" in caplog.text
+    pool.close()
 
 
 def test_an_oracle_without_probes(monkeypatch):

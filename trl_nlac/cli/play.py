@@ -27,7 +27,7 @@ from rich.text import Text
 
 from ..agent.agent import NLACAgent
 from ..agent.answers import AgentAction
-from ..environments.base import StepResult, TextEnvironment, describe_error
+from ..environments.base import StepResult, TextEnvironment, describe_error, with_seed
 from ..environments.pool import NO_TASK, EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..episodes.recorder import EpisodeRecorder, checked_reward, checked_step
@@ -60,7 +60,7 @@ def run(words: list[str]) -> None:
     with one_line_errors():
         name, keywords, schemas = pool.route(task)
     if name in pool.seeded:
-        keywords = {"seed": args.seed, **keywords}
+        keywords = with_seed(keywords, args.seed)
     torch.manual_seed(args.seed)
     roles = agent.roles
     recorder = EpisodeRecorder(roles.actions, roles.prompts, task, schemas, roles.options.max_prompt_length)

@@ -145,7 +145,7 @@ class AgentEnvironment(TextEnvironment):
         return 0.0 if reward is None else reward
 
     def close(self) -> None:
-        """End the agent, without waiting for it."""
+        """End the agent, without waiting until it ends itself."""
         run, self._run = self._run, None
         if run is not None:
             run.end(seconds=0.0)
@@ -291,7 +291,7 @@ class _Run:
             self._thread.join(seconds)
             if self._thread.is_alive():
                 self._cancel()
-                self._thread.join(min(seconds, ENDING_SECONDS))
+                self._thread.join(ENDING_SECONDS)
             self._events.put(_End(error=EnvironmentFailure("the agent was stopped")))  # wakes a thread that waits
 
     def _next(self) -> "Request | None":

@@ -58,6 +58,11 @@ def _message_of(error: BaseException, shown: Callable[[str], str]) -> str:
         return f"its message cannot be printed: {type(reason).__name__}"
 
 
+def with_seed(task: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Return the keywords of `reset` with a seed, if they have none: a dataset fills absent ones with `None`."""
+    return task if task.get("seed") is not None else {**task, "seed": seed}
+
+
 @dataclass(frozen=True)
 class Opening:
     """
@@ -107,20 +112,21 @@ class StepResult:
         observation (`str`):
             Text shown to the agent.
         reward (`float`, *optional*, defaults to `0.0`):
-            Reward of this step. Tasks usually pay only at the end.
+            Reward of this step. Tasks usually pay only at the end. Of several conversations, it goes to that of the
+            observation, and to all of them if the step terminates the episode.
         terminated (`bool`, *optional*, defaults to `False`):
             The task ended by its own rules; the score is final.
         truncated (`bool`, *optional*, defaults to `False`):
             The episode was cut off from outside; its future is still open.
         info (`dict[str, Any]`, *optional*):
-            Further information. Not shown to the agent.
+            Further information, as other libraries give it. Nothing here reads it.
         words (`str`, *optional*):
             What a user says after the results of tools that are the observation.
         conversation (`int` or [`Opening`], *optional*):
-            Where the policy is asked next, if not in the conversation of the action: the number of another one, in the
-            order of their beginnings, which the observation then belongs to, while that of the action waits for its
-            observation; or the opening of a new one, where an observation, if there is any, belongs to that of the
-            action and ends it.
+            Where the policy is asked next. `None`: in the same conversation. A number: in that earlier conversation (0
+            is the first), to which the observation belongs; the answered one waits for its own observation. An
+            [`Opening`]: in a new conversation; a non-empty observation is then the last one of the answered
+            conversation.
     """
 
     observation: str

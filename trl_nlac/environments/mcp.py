@@ -14,6 +14,7 @@
 
 """Servers of the Model Context Protocol, whose tools actions call."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Union
@@ -40,7 +41,8 @@ class MCPEnvironment(TextEnvironment):
     observation. One of the connection is a failure of the environment. The reward is that of `reward_funcs`, unless
     `score` gives one.
 
-    Each instance has a session of its own, and with a command a server of its own.
+    Each instance has a session of its own, and with a command a server of its own. An episode gets new ones if a tool
+    was called in them before. A server with a URL is not started again: what it keeps beyond a session stays.
 
     Args:
         server (`str` or `mcp.StdioServerParameters`):
@@ -49,6 +51,9 @@ class MCPEnvironment(TextEnvironment):
             System message. Empty for none.
         score (`Callable[[dict[str, Any], str], float]`, *optional*):
             Scores an episode by its task and the final answer, which is empty where there is none.
+        keeps_server (`bool`, *optional*, defaults to `False`):
+            Whether episodes follow one another in one session, at one server. It saves the time of a start where calls
+            change nothing that later ones can see.
 
     Raises:
         ImportError: If mcp is not installed.
@@ -69,26 +74,25 @@ class MCPEnvironment(TextEnvironment):
         server: Union[str, "StdioServerParameters"],
         instructions: str = "",
         score: Callable[[dict[str, Any], str], float] | None = None,
+        keeps_server: bool = False,
     ):
         try:
             from anyio.from_thread import start_blocking_portal
         except ImportError as error:
             raise ImportError("MCPEnvironment needs mcp: `pip install mcp`.") from error
+        self.server = server
         self.instructions = instructions
         self.score = score
+        self.keeps_server = keeps_server
         self.pays = score is not None
         self._task: dict[str, Any] = {}
         self._answer = ""
         self._closing = ExitStack()
-        try:
-            # The session lives in one task of an event loop of its own.
-            self._portal = self._closing.enter_context(start_blocking_portal())
-            self._session = self._closing.enter_context(self._portal.wrap_async_context_manager(_connected(server)))
-            tools = self._portal.call(_all_tools, self._session)
-        except BaseException as error:
-            self._closing.close()
-            raise EnvironmentFailure(f"the MCP server {server!r:.200} cannot be used: {_reason(error)}") from error
-        self.tool_schemas = [_schema(tool.model_dump(by_alias=True)) for tool in tools]
+        # Each session lives in one task of an event loop of its own. One that still begins is cancelled at the end.
+        self._portal = self._closing.enter_context(start_blocking_portal())
+        self._closing.callback(self._portal.call, self._portal.stop, True)
+        self._connection = self._closing.enter_context(ExitStack())
+        self._connect()
 
     def reset(self, prompt: str | list[Message], **task) -> list[Message]:
         """
@@ -99,7 +103,12 @@ class MCPEnvironment(TextEnvironment):
                 What the agent is asked.
             **task:
                 Other columns of the dataset, for `score`.
+
+        Raises:
+            EnvironmentFailure: If the server cannot be reached again.
         """
+        if self._is_used and not self.keeps_server:
+            self._connect()
         self._task, self._answer = {"prompt": prompt, **task}, ""
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         return [{"role": "system", "content": self.instructions}, *messages] if self.instructions else messages
@@ -120,20 +129,36 @@ class MCPEnvironment(TextEnvironment):
         """End the session, and a server that was started."""
         self._closing.close()
 
+    def _connect(self) -> None:
+        """Begin a session in place of the last one, with a command at a new server, and list its tools."""
+        try:
+            self._connection.close()
+            connected = self._portal.wrap_async_context_manager(_connected(self.server))
+            self._session = self._connection.enter_context(connected)
+            tools = self._portal.call(_all_tools, self._session)
+        except BaseException as error:
+            self._closing.close()
+            message = f"the MCP server {self.server!r:.200} cannot be used: {_reason(error)}"
+            raise EnvironmentFailure(message) from error
+        self.tool_schemas = [_schema(tool.model_dump(by_alias=True)) for tool in tools]
+        self._is_used = False
+
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         if name not in [schema["function"]["name"] for schema in self.tool_schemas]:
             return str({"error": f"Tool {name} not found."})
         from mcp import McpError
 
+        self._is_used = True
         try:
             result = self._portal.call(self._session.call_tool, name, arguments)
         except Exception as error:
             if isinstance(error, McpError) and error.error.code not in _LOST:
                 return str({"error": error.error.message})
             raise EnvironmentFailure(f"the MCP server does not answer a call of {name}: {_reason(error)}") from error
-        result = result.model_dump(by_alias=True)
-        parts = [part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in result["content"]]
-        text = "\n".join(parts)
+        result = result.model_dump(mode="json", by_alias=True)
+        text = "\n".join(_text_of(part) for part in result["content"])
+        if not result["content"] and result["structuredContent"] is not None:
+            text = json.dumps(result["structuredContent"], ensure_ascii=False)
         return str({"error": text}) if result["isError"] else text
 
 
@@ -166,6 +191,17 @@ def _schema(tool: dict[str, Any]) -> dict[str, Any]:
     """Write a tool in the form of chat templates."""
     described = {"name": tool["name"], "description": tool["description"] or "", "parameters": tool["inputSchema"]}
     return {"type": "function", "function": described}
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    """Return the text of a part of a result, the address of a resource that it names, or else what it is."""
+    if part["type"] == "text":
+        return part["text"]
+    if part["type"] == "resource_link":
+        return part["uri"]
+    if part["type"] == "resource" and "text" in part["resource"]:
+        return part["resource"]["text"]
+    return f"[{part['type']}]"
 
 
 def _reason(error: BaseException) -> str:

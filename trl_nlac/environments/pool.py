@@ -20,8 +20,9 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
@@ -30,7 +31,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from ..terminal import shown
-from .base import EnvironmentFailure, Oracle, PlainEnvironment, TextEnvironment, describe_error
+from .base import EnvironmentFailure, Oracle, PlainEnvironment, TextEnvironment, describe_error, with_seed
 from .gym import GymEnvironment, is_gym
 from .process import ProcessEnvironment
 from .trl_env import ToolEnvironment
@@ -39,6 +40,7 @@ from .worker import EnvironmentWorker
 
 NO_TASK = {"prompt": [{"role": "user", "content": ""}]}  # dataset row for an environment that has its own data
 CLOSING_SECONDS = 10.0  # how long to wait for environments to close
+CLOSING_INTERVAL = 0.02  # s, after which one that waits for the place of another looks again
 EnvironmentFactory = Callable[[], Any]
 Mover = Callable[[Callable[[], TextEnvironment]], TextEnvironment]  # plays elsewhere what the function makes
 
@@ -62,7 +64,8 @@ class EnvironmentPool:
         tools (`list[Callable]`, *optional*):
             Standalone tools, with or without a TRL environment.
         max_instances (`int`, *optional*):
-            Maximum number of instances at the same time. If `None`, one for each episode.
+            Maximum number of instances at the same time, with those that are closing: each of these counts for at most
+            `CLOSING_SECONDS`. If `None`, one for each episode.
         timeout (`float`, *optional*):
             Seconds after which a call of an instance, its factory included, counts as hanging. If `None`, never.
         workers (`str`, *optional*, defaults to `"thread"`):
@@ -121,8 +124,8 @@ class EnvironmentPool:
         self._blocking: set[str] = set()  # names of environments that blocked the event loop that all share
         self._moved: set[EnvironmentWorker] = set()  # instances that came from that loop to one of their own
         self._workers_of: weakref.WeakValueDictionary[int, EnvironmentWorker] = weakref.WeakValueDictionary()  # by id
-        self._killers: list[threading.Thread] = []  # threads that close instances that hang
-        weakref.finalize(self, _close, self._workers, self._killers)  # also runs when the program ends
+        self._closers: dict[threading.Thread, float] = {}  # that close discarded instances; when each stops counting
+        weakref.finalize(self, _close, self._workers, self._closers)  # also runs when the program ends
         examples: dict[str, TextEnvironment] = {}
         for name, factory in self._factories.items():
             if not callable(factory):
@@ -201,11 +204,22 @@ class EnvironmentPool:
             TimeoutError: If it takes longer than `timeout`.
         """
         name, keywords, _ = self.route(task)
-        keywords = {"seed": 0, **keywords} if name in self.seeded else keywords
-        worker = self.acquire(name)
-        observation = self.finish(worker, lambda environment: environment.reset(**deepcopy(keywords)), "`reset`")
+        keywords = with_seed(keywords, 0) if name in self.seeded else keywords
+        with self.lend(name) as worker:
+            return self.finish(worker, lambda environment: environment.reset(**deepcopy(keywords)), "`reset`")
+
+    @contextmanager
+    def lend(self, name: str) -> Iterator[EnvironmentWorker]:
+        """Lend an instance outside of any episode, as soon as one is free. It is discarded after an error."""
+        while (worker := self.acquire(name)) is None:
+            time.sleep(CLOSING_INTERVAL)
+        try:
+            yield worker
+        except BaseException:
+            if worker in self._workers:  # it did not hang
+                self.discard(worker)
+            raise
         self.release(worker)
-        return observation
 
     def finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
         """
@@ -221,16 +235,17 @@ class EnvironmentPool:
         return future.result()
 
     def acquire(self, name: str) -> EnvironmentWorker | None:
-        """Return a free or a new instance; `None` while `max_instances` are in use."""
+        """Return a free or a new instance; `None` while `max_instances` are in use or closing."""
         if self._idle[name]:
             return self._idle[name].pop()
-        while self.max_instances is not None and len(self._workers - self._examples) >= self.max_instances:
-            idle = next((workers for workers in self._idle.values() if workers), None)
-            if idle is None:
+        if self.max_instances is not None:
+            while len(self._workers - self._examples) >= self.max_instances:
+                idle = next((workers for workers in self._idle.values() if workers), None)
+                if idle is None:
+                    return None
+                self.discard(idle.pop())  # of another environment, to make room
+            if len(self._workers - self._examples) + self._num_closing >= self.max_instances:
                 return None
-            other = idle.pop()  # of another environment, to make room
-            self.discard(other)
-            other.wait(CLOSING_SECONDS)
         return self._hire(name, self._move)
 
     def release(self, worker: EnvironmentWorker) -> None:
@@ -269,13 +284,16 @@ class EnvironmentPool:
         """Close an instance permanently, without waiting for it. One that hangs may have to be left behind."""
         self._workers.discard(worker)
         self._moved.discard(worker)
-        worker.stop()
+        closer = worker.stop()
         if hangs:
             if worker.blocks_its_loop:
                 self._give_own_loops(worker.name)
             # A new list, as another thread may count at the moment.
             self._hanging = [other for other in self._hanging if other.is_left_behind] + [worker]
-            self._killers[:] = [*(thread for thread in self._killers if thread.is_alive()), worker.kill()]
+            closer = worker.kill()
+        for thread in [thread for thread in self._closers if not thread.is_alive()]:
+            del self._closers[thread]
+        self._closers[closer] = time.monotonic() + CLOSING_SECONDS
 
     def call(self, job: Callable[[], Any], name: str) -> Any:
         """
@@ -298,7 +316,12 @@ class EnvironmentPool:
     def close(self) -> None:
         """Close all instances. New ones are made when they are needed."""
         self._idle.clear()
-        _close(self._workers, self._killers)
+        _close(self._workers, self._closers)
+
+    @property
+    def _num_closing(self) -> int:
+        now = time.monotonic()
+        return sum(thread.is_alive() and now < end for thread, end in self._closers.items())
 
     def _hire(self, name: str, move: Mover | None = None) -> EnvironmentWorker:
         make = partial(_make, self._factories[name], self._tools)
@@ -384,15 +407,18 @@ def _schemas(example: TextEnvironment) -> list[dict[str, Any]]:
         ) from error
 
 
-def _close(workers: set[EnvironmentWorker], killers: list[threading.Thread]) -> None:
-    """End the workers; close those that take longer than `CLOSING_SECONDS` from other threads, `killers`."""
+def _close(workers: set[EnvironmentWorker], closers: dict[threading.Thread, float]) -> None:
+    """
+    End the workers, from other threads those that take longer than `CLOSING_SECONDS`. Wait for these threads and for
+    `closers` for as long.
+    """
     deadline = time.monotonic() + CLOSING_SECONDS
     for worker in workers:
         worker.stop()
     hanging = [worker for worker in workers if not worker.wait(max(0.0, deadline - time.monotonic()))]
-    killers += [worker.kill() for worker in hanging]
+    killers = [worker.kill() for worker in hanging]
     deadline = time.monotonic() + CLOSING_SECONDS
-    for thread in killers:
+    for thread in [*closers, *killers]:
         thread.join(max(0.0, deadline - time.monotonic()))
     workers.clear()
-    killers.clear()
+    closers.clear()

@@ -56,13 +56,17 @@ class RemoteEnvironment(TextEnvironment):
         return self._call("final_reward")
 
     def close(self) -> None:
-        """Close the environment and end its process; at once, if it is in a call."""
-        if self._calling.acquire(blocking=False):
-            try:
-                self._close_host()
-            finally:
-                self._calling.release()
-        self._kill_host()
+        """Close the environment and end its process. If it is in a call, it is closed from another thread there."""
+        try:
+            if self._calling.acquire(blocking=False):
+                try:
+                    self._close_host()
+                finally:
+                    self._calling.release()
+            else:
+                self._close_host_in_call()
+        finally:
+            self._kill_host()
 
     @abstractmethod
     def _ask_host(self, request: bytes) -> bytes:
@@ -76,6 +80,10 @@ class RemoteEnvironment(TextEnvironment):
     @abstractmethod
     def _close_host(self) -> None:
         """Let the host close the environment, for up to `CLOSING_SECONDS`. It can be gone already."""
+
+    @abstractmethod
+    def _close_host_in_call(self) -> None:
+        """The same for a host that is in a call."""
 
     @abstractmethod
     def _kill_host(self) -> None:
@@ -110,9 +118,12 @@ class ProcessEnvironment(RemoteEnvironment):
             loaded = [name for name in sys.modules if name.startswith(f"{package}.") and "vllm" not in name]
             context.set_forkserver_preload([__name__, *loaded])
         self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other_end, cloudpickle.dumps(make)), daemon=True)
+        closing, self._closing = context.Pipe(duplex=False)  # for one that is in a call
+        arguments = (other_end, closing, cloudpickle.dumps(make))
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
-        other_end.close()  # so that the end of the process is seen
+        for end in (other_end, closing):
+            end.close()  # so that the end of the process is seen
 
     def _ask_host(self, request: bytes) -> bytes:
         try:
@@ -125,8 +136,14 @@ class ProcessEnvironment(RemoteEnvironment):
             ) from lost
 
     def _close_host(self) -> None:
+        self._end_by(self._connection)
+
+    def _close_host_in_call(self) -> None:
+        self._end_by(self._closing)
+
+    def _end_by(self, connection: Connection) -> None:
         try:
-            self._connection.send_bytes(cloudpickle.dumps(None))
+            connection.send_bytes(cloudpickle.dumps(None))
             self._process.join(CLOSING_SECONDS)
         except OSError:
             pass
@@ -176,14 +193,15 @@ class Host:
             finish(self._environment.close())
 
 
-def _serve(connection: Connection, pickled_make: bytes) -> None:
-    """Let a host answer, until the last call or the end of the caller."""
+def _serve(connection: Connection, closing: Connection, pickled_make: bytes) -> None:
+    """Let a host answer, until the last call, a message in `closing` or the end of the caller."""
     # Signals are for the trainer, which plays episodes to their end. SIGTERM gets a handler, which, unlike that it is
     # ignored, programs do not inherit that the environment starts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     threading.Thread(target=_end_with_caller, daemon=True).start()
     host = Host(pickled_make)
+    threading.Thread(target=_close_in_call, args=(closing, host), daemon=True).start()
     while True:
         try:
             request = connection.recv_bytes()
@@ -196,6 +214,19 @@ def _serve(connection: Connection, pickled_make: bytes) -> None:
         except OSError:
             break
     host.close()
+
+
+def _close_in_call(closing: Connection, host: Host) -> None:
+    """Close the environment and end this process, although it is in a call, as soon as the caller says so."""
+    try:
+        closing.recv_bytes()
+    except (EOFError, OSError):  # the caller is gone
+        return
+    try:
+        host.close()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
 
 
 def _end_with_caller() -> None:

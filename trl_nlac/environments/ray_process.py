@@ -30,6 +30,15 @@ def connect() -> None:
         ray.init(include_dashboard=False)
 
 
+@ray.remote(concurrency_groups={"closing": 1})
+class _Host(Host):
+    """A host that can be closed in a call, from another thread."""
+
+    @ray.method(concurrency_group="closing")
+    def close_in_call(self) -> None:
+        self.close()
+
+
 class RayEnvironment(RemoteEnvironment):
     """
     Plays an environment in a Ray actor. The machines of the cluster are taken in turn.
@@ -42,7 +51,7 @@ class RayEnvironment(RemoteEnvironment):
     def __init__(self, make: Callable[[], TextEnvironment]):
         super().__init__()
         # It reserves no processor: actors that found none free would wait, and count as hanging.
-        actor = ray.remote(Host).options(num_cpus=0, scheduling_strategy="SPREAD")
+        actor = _Host.options(num_cpus=0, scheduling_strategy="SPREAD")
         self._actor = actor.remote(cloudpickle.dumps(make))
 
     def _ask_host(self, request: bytes) -> bytes:
@@ -52,8 +61,15 @@ class RayEnvironment(RemoteEnvironment):
             raise EnvironmentFailure("the Ray actor of the environment has died") from lost
 
     def _close_host(self) -> None:
+        self._wait_for(self._actor.close.remote())
+
+    def _close_host_in_call(self) -> None:
+        self._wait_for(self._actor.close_in_call.remote())
+
+    @staticmethod
+    def _wait_for(closing: ray.ObjectRef) -> None:
         try:
-            ray.get(self._actor.close.remote(), timeout=CLOSING_SECONDS)
+            ray.get(closing, timeout=CLOSING_SECONDS)
         except (GetTimeoutError, RayActorError):
             pass
 

@@ -28,8 +28,8 @@ from .base import EnvironmentFailure, Message, StepResult, TextEnvironment, obse
 class ToolEnvironment(TextEnvironment):
     """
     Plays an environment written for [`~trl.GRPOTrainer`]: `reset(**row)`, public methods as tools, and optionally
-    `get_reward()`. All but `reset` can be asynchronous. `_close()`, if defined, is called at the end, and `_is_done()`
-    after the calls of each turn: where it is true, the episode ends there, without a final answer.
+    `get_reward()`. All can be asynchronous. `_close()`, if defined, is called at the end, and `_is_done()` after the
+    calls of each turn: where it is true, the episode ends there, without a final answer.
 
     An action that is a tool call, `{"name": ..., "arguments": {...}}`, or a list of tool calls, calls the tools in
     turn. As in TRL, an exception in one becomes an observation, except for [`EnvironmentFailure`], and any other
@@ -65,11 +65,11 @@ class ToolEnvironment(TextEnvironment):
 
     def reset(self, prompt: str | list[Message] | None = None, **task) -> list[Message]:
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        messages = [{**message, "content": _as_text(message["content"])} for message in messages]
+        messages = [{**message, "content": _prompt_text(message["content"])} for message in messages]
         row = task if prompt is None else {"prompt": prompt, **task}
-        observation = None if self.environment is None else self.environment.reset(**row)
+        observation = None if self.environment is None else finish(self.environment.reset(**row))
         last = messages[-1]
-        messages[-1] = {**last, "content": f"{last['content']}{_as_text(observation)}"}
+        messages[-1] = {**last, "content": f"{last['content']}{_prompt_text(observation)}"}
         return messages
 
     def step(self, action: str) -> StepResult:
@@ -100,10 +100,13 @@ class ToolEnvironment(TextEnvironment):
             return self.environment._close()
 
 
+def _prompt_text(content: Any) -> str:
+    """Return the text of what belongs to a prompt: empty for `None`, otherwise that of an observation."""
+    return "" if content is None else _as_text(content)
+
+
 def _as_text(observation: Any) -> str:
-    """Return the text of an observation: empty for `None`, joined for content blocks, for the rest Python's own."""
-    if observation is None:
-        return ""
+    """Return the text of an observation: joined for content blocks, for the rest Python's own, as in TRL."""
     if isinstance(observation, list) and observation and all(_is_block(part) for part in observation):
         return "\n".join(block["text"] for block in observation if block["type"] == "text")
     return str(observation)

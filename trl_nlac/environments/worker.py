@@ -69,9 +69,10 @@ class EnvironmentWorker:
         self._jobs.put((job, future))
         return future
 
-    def stop(self) -> None:
-        """Close the instance once its current job is done. No job can follow."""
+    def stop(self) -> threading.Thread:
+        """Close the instance once its current job is done. No job can follow. Return the thread that closes it."""
         self._jobs.put(None)
+        return self._thread
 
     @property
     def blocks_its_loop(self) -> bool:
@@ -134,11 +135,11 @@ class EnvironmentWorker:
         self._close()
 
     def _close(self) -> None:
-        with self._closing:
+        with self._closing:  # the second thread waits until the first has closed it
             environment, self.environment = self.environment, None
-        try:
-            if environment is not None:
-                finish(environment.close())
-        except BaseException as error:  # see above
-            logger.warning("An environment could not be closed.\n%s", printable_traceback(error))
+            try:
+                if environment is not None:
+                    finish(environment.close())
+            except BaseException as error:  # see above
+                logger.warning("An environment could not be closed.\n%s", printable_traceback(error))
         self._own_loop.retire()

@@ -33,7 +33,7 @@ from ..chat.tool_calls import (
     with_text,
 )
 from ..prompts import NLACPrompts
-from ..types import SPEAKERS, Episode, Message, Transition
+from ..types import SPEAKERS, Episode, Message, Transition, text_of
 from .recorder import Recorder
 
 
@@ -286,12 +286,3 @@ def read_action(
     if actions.calls_tools:
         return call_message(calls, content) | thought, action
     return {"role": "assistant", "content": actions.text(action, " ".join(content.split()))} | thought, action
-
-
-def text_of(message: Message) -> str | None:
-    """The text of a message; `None` if its content is not text."""
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        parts = [part.get("text") for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
-    return content if isinstance(content, str) else None

@@ -27,7 +27,7 @@ from ..environments.base import Opening, StepResult, TextEnvironment, describe_e
 from ..method.states import forgetful_task, opening_ids, opening_messages
 from ..prompts import NLACPrompts
 from ..terminal import shown
-from ..types import Episode, Message, Prompt, Turn
+from ..types import Episode, Message, Prompt, Turn, text_of
 
 
 MAX_REWARD = 3e38  # nearly that of a float32
@@ -135,6 +135,8 @@ class Recorder:
 
     def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
         """Record `action`, answered as `text` and `token_ids`, and its result; `None` if it could not be parsed."""
+        if self.turns and not self.turns[-1].next_observation:  # the policy saw an empty observation, and answered it
+            self.completion_messages += self.actions.replies(self.turns[-1].action, "")
         remembered = self.actions.remembered(token_ids, action)
         self.take(action or "", remembered, result.observation, result.reward, result.words)
         self.sampled_ids += token_ids
@@ -249,7 +251,8 @@ class Recorder:
 class EpisodeRecorder:
     """
     Record one episode as it happens. It is one conversation, unless the environment opens others, see
-    [`~environments.StepResult`]; each is then an episode of its own, and all share the final reward.
+    [`~environments.StepResult`]; each is then an episode of its own. All share the final reward and that of the step
+    that terminates the episode.
 
     Args:
         *args, **kwargs:
@@ -308,6 +311,9 @@ class EpisodeRecorder:
             MalformedResult: If the result belongs to a conversation that does not wait for it, or opens none.
             ValueError: If it opens one that is too long, or the chat template cannot show it.
         """
+        final_reward = 0.0
+        if result.terminated:
+            result, final_reward = replace(result, reward=0.0), result.reward
         answer = (action, text, token_ids)
         self._waiting[self._current] = answer, 0.0
         if isinstance(result.conversation, Opening):
@@ -324,6 +330,7 @@ class EpisodeRecorder:
         if result.terminated or result.truncated:
             self._close_waiting()
             self._end(result.terminated)
+            self.add_reward(final_reward)
 
     def _observe(self, number: int, result: StepResult) -> None:
         if number not in self._waiting:
@@ -384,17 +391,33 @@ def checked_opening(observation: Any) -> Opening:
     """
     tools = observation.tools if isinstance(observation, Opening) else None
     observation = observation.messages if isinstance(observation, Opening) else observation
-    messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
-    are_messages = [isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages]
-    if not messages or not all(are_messages):
+    is_list = isinstance(observation, list)
+    messages = observation if is_list else [{"role": "user", "content": checked_text(observation)}]
+    if not messages or not all(_is_message(message) for message in messages):
         raise MalformedResult("observation", "`reset` returned a list, expected messages with `role` and `content`")
-    contents = [checked_text(message["content"]) for message in messages]
+    contents = [_checked_content(message) for message in messages]
     try:
         copies = json.loads(json.dumps([{**message, "content": ""} for message in messages]))
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedResult("observation", f"a message of `reset` cannot be stored: {error}") from error
     messages = [{**message, "content": content} for message, content in zip(copies, contents, strict=True)]
     return Opening(messages, _checked_tools(tools))
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and "role" in message and ("content" in message or "tool_calls" in message)
+
+
+def _checked_content(message: Message) -> str:
+    """Return the text of a message, as logs have it: calls of tools can be without one."""
+    if message.get("tool_calls") and message.get("content") is None:
+        return ""
+    text = text_of(message)
+    if text is None:
+        found = type(message.get("content")).__name__
+        reason = f"the content of a message of `reset` is {found}, expected text or blocks of text"
+        raise MalformedResult("observation", reason)
+    return checked_text(text)
 
 
 def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:

@@ -15,6 +15,7 @@
 """Reward functions in TRL's form, for environments that give no rewards."""
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -35,6 +36,8 @@ from ..terminal import shown
 from ..types import Message
 from .recorder import Recorder, checked_reward
 
+
+logger = logging.getLogger(__name__)
 
 RewardFunc = Callable[..., list[float | None]]
 
@@ -111,7 +114,7 @@ def load_rewards(
                 f"`environment_workers='{environment_workers}'` keeps in other processes. Use 'thread', or give the "
                 "reward in the environment."
             )
-    return EpisodeRewards(reward_funcs, weights, context)
+    return EpisodeRewards(reward_funcs, weights, context, environment_pays)
 
 
 class RewardModel:
@@ -216,6 +219,9 @@ class EpisodeRewards:
             Their weights. If `None`, 1 each.
         context (`Callable[[], dict[str, Any]]`, *optional*):
             Returns additional arguments for the functions.
+        environment_pays (`bool`, *optional*, defaults to `False`):
+            Whether the environment gives rewards, too. If not, an episode to which no function gives one is reported,
+            once.
 
     Raises:
         ValueError: If there are not as many weights as functions.
@@ -226,14 +232,17 @@ class EpisodeRewards:
         reward_funcs: list[RewardFunc],
         reward_weights: list[float] | None = None,
         context: Callable[[], dict[str, Any]] = dict,
+        environment_pays: bool = False,
     ):
         if reward_weights is not None and len(reward_weights) != len(reward_funcs):
             raise ValueError(
                 f"`reward_weights` has {len(reward_weights)} entries for {len(reward_funcs)} reward functions."
             )
         self.reward_funcs = reward_funcs
+        self.names = _numbered([get_callable_name(reward_func) for reward_func in reward_funcs])
         self.context = context
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
+        self._reports_none = not environment_pays
 
     def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
         """
@@ -264,17 +273,18 @@ class EpisodeRewards:
             EnvironmentFailure: If a function raises, returns something else than one reward for each episode, or logs
                 another number of values, or if the sum of an episode's rewards is not finite.
         """
-        columns = {name: [task[name] for task in tasks] for name in tasks[0] if name not in ("prompt", "completion")}
+        names = {name: None for task in tasks for name in task if name not in ("prompt", "completion")}
+        columns = {name: [task.get(name) for task in tasks] for name in names}
         totals = [0.0] * len(tasks)
         notes: dict[str, list[Any]] = {}
         failures: dict[int, EnvironmentFailure] = {}
+        without_reward = set(range(len(tasks)))
 
         def log_extra(column: str, values: list[Any]) -> None:
             values = _one_for_each(values, len(tasks), f"values in `log_extra({column!r}, ...)`")
             notes[str(column)] = [_noted(value) for value in values]
 
-        for reward_func, weight in zip(self.reward_funcs, self.reward_weights, strict=True):
-            name = get_callable_name(reward_func)
+        for name, reward_func, weight in zip(self.names, self.reward_funcs, self.reward_weights, strict=True):
             try:
                 own = {
                     "prompts": prompts,
@@ -291,13 +301,23 @@ class EpisodeRewards:
                 rewards = [None if i in failed else _checked_reward(reward) for i, reward in enumerate(returned)]
                 for i, reward in enumerate(rewards):
                     if reward is not None and not math.isnan(reward):
+                        without_reward.discard(i)
                         totals[i] = checked_reward(totals[i] + weight * reward)
             except BaseException as error:  # one that calls sys.exit must not end the run
                 raise EnvironmentFailure(f"the reward function `{name}` failed: {describe_error(error)}") from error
             notes[f"rewards/{name}"] = rewards
+        if self._reports_none and without_reward - failures.keys():
+            self._reports_none = False
+            functions = ", ".join(self.names)
+            logger.warning("None of `reward_funcs` (%s) gave an episode a reward. It counts as 0.", functions)
         return [
             Score(total, {name: notes[name][i] for name in notes}, failures.get(i)) for i, total in enumerate(totals)
         ]
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """Return names with a number where one is not the only of its kind."""
+    return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def _one_for_each(values: Any, number: int, what: str) -> list[Any]:
@@ -324,6 +344,8 @@ def _checked_reward(reward: Any) -> float | None:
 def _noted(value: Any) -> Any:
     """Return what a function logged as JSON can hold it: anything odd as text."""
     try:
-        return json.loads(json.dumps(value.tolist() if isinstance(value, np.generic | torch.Tensor) else value))
+        value = json.loads(json.dumps(value.tolist() if isinstance(value, np.generic | torch.Tensor) else value))
+        json.dumps(value, ensure_ascii=False).encode()  # fails where a text has half a character
+        return value
     except Exception:
         return shown(value)

@@ -33,15 +33,31 @@ import torch
 from tqdm.auto import tqdm
 
 from ..chat.actions import ActionFormat
-from ..environments.base import EnvironmentFailure, Opening, PolicyAnswer, StepResult, TextEnvironment
-from ..environments.pool import EnvironmentPool
+from ..environments.base import (
+    EnvironmentFailure,
+    Opening,
+    PolicyAnswer,
+    StepResult,
+    TextEnvironment,
+    describe_error,
+    with_seed,
+)
+from ..environments.pool import CLOSING_INTERVAL, EnvironmentPool
 from ..environments.worker import EnvironmentWorker
 from ..event_loop import DaemonThreads, finish
 from ..method.randomness import seeded
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
 from ..types import Answer, Episode, Prompt
-from .recorder import EpisodeRecorder, MalformedResult, Recorder, checked_opening, checked_reward, checked_step
+from .recorder import (
+    EpisodeRecorder,
+    MalformedResult,
+    Recorder,
+    checked_opening,
+    checked_reward,
+    checked_step,
+    replay_actions,
+)
 from .rewards import EpisodeRewards
 
 
@@ -101,7 +117,7 @@ def play_episodes(
         name, keywords, tool_schemas = pool.route(task)
         rng = random.Random(f"{seed} {i}")
         if name in pool.seeded:
-            keywords = {"seed": rng.getrandbits(31), **keywords}
+            keywords = with_seed(keywords, rng.getrandbits(31))
         recorder = EpisodeRecorder(roles.actions, roles.prompts, task, tool_schemas, roles.options.max_prompt_length)
         games.append(_Game(i, name, keywords, recorder, rng))
     size = len(games) if rewards is None or pool.max_instances is None else pool.max_instances
@@ -116,6 +132,25 @@ def play_episodes(
     return [game.recorder.episode() for game in games]
 
 
+def replay(pool: EnvironmentPool, roles: Roles, task: dict[str, Any], action_texts: list[str]) -> Episode | None:
+    """
+    Record the episode in which an instance of the pool gets the given actions, as if the policy had sampled them.
+
+    Returns:
+        `Episode`, *optional*: `None` if the environment failed, which is logged.
+    """
+    name, keywords, tool_schemas = pool.route(task)
+    keywords = with_seed(keywords, 0) if name in pool.seeded else keywords
+    try:
+        with pool.lend(name) as worker:
+            instance = _Lent(pool, worker, keywords, tool_schemas)
+            return replay_actions(instance, task, action_texts, roles.actions, roles.prompts)
+    except (Exception, SystemExit) as error:
+        pool.last_failure = printable_traceback(error)
+        logger.warning("An environment failed at given actions: %s", printable(describe_error(error)))
+        return None
+
+
 def check_prompt_length(pool: EnvironmentPool, roles: Roles) -> None:
     """
     Check that at least an empty task fits into a prompt of the policy.
@@ -125,6 +160,27 @@ def check_prompt_length(pool: EnvironmentPool, roles: Roles) -> None:
     """
     limit = roles.options.max_prompt_length
     Recorder(roles.actions, roles.prompts, {}, pool.example.tool_schemas, limit).begin("")
+
+
+class _Lent(TextEnvironment):
+    """An instance of a pool with a task. Its methods run in its own thread, within the time limit."""
+
+    def __init__(
+        self,
+        pool: EnvironmentPool,
+        worker: EnvironmentWorker,
+        keywords: dict[str, Any],
+        tool_schemas: list[dict[str, Any]],
+    ):
+        self.tool_schemas = tool_schemas
+        self._finish = partial(pool.finish, worker)
+        self._keywords = keywords
+
+    def reset(self, **task) -> Opening:
+        return self._finish(partial(reset, keywords=self._keywords), "`reset`")
+
+    def step(self, action: str) -> StepResult:
+        return self._finish(partial(step, action=action), "`step`")
 
 
 @contextmanager
@@ -202,14 +258,14 @@ class _Rollout:
         """Wait for the environments until there are enough states to answer."""
         self._start()
         patience_ends = math.inf
-        while self.busy:
+        while self.busy or (self.pending and not self.waiting):  # pending ones can wait for an instance that closes
             now = time.monotonic()
             if self.waiting:
                 patience_ends = min(patience_ends, now + self.patience)
-            until = min(patience_ends, *(game.deadline for game in self.busy))
-            longest = threading.TIMEOUT_MAX
+            until = min([patience_ends, *(game.deadline for game in self.busy)])
+            longest = CLOSING_INTERVAL if self.pending else threading.TIMEOUT_MAX
             if self.stopping is not None:
-                longest = STOPPING_INTERVAL
+                longest = min(longest, STOPPING_INTERVAL)
                 if self.stopping.is_set():
                     raise InterruptedError("Playing was given up.")
             try:

@@ -169,8 +169,8 @@ _MAX_TOO_LONG_RATIO = 0.2
 class FormatMonitor:
     """
     Warn when most answers of a role cannot be read, or most answers are cut off, or many prompts are too long to be
-    answered. None of it is ever trained on. A model
-    that never could play a role does not forget it, so [`HealthMonitor`] is silent.
+    answered. None of it is ever trained on. [`HealthMonitor`] is silent about a model that could never play a role, as
+    it forgets nothing.
 
     Args:
         max_completion_length (`int`):

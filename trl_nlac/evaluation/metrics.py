@@ -202,10 +202,12 @@ def why_not_comparable(metrics: dict[str, float], metric: str, max_failure_rate:
     Returns:
         `str` or `None`: the reason; `None` if there is none.
     """
-    for name, rate in metrics.items():
-        dataset = name.removesuffix("environment/failure_rate")
-        if name == dataset or not eval_name(metric).startswith(dataset):
-            continue
+    failure_rate = "environment/failure_rate"
+    evaluated = [name.removesuffix(failure_rate) for name in metrics if name.endswith(failure_rate)]
+    named = [dataset for dataset in evaluated if eval_name(metric).startswith(dataset)]
+    if named:
+        dataset = max(named, key=len)  # the name of one can begin with that of another
+        rate = metrics[f"{dataset}{failure_rate}"]
         if rate > max_failure_rate:
             return f"the environment failed in {rate:.0%} of its episodes"
         if f"{dataset}episode/success_rate" not in metrics:

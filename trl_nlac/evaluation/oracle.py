@@ -18,7 +18,7 @@ from functools import partial
 
 from ..environments.base import Oracle
 from ..environments.pool import EnvironmentPool
-from ..episodes.recorder import replay_actions
+from ..episodes.rollout import replay
 from ..generation.base import Sampling
 from ..method.critic import critiques
 from ..method.refinement import Attempt, refinement_rounds
@@ -72,14 +72,12 @@ def judge_refinements(
 
 def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int, seed: int) -> dict[str, float]:
     """
-    Compute [`oracle_metrics`] of greedy critiques and refinements of the oracle's probes, and the share of critiques
-    that can be read. An oracle without probes has none of them.
+    Compute [`oracle_metrics`] of greedy critiques and refinements of the oracle's probes, the share of critiques that
+    can be read, and the share of probes at which the environment failed. An oracle without probes has none of them.
     """
     oracle = environments.oracle
-    transitions = []
-    for task, action_texts in oracle.probes(num_probes, seed):
-        episode = replay_actions(environments.example, task, action_texts, roles.actions, roles.prompts)
-        transitions.append(Transition(episode, len(episode.turns) - 1))
+    episodes = [replay(environments, roles, task, actions) for task, actions in oracle.probes(num_probes, seed)]
+    transitions = [Transition(episode, len(episode.turns) - 1) for episode in episodes if episode is not None]
     greedy = {name: Sampling(roles.samplings[name].max_tokens, temperature=0.0) for name in ("critique", "refine")}
     rounds = refinement_rounds(
         roles,
@@ -93,5 +91,9 @@ def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int,
         for i, (first,) in rounds.items()
         if first.critique.parsed is not None
     ]
-    readable = {"oracle/readable_rate": len(judged) / len(transitions)} if transitions else {}
-    return {**oracle_metrics(oracle, judged), **readable}
+    metrics = oracle_metrics(oracle, judged)
+    if transitions:
+        metrics["oracle/readable_rate"] = len(judged) / len(transitions)
+    if episodes:
+        metrics["oracle/failure_rate"] = episodes.count(None) / len(episodes)
+    return metrics

@@ -21,7 +21,9 @@ from helpers.testing_utils import make_roles
 from trl_nlac.environments import RoomsWorld
 from trl_nlac.environments.embedded import make_environment, make_tasks
 from trl_nlac.environments.embedded.rooms import DOORS
+from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.recorder import replay_actions
+from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.types import Transition
 
 
@@ -66,6 +68,29 @@ class TestRooms:
         assert sum(successors.values()) == pytest.approx(1)
         assert successors[f"{world.doors[room, door]} 3"] == pytest.approx(0.7 + 0.3 / 7)
         assert 0 < world.action_value(room, 4, door) < 1
+
+    def test_houses_with_slips(self):
+        """They are those without; each episode has slips of its own, which its seed decides."""
+        plain, world = RoomsWorld.from_seed(0), RoomsWorld.from_seed(0, slip=0.3)
+        assert world.doors == plain.doors and world.slip == 0.3
+        assert min(world.value(room, 4) for room in world.rooms) < 0.99
+        start, door = next(key for key, place in world.doors.items() if place not in ("trap", "treasure"))
+        environment = make_environment(world)
+        assert environment.takes_seed and not make_environment(plain).takes_seed
+
+        def first_room(environment, seed):
+            environment.reset(start=start, seed=seed)
+            return environment.step(f"take {door}").observation
+
+        reached = [first_room(environment, seed) for seed in range(20)]
+        assert reached == [first_room(make_environment(world), seed) for seed in range(20)] and len(set(reached)) > 2
+        roles = make_roles(f"take {door}", max_turns=1)
+        episodes = play_episodes(EnvironmentPool(lambda: make_environment(world)), [{"start": start}] * 20, roles)
+        assert len({episode.turns[0].next_observation for episode in episodes}) > 2
+
+    def test_houses_that_cannot_be_found(self):
+        with pytest.raises(ValueError, match="houses with num_rooms=8 and {'trap_rate': 1.0} .* Choose another"):
+            RoomsWorld.from_seed(0, trap_rate=1.0)
 
     def test_wasted_time(self):
         environment = make_environment(RoomsWorld.from_seed(0))

@@ -32,6 +32,7 @@ from .names import ROOMS_OF_NEW_WORLDS
 
 DOORS = ("red", "blue", "green", "gold")
 TRAP, TREASURE = "trap", "treasure"
+MAX_DRAWS = 500  # of houses; for those of the default size, a handful is enough
 TOOL = {
     "type": "function",
     "function": {
@@ -78,18 +79,25 @@ class RoomsWorld:
         return cls(doors, **kwargs)
 
     @classmethod
-    def from_seed(cls, seed: int, num_rooms: int = 8, **kwargs) -> "RoomsWorld":
+    def from_seed(cls, seed: int, num_rooms: int = 8, slip: float = 0.0, **kwargs) -> "RoomsWorld":
         """
-        Draw a house that can be won from every room and that a uniformly random agent wins 10 to 20 % of the time. The
-        embedded model has never seen its room names with fixed doors.
+        Draw a house that, without slips, can be won from every room and that a uniformly random agent then wins 10 to
+        20 % of the time. The embedded model has never seen its room names with fixed doors.
+
+        Raises:
+            ValueError: If no such house is found.
         """
         rng = random.Random(f"rooms {seed}")
         rooms = rng.sample(ROOMS_OF_NEW_WORLDS, num_rooms)
-        while True:
+        for _ in range(MAX_DRAWS):
             world = cls.draw(rng, rooms, **kwargs)
             chance = sum(world.uniform_value(room) for room in rooms) / num_rooms
             if 0.1 <= chance <= 0.2 and all(world.value(room, world.horizon) > 0.99 for room in rooms):
-                return world
+                return cls(world.doors, world.horizon, slip)
+        raise ValueError(
+            f"None of {MAX_DRAWS} houses with num_rooms={num_rooms} and {kwargs} can be won from every room and is "
+            "won by chance 10 to 20 % of the time. Choose another `num_treasures`, `trap_rate` or `horizon`."
+        )
 
     @property
     def rooms(self) -> list[str]:
@@ -167,25 +175,34 @@ def parse_door(action: str) -> str | None:
 class RoomsEnvironment(TextEnvironment):
     """
     Plays one house. `reset(start=..., steps=...)` begins in the named room; `steps` doors can be opened, by default as
-    many as the horizon of the house.
+    many as the horizon of the house. If doors can slip, it also takes a `seed`.
 
     Args:
         world ([`RoomsWorld`]):
             The house.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the slips, if the world has any.
         shows_tools (`bool`, *optional*, defaults to `False`):
             Whether the agent is given a tool schema for its actions.
     """
 
-    def __init__(self, world: RoomsWorld, seed: int = 0, shows_tools: bool = False):
+    def __init__(self, world: RoomsWorld, shows_tools: bool = False):
         self.world = world
         self.tool_schemas = [TOOL] if shows_tools else []
+        self.takes_seed = bool(world.slip)
         self.oracle = RoomsOracle(world, shows_tools)
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         self._room, self._steps_left = "", 0
 
-    def reset(self, start: str, steps: int | None = None, **task) -> str:
+    def reset(self, start: str, steps: int | None = None, seed: int = 0, **task) -> str:
+        """
+        Args:
+            start (`str`):
+                The first room.
+            steps (`int`, *optional*):
+                Number of doors that can be opened. If `None`, the horizon of the house.
+            seed (`int`, *optional*, defaults to `0`):
+                Seed of the slips.
+        """
+        self._rng = random.Random(seed)
         self._room, self._steps_left = start, self.world.horizon if steps is None else steps
         return f"{start} {self._steps_left}"
 
