@@ -296,6 +296,15 @@ def test_what_cannot_be_judged_does_not_pass():
     assert agent.critique(MESSAGES, "route") is None and agent.predict_futures(MESSAGES, "route") == []
 
 
+@pytest.mark.parametrize("num_futures", [1, 2])
+def test_an_action_too_long_for_the_critic(num_futures):
+    """It is an error: the critic would never be asked."""
+    options = {"action_format": "text", "num_futures": num_futures, "max_prompt_length": 200}
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
+    with pytest.raises(ValueError, match=r"The action of 70\d tokens is too long.*`max_prompt_length=200`"):
+        agent.check(MESSAGES, " ".join(["ivory"] * 700))
+
+
 def test_predict_futures(agent):
     """Several futures differ, even with a greedy critic; a single one is then the likeliest."""
     torch.manual_seed(6)

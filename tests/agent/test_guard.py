@@ -65,8 +65,17 @@ class TestCalibration:
 
     @pytest.mark.parametrize("failures", [[], [True, True], [False]])
     def test_outcomes_of_one_kind(self, failures):
-        with pytest.raises(ValueError, match=f"{failures.count(False)} actions of successes"):
+        number = "1 action" if failures == [False] else "0 actions"
+        with pytest.raises(ValueError, match=f"{number} of successes and {sum(failures)} of failures"):
             Guard.calibrated([0.0] * len(failures), failures)
+
+    def test_a_half_with_outcomes_of_one_kind(self):
+        """The only failure is in the other half, or its critique cannot be read."""
+        won, lost = Judgement("", True, 1.0), Judgement("", False, -1.0)
+        unreadable = [(0, won, False), (1, None, True), (2, won, False), (3, None, True)]
+        for judged in ([(0, won, False), (1, lost, True)], unreadable):
+            with pytest.raises(ValueError, match="has 1 action of successes and 0 .* in the half .* cannot be read"):
+                calibrate_by_half(judged)
 
 
 class TestFiles:

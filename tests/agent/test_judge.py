@@ -95,6 +95,10 @@ def test_rewards_cache_and_cost(tmp_path):
         other = JudgeReward(url, "Long answers.", "teacher", cache=tmp_path / "scores" / "cache.jsonl")
         finish(other([STATE], [said("abcd")]))
         assert len(server.requests) == 4  # another rubric is another question
+        assert finish(make()([STATE], [said("abcd")])) == [0.4]
+        again = JudgeReward(url, "Long answers.", "teacher", cache=tmp_path / "scores" / "cache.jsonl")
+        assert finish(again([STATE], [said("abcd")])) == [0.4]
+        assert len(server.requests) == 4  # the line after the cut one was kept
 
 
 def test_an_answer_without_a_score_is_asked_for_again():

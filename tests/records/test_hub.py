@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 from helpers.hub_server import HubServer
+from helpers.report_utils import training_row, write_log
 from helpers.testing_utils import TASKS, make_trainer
 from huggingface_hub import ModelCard
 
@@ -62,7 +63,7 @@ config |= dict(eval_strategy="steps", eval_steps=1, hub_private_repo=True, num_e
 trainer = make_trainer({str(home / "run")!r}, config, eval_dataset=TASKS)
 trainer.train()
 trainer.push_to_hub(dataset_name="me/tasks")
-print(trainer.push_replay_to_hub("me/replay"))
+print(trainer.push_replay_to_hub("replay"))
 config |= dict(hub_model_id="me/underway", eval_strategy="no")
 make_trainer({str(home / "other")!r}, config, eval_dataset=TASKS).train()
 trainer.replay = type(trainer.replay)(10)
@@ -105,6 +106,7 @@ class TestPush:
             "@article{hong2025nlac,",
         ):
             assert text in card.text, text
+        assert "target_max_age" not in card.text  # filled in by the configuration
         rows = [line for line in card.text.splitlines() if line.startswith(("| first |", "| last |"))]
         assert len(rows) == 2 and " to " in rows[1] and "hf_of_nobody" not in card.text and "None" not in card.text
 
@@ -162,8 +164,11 @@ def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
     trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
     trainer.create_model_card()
     assert "Not evaluated during training." in ModelCard.load(tmp_path / "README.md").text
+    rows = [{"step": 1, "train_runtime": 36_000.0}, training_row(2), {"step": 2, "train_runtime": 60.0}]
+    write_log(tmp_path, rows)
     print_summary(trainer)
-    assert "95 %" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "95 %" not in printed and "36,060 s" in printed  # of all sessions
 
 
 def test_card_of_a_local_run_without_evaluation(tmp_path):

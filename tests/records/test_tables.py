@@ -85,6 +85,33 @@ class TestEpisodes:
         assert list(rows["empty"]) == ["{}"] * 4 and list(rows["nested"]) == ["{'a': [{}]}"] * 4
         assert list(rows["password"]) == ["<hidden>"] * 4 and list(rows["rewards/correct_password"]) == [0.5] * 4
 
+    def test_half_a_character(self, tmp_path):
+        """As a function can have read it from JSON. No file can hold it."""
+
+        def note(completions, log_extra, **kwargs):
+            log_extra("found", [{"text": ["\ud83d"]} for _ in completions])
+            log_extra("whole", ["\ud83d\ude00" for _ in completions])
+            return [0.5] * len(completions)
+
+        config = {**CONFIG, "log_completions": True, "max_steps": 1, "samples_per_iteration": 4, "logging_steps": 1}
+        make_trainer(tmp_path, config, reward_funcs=note).train()
+        rows = read(tmp_path / "completions" / "completions_00001.parquet")
+        assert all("\\ud83d" in found for found in rows["found"]) and list(rows["whole"]) == ["\U0001f600"] * 4
+
+    def test_a_task_with_secrets_is_json(self, tmp_path):
+        """Also where a secret stands between quotes, of which a pass over the JSON would take one."""
+
+        class Login:
+            def __str__(self):
+                return 'password="hunter2"'
+
+        note = 'say "hi" then password="hunter2" ok'
+        episode = replace(make_episode(), task={"note": note, "login": Login()})
+        tables = EpisodeTables(make_config(tmp_path), lambda ids: "act")
+        (row,) = tables.rows([episode], [0], 0, 0)
+        task = json.loads(row["task"])
+        assert task == {"note": 'say "hi" then password="<hidden>" ok', "login": 'password="<hidden>"'}
+
     def test_episodes_at_the_step_of_a_log_are_added_and_an_evaluation_is_replaced(self, tmp_path):
         args = make_config(tmp_path, log_completions=True, num_completions_to_print=0)
         tables, notes = EpisodeTables(args, str), ({"a": 1.5, "turns": "x"}, {"a": "text"}, {"b": None})

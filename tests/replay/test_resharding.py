@@ -57,6 +57,7 @@ class TestResharding:
     def test_every_transition_once(self, tmp_path, saved_world_size, world_size):
         folders = save_ranks(tmp_path, saved_world_size, seed=10 * saved_world_size + world_size)
         contents, states = zip(*map(read, folders), strict=True)
+        start = max(state["next_id"] for state in states)
         shares = [PrioritizedReplay(3000, seed=50 + rank) for rank in range(world_size)]
         for rank, share in enumerate(shares):
             PrioritizedReplay(1, seed=50 + rank).save(tmp_path / "new")
@@ -65,7 +66,7 @@ class TestResharding:
             share.save(tmp_path / f"share_{rank}")
             content, state = read(tmp_path / f"share_{rank}")
             assert state["max_priority"] == max(state["max_priority"] for state in states)
-            assert state["next_id"] == len(share)
+            assert state["next_id"] == start + len(share)
             assert state["rng"] == (states[rank] if rank < saved_world_size else fresh)["rng"]
             for source in range(saved_world_size):  # the order by age is kept
                 numbers = [int(name.split()[1]) for name, _, _ in content if name.startswith(f"{source} ")]
@@ -80,7 +81,8 @@ class TestResharding:
         assert max(sizes) - min(sizes) <= 6  # turns of the longest episode
         for share in shares:
             if len(share):
-                assert {sample.transition_id for sample in share.sample(100)} <= set(range(len(share)))
+                ids = {sample.transition_id for sample in share.sample(100)}
+                assert ids <= set(range(start, start + len(share)))
 
     def test_the_oldest_of_all_leave_first(self):
         """Age is the number of later transitions in the same buffer."""
@@ -93,3 +95,13 @@ class TestResharding:
         sizes = [episode_lengths(folder / "episodes.parquet").sum() for folder in folders]
         with pytest.raises(ValueError, match=f"this one would hold {sum(sizes)} .*`replay_buffer_size` is 100"):
             PrioritizedReplay(100).load_share(folders, 0, 1)
+
+    def test_no_id_is_used_twice(self, tmp_path):
+        """Records name an episode by its process and id."""
+        folders = save_ranks(tmp_path, 2, seed=0, capacity=30)  # ids beyond the capacity
+        ids = [read(folder)[1]["next_id"] for folder in folders]
+        for rank in range(3):
+            share = PrioritizedReplay(60)
+            share.load_share(folders, rank, 3)
+            first = share.sample(1)[0].transition_id
+            assert max(ids) > 60 and first >= max(ids) and share.add([make_episode()])[0] > first

@@ -99,6 +99,12 @@ class TestEpisodes:
         assert shown.startswith("start") and shown.endswith("end") and len(shown) < MAX_CHARACTERS + 60
         assert f"{len(text) - MAX_CHARACTERS:,} characters omitted" in shown
 
+    def test_failed_environments_are_no_failures_of_a_task(self, tmp_path):
+        broken = [make_row(failure="step: it broke", success=False) for _ in range(3)]
+        others = [make_row(1, success=False), make_row(2, num_turns=0, success=False)]
+        write_episodes(tmp_path, [make_row(), *broken, *others], kind="eval")
+        assert read_episodes(tmp_path).tasks == {"": {0: {0: [1, 1]}, 1: {0: [0, 1]}}}
+
     def test_a_choice_of_many(self, tmp_path):
         for step in (10, 20, 30):
             write_episodes(tmp_path, [make_row(i, step) for i in range(40)], step, kind="eval")

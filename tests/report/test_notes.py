@@ -20,10 +20,10 @@ import logging
 import pytest
 from helpers.records_utils import CONFIG
 from helpers.report_utils import Page, make_row, training_row, write_episodes, write_log
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_config, make_trainer
 
 from trl_nlac.records.folder import SETTINGS, WARNINGS
-from trl_nlac.records.notes import MAX_WARNINGS, noted_warnings
+from trl_nlac.records.notes import MAX_WARNINGS, noted_warnings, write_settings
 from trl_nlac.report import write_comparison, write_report
 from trl_nlac.report.notes import read_settings, read_warnings
 from trl_nlac.report.run_files import MAX_REASONS, read_episodes
@@ -41,6 +41,13 @@ class TestSettings:
         assert secret not in (tmp_path / SETTINGS).read_text()
         page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
         assert "learning_rate 0.125" in " ".join(page.text.split())
+
+    def test_what_the_configuration_filled_in_is_not_chosen(self, tmp_path):
+        args = make_config(tmp_path, samples_per_iteration=None, episodes_per_iteration=2)
+        write_settings(args, "a model")
+        settings = read_settings(tmp_path)
+        assert {"samples_per_iteration", "target_max_age"} <= settings.others.keys()
+        assert settings.chosen["episodes_per_iteration"] == "2"
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": 1, "chosen": [], "others": {}}', "\x00", "[" * 10**5])
     def test_damage_costs_the_settings_alone(self, tmp_path, text):

@@ -101,3 +101,17 @@ class TestTrainer:
         assert any(log["target/reused_rate"] > 0.2 for log in logs)
         kept = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]
         assert kept and min(kept) >= 7 - 3  # since the last iteration
+
+    def test_a_new_run_writes_its_own_for_the_buffer_of_another(self, tmp_path):
+        """Versions of another run's target weights say nothing here, and its options left transitions out."""
+        config = {"target_max_age": 9, "max_steps": 1}
+        other = make_trainer(tmp_path / "other", config)
+        other.target_weights.num_updates = 120
+        other.train()
+        other.replay.leave_out([0])
+        other.replay.save(tmp_path / "buffer")
+        trainer = make_trainer(tmp_path / "new", config)
+        trainer.replay.load(tmp_path / "buffer")
+        trainer.train()
+        versions = {json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None}
+        assert versions == {0} and trainer.replay.num_left_out == 0

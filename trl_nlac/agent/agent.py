@@ -34,7 +34,7 @@ from ..episodes.rewards import EpisodeRewards
 from ..evaluation.evaluation import Evaluation, evaluate_policy
 from ..generation.base import Generator
 from ..method.context import context_of, fit_to_context
-from ..method.critic import judge_actions, predict_futures
+from ..method.critic import critic_prompt, judge_actions, predict_futures
 from ..method.roles import Roles
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
@@ -248,7 +248,7 @@ class NLACAgent:
                 JSON schemas of the available tools.
 
         Raises:
-            ValueError: If there is no action, or `rounds` is less than 1.
+            ValueError: If there is no action, it is too long, or `rounds` is less than 1.
         """
         return self.refine_on([self.proposed(messages, action, tools)], rounds)[0]
 
@@ -282,7 +282,7 @@ class NLACAgent:
             [`~types.Judgement`]: critique, verdict and verdict score; `None` if the critique breaks its format.
 
         Raises:
-            ValueError: If there is no action.
+            ValueError: If there is no action, or it is too long.
         """
         return self.critique_on([self.proposed(messages, action, tools)])[0]
 
@@ -323,7 +323,7 @@ class NLACAgent:
             [`~agent.answers.Check`]
 
         Raises:
-            ValueError: If the messages with the action are not a conversation.
+            ValueError: If the messages with the action are not a conversation, or are too long.
         """
         return Check.of(self.critique(messages, proposed_action, tools), threshold)
 
@@ -351,7 +351,7 @@ class NLACAgent:
             `list[str]`: those that could be parsed.
 
         Raises:
-            ValueError: If there is no action, or tasks are single steps, which have no future.
+            ValueError: If there is no action, it is too long, or tasks are single steps, which have no future.
         """
         return self.predict_futures_on([self.proposed(messages, action, tools)], k)[0]
 
@@ -440,7 +440,8 @@ class NLACAgent:
         Encode any proposed action as if the policy had sampled it.
 
         Raises:
-            ValueError: If there is no action, or the messages with it are not a conversation, or are too long.
+            ValueError: If there is no action, or the messages with it are not a conversation, or are too long for the
+                critic.
         """
         if action is None:
             if not messages or messages[-1]["role"] != "assistant":
@@ -454,7 +455,14 @@ class NLACAgent:
             raise ValueError(f"The `messages` with the action are not a conversation: {problem}.")
         message, parsed = read_action(message, self.roles.actions, [*self.tools, *(tools or [])])
         token_ids = self.roles.chat.completion(message)
-        return Answer(self._encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
+        answer = Answer(self._encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
+        builder = self.roles.builder
+        if not builder.fits(critic_prompt(self.roles, builder.continued(answer.prompt, answer))):
+            raise ValueError(
+                f"The action of {len(token_ids)} tokens is too long: with the critic's question it does not fit into "
+                f"`max_prompt_length={self.options.max_prompt_length}`. Shorten it, or raise the option."
+            )
+        return answer
 
     def _encode(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Prompt:
         """Encode messages that are a conversation."""

@@ -36,8 +36,8 @@ class AgentAction:
         token_ids (`tuple[int, ...]`):
             The answer as it was sampled.
         judgement ([`~types.Judgement`], *optional*):
-            The critic's judgement of the action: of candidates, of an action after which refinement ended, or on
-            request.
+            The critic's judgement of the action. It is there if the action was chosen among candidates, if refinement
+            ended at it, or if it was asked for.
         attempts (`list[tuple[str, Judgement]]`):
             Actions that were refined, with the critic's judgement of each.
         candidates (`list[tuple[str, Judgement | None]]`):

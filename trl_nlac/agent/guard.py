@@ -74,9 +74,9 @@ class Guard:
         good = sorted(score for score, failed in zip(scores, failures, strict=True) if not failed)
         bad = sorted(score for score, failed in zip(scores, failures, strict=True) if failed)
         if not good or not bad:
+            actions = "1 action" if len(good) == 1 else f"{len(good)} actions"
             raise ValueError(
-                f"The logs have {len(good)} actions of successes and {len(bad)} of failures: a guard is calibrated by "
-                "both."
+                f"A guard is calibrated by both outcomes, and has {actions} of successes and {len(bad)} of failures."
             )
         block_below = good[min(int(max_false_blocks * len(good)), len(good) - 1)]
         pass_above = bad[max(len(bad) - 1 - int(max_false_passes * len(bad)), 0)]
@@ -163,7 +163,8 @@ def calibrate_by_half(
         `tuple[Guard, dict[str, float], int]`: the guard, its [`outcomes`], and the number of actions that measured it.
 
     Raises:
-        ValueError: If there is not at least one success and one failure in the first half.
+        ValueError: If there is not at least one success and one failure, with critiques that can be read, in the first
+            half.
     """
     half_of = _split({number: failed for number, _, failed in judged})
     halves: tuple[list, list] = ([], [])
@@ -171,7 +172,13 @@ def calibrate_by_half(
         halves[half_of[number]].append((judgement, failed))
     chosen = [(judgement.verdict_score, failed) for judgement, failed in halves[0] if judgement is not None]
     scores, failures = [score for score, _ in chosen], [failed for _, failed in chosen]
-    guard = Guard.calibrated(scores, failures, max_false_blocks, max_false_passes)
+    try:
+        guard = Guard.calibrated(scores, failures, max_false_blocks, max_false_passes)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} These are in the half of the conversations that calibrates, without the actions whose critique "
+            "cannot be read. Give more conversations of both outcomes."
+        ) from error
     decisions = [guard.decide(judgement) for judgement, _ in halves[1]]
     return guard, outcomes(decisions, [failed for _, failed in halves[1]]), len(halves[1])
 

@@ -87,8 +87,9 @@ class JudgeReward:
 
     Attributes:
         counts (`dict[str, int]`):
-            Episodes so far that were judged by a request (`judged`), found in the cache (`cached`) or could not be
-            judged (`failed`), and tokens of prompts (`prompt_tokens`) and answers (`completion_tokens`).
+            Conversations so far, in this process, that were judged by a request (`judged`), found in the cache
+            (`cached`) or could not be judged (`failed`), and tokens of prompts (`prompt_tokens`) and answers
+            (`completion_tokens`). Equal conversations of a call count once.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -127,7 +128,7 @@ class JudgeReward:
 
     @property
     def cost(self) -> float | None:
-        """What judging has cost so far; `None` without a `price`."""
+        """What judging has cost so far in this process; `None` without a `price`."""
         if self.price is None:
             return None
         tokens = self.counts["prompt_tokens"], self.counts["completion_tokens"]
@@ -149,7 +150,8 @@ class JudgeReward:
             completions (`list[str]` or `list[list[dict[str, Any]]]`):
                 Their completions.
             log_metric (`Callable`, *optional*):
-                Logs a number: the `counts` so far, as `judge/<name>`, and `judge/cost`.
+                Logs a number: the `counts` so far, as `judge/<name>`, and `judge/cost`. A trainer logs the mean over
+                processes and calls.
             **kwargs:
                 Other arguments that the trainer passes.
 
@@ -212,8 +214,11 @@ class JudgeReward:
         self._scores[key] = score
         if self.cache is not None:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
-            with self.cache.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "score": score}) + "\n")
+            with self.cache.open("ab+") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                is_whole = file.read() in (b"", b"\n")  # else a process was killed while it wrote the last line
+                line = json.dumps({"key": key, "score": score}) + "\n"
+                file.write((line if is_whole else "\n" + line).encode())
 
 
 def parse_score(text: str) -> float | None:

@@ -15,12 +15,14 @@
 """The summary at the end of training."""
 
 import shlex
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from transformers import Trainer
 
-from ..records.log import first_and_last
+from ..records.folder import TRAINING_LOG
+from ..records.log import first_and_last, read_log
 from ..secrets import hide_in_text
 from .origin import origin_flags
 
@@ -43,7 +45,7 @@ def print_summary(trainer: Trainer, resume: str | None = None) -> None:
         for name, log in {"first log": trained[0], "last log": trained[-1]}.items():
             success = f"success {log['episode/success_rate']:.2f}, return {log['episode/return']:.2f}"
             table.add_row(name, f"{success} of training episodes at {log['environment/steps']:,} environment steps")
-    seconds = next((log["train_runtime"] for log in reversed(history) if "train_runtime" in log), None)
+    seconds = read_log(Path(output_dir, TRAINING_LOG)).seconds
     if seconds is not None:
         table.add_row("time", f"{seconds:,.0f} s, {trainer.state.global_step:,} optimizer steps")
     table.add_row("saved in", output_dir)

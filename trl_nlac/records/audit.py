@@ -98,7 +98,6 @@ class AuditTrail:
                 "process": self.process,
                 "episode": sample.transition_id - transition.index,
                 "turn": transition.index,
-                "task": json.dumps(hide_secrets(transition.episode.task)),
                 "observation": transition.observation,
                 "action": transition.turn.action,
                 "next_observation": transition.turn.next_observation,
@@ -121,7 +120,9 @@ class AuditTrail:
             completions = {"critic": list(target.token_ids)}
             if refinement is not None:
                 completions["policy"] = list(refinement.refined_action.token_ids)
-            self._open.setdefault(sample.transition_id, []).append({**hide_secrets(row), "completions": completions})
+            task = json.dumps(hide_secrets(transition.episode.task))  # hiding in the JSON would break it
+            row = {**hide_secrets(row), "task": task, "completions": completions}
+            self._open.setdefault(sample.transition_id, []).append(row)
 
     def add_losses(self, examples: list[TrainingExample], losses: torch.Tensor) -> None:
         """Add the losses of a micro-batch, each to the row whose target or refined action was trained on."""

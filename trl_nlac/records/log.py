@@ -96,7 +96,8 @@ class TrainingLog:
             Logs of evaluations, without the prefix of their metrics, by the name of the dataset, which is empty if
             there is only one.
         seconds (`float`, *optional*):
-            Duration of training. `None` if it has not ended.
+            Duration of training: the sum over a run and those that resumed it after its end. `None` if the last of
+            them has not ended.
         unreadable (`list[int]`):
             Numbers of the lines, from 1, that are no log: damaged ones, or one that is being written.
     """
@@ -110,7 +111,7 @@ class TrainingLog:
 def read_log(path: Path) -> TrainingLog:
     """Read the log of a run; it is empty if there is no file."""
     rows, training = [], []
-    seconds, unreadable = None, []
+    seconds, has_ended, unreadable = 0.0, False, []
     for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else [], start=1):
         if not line.strip():
             continue
@@ -124,11 +125,13 @@ def read_log(path: Path) -> TrainingLog:
         rows.append(row)
         if "loss" in logged:
             training.append(row)
-            seconds = None  # the run was resumed after its end
-        seconds = row.get("train_runtime", seconds)
+            has_ended = False  # the run was resumed after its end
+        if "train_runtime" in row:
+            seconds += row["train_runtime"]
+            has_ended = True
     if unreadable:
         logger.warning(f"{path}: these lines are no logs and are left out: {', '.join(map(str, unreadable))}.")
-    return TrainingLog(training, find_evaluations(rows), seconds, unreadable)
+    return TrainingLog(training, find_evaluations(rows), seconds if has_ended else None, unreadable)
 
 
 def _is_finite(value) -> bool:

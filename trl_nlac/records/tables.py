@@ -26,7 +26,7 @@ import torch.distributed as dist
 from trl.trainer.utils import print_prompt_completions_sample
 
 from ..nlac_config import NLACConfig
-from ..secrets import hide_secrets
+from ..secrets import hide_in_text, hide_secrets
 from ..terminal import printable
 from ..types import Episode, Judgement, Transition
 from .folder import completions_file, write_table
@@ -106,8 +106,6 @@ class EpisodeTables:
                 "environment_steps": environment_steps,
                 "process": self.args.process_index,
                 "episode": number,
-                # Tasks of evaluations can be anything: they are never read back.
-                "task": json.dumps(hide_secrets(episode.task), default=str),
                 "prompt": episode.first_observation,
                 "turns": [self._turn(episode, t, judgements.get((i, t))) for t in range(len(episode.turns))],
                 "return": episode.score,
@@ -120,7 +118,10 @@ class EpisodeTables:
             for i, (episode, number) in enumerate(zip(episodes, numbers, strict=True))
         ]
         hidden = hide_secrets(rows)
-        for row, episode in zip(hidden, episodes, strict=True):  # a reward is no secret, whatever its function's name
+        for row, episode in zip(hidden, episodes, strict=True):
+            # Hiding in the JSON would break it. Tasks of evaluations can be anything.
+            row["task"] = json.dumps(hide_secrets(episode.task), default=lambda value: hide_in_text(str(value)))
+            # A reward is no secret, whatever its function's name.
             row["extra"] |= {name: value for name, value in episode.extra.items() if name.startswith("rewards/")}
         return hidden
 

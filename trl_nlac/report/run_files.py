@@ -56,7 +56,8 @@ class Episodes:
         verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
             Verdict scores of actions and whether their episodes succeeded, by dataset and step of the evaluation.
         tasks (`dict[str, dict[int, dict[int, list[int]]]]`):
-            Numbers of successes and of episodes in evaluation, by dataset, number of the task, and step.
+            Numbers of successes and of episodes in evaluation, by dataset, number of the task, and step. As in the
+            success rate, episodes whose environment failed and those without a turn do not count.
         first_success (`int`, *optional*):
             Index, among those of the page, of the first episode of training that succeeded, or else of evaluation.
         failures (`dict[str, Failures]`):
@@ -106,6 +107,7 @@ class _Place:
     row: int
     succeeded: bool = False
     task: int = -1  # number of the task in an evaluation
+    is_played: bool = True  # its environment did not fail, and it has a turn
 
 
 def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
@@ -215,7 +217,8 @@ def _look_at_evaluations(
                     pairs = [(score, row["success"]) for score in scores if score is not None and math.isfinite(score)]
                     verdicts[file.dataset, file.step] += pairs
                 succeeded = row["failure"] is None and bool(row["success"])
-                places.append(_Place(int(row["step"]), None, file, i, succeeded, int(row["episode"])))
+                is_played = row["failure"] is None and bool(row["turns"])
+                places.append(_Place(int(row["step"]), None, file, i, succeeded, int(row["episode"]), is_played))
     return places, {evaluation: pairs for evaluation, pairs in verdicts.items() if pairs}
 
 
@@ -241,7 +244,7 @@ def _look_at_audits(files: _Files, audits: list[_File]) -> dict[Key, int]:
 def _tasks(evaluations: list[_Place]) -> dict[str, dict[int, dict[int, list[int]]]]:
     """Count successes and episodes of evaluations by dataset, task and step."""
     found: dict[str, dict[int, dict[int, list[int]]]] = {}
-    for place in evaluations:
+    for place in [place for place in evaluations if place.is_played]:
         counts = found.setdefault(place.file.dataset, {}).setdefault(place.task, {}).setdefault(place.step, [0, 0])
         counts[0] += place.succeeded
         counts[1] += 1

@@ -181,9 +181,10 @@ class ForgettingGuard:
                 Folder of the run.
 
         Returns:
-            `tuple[int | None, list[int]]`: step of the newest `healthy` checkpoint from which the run did not start
-            again yet, because those were perhaps ill already, or, if there is none, of the newest; `None` if training
-            must stop. And the steps of those that exist and were not passed over.
+            `tuple[int | None, list[int]]`: the step of the checkpoint, and the steps of all `healthy` ones that exist
+            and were not passed over. The checkpoint is the newest of these from which the run did not start again yet:
+            the others were perhaps ill already. If there is none, it is the newest of all. The step is `None` if
+            training must stop.
         """
         steps = [step for step in self.healthy if checkpoint_of(run_dir, step).exists()]
         if self.reaction == "stop" or len(self.restores) >= self.max_restores:

@@ -137,8 +137,8 @@ class Rehearsal:
 
     def draw(self, num_transitions: int) -> list[TrainingExample]:
         """
-        Draw the samples for a batch of so many transitions; none as long as there are none. What is less than a sample
-        is added to the next batch.
+        Draw the samples for a batch of so many transitions; none as long as there are none. A fraction of a sample is
+        carried over to the next batch.
         """
         if not self._examples:
             return []
