@@ -333,13 +333,11 @@ class TestTraining:
         assert priorities_of(trainer.replay)[chosen.transition_id] == pytest.approx(max(expected, 1e-6), rel=1e-3)
         assert expected > 0
 
-    @pytest.mark.parametrize(
-        ("fraction", "alpha"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)], ids=["fresh", "stored", "reverse"]
-    )
-    def test_the_refinement_policy_teaches_along_the_action(self, tmp_path, fraction, alpha):
+    @pytest.mark.parametrize("fraction", [0.0, 1.0], ids=["fresh", "stored"])
+    def test_the_refinement_policy_teaches_along_the_action(self, tmp_path, fraction):
         """The teacher has read the critique, or the Bellman target of a stored action; the student has not."""
         config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
-        config |= {"replay_refinement_fraction": fraction, "policy_distillation_alpha": alpha, "logging_steps": 1}
+        config |= {"replay_refinement_fraction": fraction, "logging_steps": 1}
         trainer = make_trainer(tmp_path, config, RecordingTrainer)
         trainer.train()
         (inputs,) = trainer.micro_batches
@@ -361,27 +359,9 @@ class TestTraining:
                     for prompt in (example.prompt, example.teacher_prompt)
                 )
             p, q = p.log_softmax(-1), q.log_softmax(-1)
-            if alpha:
-                p, q = q, p
             expected.append((p.exp() * (p - q)).sum(-1).mean().item())
         assert trainer.state.log_history[0]["policy/loss"] == pytest.approx(mean(expected), rel=1e-3)
         assert mean(expected) > 0.01
-
-    def test_a_distilled_critic_keeps_its_divergence(self, tmp_path):
-        """`policy_distillation_alpha` is the policy's: the critic's targets are means over outcomes."""
-        losses = []
-        for alpha in (0.0, 1.0):
-            config = {"policy_loss_type": "distill", "critic_loss_type": "distill", "learning_rate": 0.0}
-            config |= {"policy_distillation_alpha": alpha, "max_steps": 1, "logging_steps": 1}
-            trainer = make_trainer(tmp_path / str(alpha), config)
-            trainer.train()
-            losses.append([trainer.state.log_history[0][name] for name in ("critic/loss", "policy/loss")])
-        (critic, policy), (same, other) = losses
-        assert critic == same > 0 and other != pytest.approx(policy, rel=1e-3)
-
-    def test_a_divergence_without_a_distilled_policy_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="`policy_distillation_alpha=1.0` .* `policy_loss_type='sampled'`"):
-            NLACConfig(str(tmp_path), use_cpu=True, policy_distillation_alpha=1.0)
 
     @pytest.mark.parametrize(
         ("option", "value"),

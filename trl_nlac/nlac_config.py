@@ -175,16 +175,13 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             `"sampled"` is the negative log-likelihood of a sampled refined action (equation 6, the paper). `"distill"`
             is the Kullback-Leibler divergence from the refinement policy's whole distribution at each token of the
             policy's own action, as in self-distillation with feedback
-            (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. No refined action is
+                        (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. It is
+            KL(refined || policy), TRL's `distillation_alpha=0`, which is least at the mean of what different critiques
+            advise; where outcomes are partly luck, act at a lower temperature than 1 afterwards. No refined action is
             generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
             be taught by one that has read the critique; and not with `replay_refinement_fraction`, where the chat
             template knows chains of thought or begins an answer, of which a stored action may have lost a part.
-        policy_distillation_alpha (`float`, *optional*, defaults to `0.0`):
-            Divergence by which the policy learns with `policy_loss_type="distill"`, as `distillation_alpha` in TRL.
-            With 0 it is KL(refined || policy): the policy becomes the mean of what different critiques of an action
-            advise. With 1, TRL's default, it is KL(policy || refined): the policy settles on what most of them advise,
-            and is sharper where outcomes are partly luck. Between them it is the generalized Jensen-Shannon divergence
-            (https://huggingface.co/papers/2306.13649), whose gradient is small near 0 and 1.
+
         share_prefixes (`bool`, *optional*, defaults to `True`):
             Whether a prefix that several training samples have in common is computed once: the samples of a pass
             become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
@@ -416,10 +413,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "choices": ["sampled", "distill"],
         },
     )
-    policy_distillation_alpha: float = field(
-        default=0.0,
-        metadata={"help": "Divergence by which a distilled policy learns: 0 is KL(refined || policy), 1 the reverse."},
-    )
     share_prefixes: bool = field(
         default=True,
         metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
@@ -610,7 +603,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "priority_exponent",
             "health_warning_ratio",
             "replay_refinement_fraction",
-            "policy_distillation_alpha",
         )
         check_between(self, 0.01, MAX_SECONDS, "environment_timeout")  # less is over before anything is done
         check_positive(self, "replay_buffer_memory", most=10**9)
@@ -669,11 +661,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
                     f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
                     "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
                 )
-        elif self.policy_distillation_alpha:
-            raise ValueError(
-                f"`policy_distillation_alpha={self.policy_distillation_alpha}` has no use with "
-                f"`policy_loss_type={self.policy_loss_type!r}`. Set `policy_loss_type='distill'`, or leave it out."
-            )
 
     def _check_restores(self) -> None:
         """Check whether training can go back to a checkpoint, where it is to."""

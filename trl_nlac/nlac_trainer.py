@@ -64,7 +64,7 @@ from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_le
 from .method.candidates import choose_refined
 from .method.context import context_of, fit_to_context
 from .method.critic import critiques, judge_actions
-from .method.losses import batch_losses
+from .method.losses import batch_losses, token_divergences
 from .method.refinement import (
     Criticise,
     check_distillation,
@@ -268,6 +268,7 @@ class NLACTrainer(AtomicSavingTrainer):
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
     loss_is_scaled_for_ga = False
+    divergence = staticmethod(token_divergences)  # by which a distilled role learns
 
     def __init__(
         self,
@@ -709,11 +710,10 @@ class NLACTrainer(AtomicSavingTrainer):
         distills = "distill" in (self.args.critic_loss_type, self.args.policy_loss_type)
         teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
         aux_losses = [] if self.args.router_aux_loss_coef else None
-        alpha = self.args.policy_distillation_alpha
 
         def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
             reference_logps = None if self.reference is None else self.reference.logps(model, batch)
-            return batch_losses(model, batch, teacher, reference_logps, aux_losses, alpha)
+            return batch_losses(model, batch, teacher, reference_logps, aux_losses, self.divergence)
 
         batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
         has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)

@@ -25,8 +25,10 @@ from functools import partial
 from itertools import islice
 
 import pytest
+import torch
 from datasets import Dataset
 from helpers.testing_utils import make_roles
+from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillation_loss
 
 from benchmarks.learning import real_models, run
 from benchmarks.learning.methods import extraction, memory, nlac, taught
@@ -51,6 +53,7 @@ from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.episodes.rounds import Rollouts
 from trl_nlac.method.critic import critic_prompt
+from trl_nlac.method.losses import token_divergences
 from trl_nlac.types import Judgement, Prompt, TrainingExample
 
 
@@ -447,6 +450,38 @@ class TestRefineOnce:
 
 
 class TestExtraction:
+    def test_reverse_divergences(self):
+        """Over two teachers the reverse divergence is least where both agree, the other one at their mean."""
+        torch.manual_seed(0)
+        logits, teacher = torch.randn(8, 7), torch.randn(8, 7)
+        of_trl = compute_full_logit_self_distillation_loss(logits, teacher, distillation_alpha=1.0)
+        torch.testing.assert_close(extraction.reverse_divergences(logits, teacher), of_trl)
+        teachers = torch.tensor([[0.50, 0.49, 0.01], [0.50, 0.01, 0.49]]).log()
+        found = []
+        for divergence in (extraction.reverse_divergences, token_divergences):
+            student = torch.zeros(3, requires_grad=True)
+            optimizer = torch.optim.Adam([student], lr=0.05)
+            for _ in range(400):
+                optimizer.zero_grad()
+                divergence(student.expand(2, 3), teachers).sum().backward()
+                optimizer.step()
+            found.append(student.softmax(-1)[0].item())
+        assert found == pytest.approx([0.78, 0.50], abs=0.01)
+
+    def test_policy_learns_by_the_divergence_of_its_trainer(self, tmp_path):
+        task = make_task("service_desk_told", seed=100)
+        settings = default_settings(task, "self_distillation_reverse")
+        assert settings.pop("trainer") == "reverse" and settings == default_settings(task, "self_distillation")
+        args = acting_config(task, str(tmp_path), 0, max_steps=1, logging_steps=1, **settings)
+        args.learning_rate = 0.0
+        logs = {}
+        for trainer in (NLACTrainer, extraction.ReverseTrainer):
+            trained = trainer(model=task.model, args=args, **task.trainer_arguments)
+            trained.train()
+            logs[trainer] = trained.state.log_history[0]["policy/loss"]
+        assert logs[NLACTrainer] > 0 and logs[extraction.ReverseTrainer] > 0
+        assert logs[NLACTrainer] != pytest.approx(logs[extraction.ReverseTrainer], rel=0.01)
+
     def test_weight_of_a_preference(self):
         assert extraction.preference(-1.0, -1.0) == 1.0
         assert extraction.preference(0.0, 1.0) + extraction.preference(1.0, 0.0) == pytest.approx(2.0)

@@ -14,17 +14,19 @@
 
 """The losses, as pure functions of tensors."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..types import LOSSES
 from .answers import answer_states, answer_values
 from .batches import MicroBatch
+
+
+Divergence: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -43,34 +45,31 @@ def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -F.cross_entropy(logits.float(), labels, reduction="none")
 
 
-def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor, alpha: float = 0.0) -> torch.Tensor:
+def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
     """
-    Compute the divergence of the model from a teacher at every token, exact over the vocabulary, in nats.
+    Compute the Kullback-Leibler divergence of the model from a teacher at every token, exact over the vocabulary, in
+    nats.
 
-    With the Bellman backup as the teacher, which has read the next observation, and `alpha=0` this is equation 5 along
-    a sampled target. The negative log-likelihood estimates its cross-entropy part from the sampled tokens alone.
+    With the Bellman backup as the teacher, which has read the next observation, this is equation 5 along a sampled
+    target. The negative log-likelihood estimates its cross-entropy part from the sampled tokens alone.
 
     Args:
         logits (`torch.Tensor` of shape `(M, V)`):
             Output of the model.
         teacher_logits (`torch.Tensor` of shape `(M, V)`):
             Output of the teacher, for other prompts with the same tokens. It gets no gradient.
-        alpha (`float`, *optional*, defaults to `0.0`):
-            With 0, KL(teacher || model), which is least at the mean of several teachers. With 1, KL(model || teacher),
-            which is least where they agree. Between them the generalized Jensen-Shannon divergence
-            (https://huggingface.co/papers/2306.13649).
 
     Returns:
         `torch.Tensor` of shape `(M,)` and dtype `float32`.
     """
-    return (_Divergences.apply if alpha == 0 else _MixedDivergences.apply)(logits, teacher_logits, alpha)
+    return _Divergences.apply(logits, teacher_logits)
 
 
 class _Divergences(torch.autograd.Function):
     """With two tensors of the size of the logits beside them, where autograd would keep seven."""
 
     @staticmethod
-    def forward(ctx, logits, teacher_logits, alpha):
+    def forward(ctx, logits, teacher_logits):
         ctx.save_for_backward(logits, teacher_logits)
         logps, teacher_logps = (values.float().log_softmax(-1) for values in (logits, teacher_logits))
         differences = logps.neg_().add_(teacher_logps)
@@ -80,38 +79,7 @@ class _Divergences(torch.autograd.Function):
     def backward(ctx, gradient):
         logits, teacher_logits = ctx.saved_tensors
         differences = logits.float().softmax(-1).sub_(teacher_logits.float().softmax(-1))
-        return differences.mul_(gradient[:, None]).to(logits.dtype), None, None
-
-
-class _MixedDivergences(torch.autograd.Function):
-    """alpha KL(teacher || mixture) + (1 - alpha) KL(model || mixture), where the mixture has alpha of the teacher."""
-
-    @staticmethod
-    def forward(ctx, logits, teacher_logits, alpha):
-        ctx.save_for_backward(logits, teacher_logits)
-        ctx.alpha = alpha
-        logps, teacher_logps = (values.float().log_softmax(-1) for values in (logits, teacher_logits))
-        mixed = _mix(logps, teacher_logps, alpha)
-        of_model = torch.linalg.vecdot(logps.exp(), logps.sub_(mixed))
-        if alpha == 1:  # the mixture is the teacher
-            return of_model
-        return of_model.lerp_(torch.linalg.vecdot(teacher_logps.exp(), teacher_logps.sub_(mixed)), alpha)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        logits, teacher_logits = ctx.saved_tensors
-        logps = logits.float().log_softmax(-1)
-        mixed = _mix(logps, teacher_logits.float().log_softmax(-1), ctx.alpha)
-        weights, slopes = logps.exp(), logps.sub_(mixed)
-        slopes.sub_(torch.linalg.vecdot(weights, slopes)[:, None]).mul_(weights)
-        factor = 1.0 if ctx.alpha == 1 else 1.0 - ctx.alpha
-        return slopes.mul_(factor * gradient[:, None]).to(logits.dtype), None, None
-
-
-def _mix(logps: torch.Tensor, teacher_logps: torch.Tensor, alpha: float) -> torch.Tensor:
-    if alpha == 1:
-        return teacher_logps
-    return torch.logaddexp(logps + math.log1p(-alpha), teacher_logps + math.log(alpha))
+        return differences.mul_(gradient[:, None]).to(logits.dtype), None
 
 
 def row_means(values: torch.Tensor, rows: torch.Tensor, number: int) -> torch.Tensor:
@@ -126,7 +94,7 @@ def batch_losses(
     teacher: Callable[[], AbstractContextManager] | None = None,
     reference_logps: torch.Tensor | None = None,
     aux_losses: list[torch.Tensor] | None = None,
-    policy_alpha: float = 0.0,
+    divergence: Divergence = token_divergences,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
@@ -145,8 +113,8 @@ def batch_losses(
             Log-probabilities of the tokens of `batch.anchored` under the initial weights.
         aux_losses (`list[torch.Tensor]`, *optional*):
             Gets the loss that balances the experts of a model with a mixture of them.
-        policy_alpha (`float`, *optional*, defaults to `0.0`):
-            The divergence of a taught policy, see [`token_divergences`]; that of a taught critic is with 0.
+        divergence (`Callable`, *optional*, defaults to [`token_divergences`]):
+            Divergence of the model from the teacher at every token, of the output of both.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and with `reference_logps` an estimate of the
@@ -161,19 +129,15 @@ def batch_losses(
             taught_by = answer_states(model, batch.teacher or batch.tokens)
         model.train()
     numbers = batch.is_taught.cumsum(0) - 1  # of the taught tokens
-    is_policy = (batch.loss_ids == LOSSES.index("policy"))[rows]  # (M,)
 
     def value(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
         labels, is_taught = batch.tokens.labels[chunk], batch.is_taught[chunk]
         if batch.teacher is None:
             return -token_logps(logits, labels)
+        divergences = divergence(logits[is_taught], taught_by.logits(numbers[chunk][is_taught]))
         others = -token_logps(logits[~is_taught], labels[~is_taught])
-        values = torch.zeros(len(labels), device=labels.device).masked_scatter(~is_taught, others)
-        for alpha, of_loss in ((0.0, ~is_policy[chunk]), (policy_alpha, is_policy[chunk])):
-            taught = is_taught & of_loss
-            divergences = token_divergences(logits[taught], taught_by.logits(numbers[chunk][taught]), alpha)
-            values = values.masked_scatter(taught, divergences)
-        return values
+        values = torch.zeros(len(labels), device=labels.device)
+        return values.masked_scatter(is_taught, divergences).masked_scatter(~is_taught, others)
 
     values = answer_values(model, batch.tokens, value, aux_losses)  # (M,)
     losses = row_means(values, rows, number)

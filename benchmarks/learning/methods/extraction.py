@@ -21,6 +21,8 @@ from math import exp
 from statistics import mean
 from typing import Any
 
+import torch
+
 from benchmarks.learning.methods.roles import advised
 from trl_nlac import NLACTrainer
 from trl_nlac.episodes.rollout import play_episodes
@@ -74,6 +76,22 @@ class VerdictWeightedTrainer(NLACTrainer):
 def preference(before: float, after: float) -> float:
     """Return the weight of an action with the verdict score `after`, in place of one with `before`, in nats."""
     return 2 / (1 + exp(min(before - after, 50.0)))
+
+
+def reverse_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
+    """
+    Compute the divergence from the model to the teacher at every token, KL(model || teacher), in nats. The arguments
+    are those of [`~method.losses.token_divergences`], which computes KL(teacher || model). Over several teachers that
+    one is least at their mean, and this one where all of them agree.
+    """
+    logps, teacher_logps = logits.float().log_softmax(-1), teacher_logits.float().log_softmax(-1)
+    return (logps.exp() * (logps - teacher_logps)).sum(-1)
+
+
+class ReverseTrainer(NLACTrainer):
+    """NLAC whose distilled policy learns by the reverse divergence, as TRL's self-distillation does by default."""
+
+    divergence = staticmethod(reverse_divergences)
 
 
 class AdvisedRollouts(Rollouts):

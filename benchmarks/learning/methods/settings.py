@@ -184,7 +184,7 @@ SELDOM = dict(episodes_per_iteration=32, samples_per_iteration=128)  # few sampl
 LEAN = "nlac_lean"
 EXTRACTION = {
     "nlac_policy_distill": DISTILLED,
-    "nlac_policy_distill_reverse": {**DISTILLED, "policy_distillation_alpha": 1.0},
+    "nlac_policy_distill_reverse": {**DISTILLED, "trainer": "reverse"},
     LEAN: {**DISTILLED, **SELDOM},
     "nlac_candidates_4": {"num_refinement_candidates": 4},
     "nlac_rehearsed_refinements": {"rehearse_refinements": True},
@@ -222,7 +222,7 @@ TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in OF_BASEL
 # critic. Iterations are those of GRPO: 32 episodes, which are replayed in four steps. The buffer has room for as many
 # episodes of the most turns.
 SELF_DISTILLATION = "self_distillation"
-REVERSE = {"policy_distillation_alpha": 1.0}  # TRL's default
+REVERSE = {"trainer": "reverse"}  # the divergence that TRL's trainers have by default
 SELF_DISTILLATIONS = {SELF_DISTILLATION: {}, "self_distillation_reverse": REVERSE}
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
