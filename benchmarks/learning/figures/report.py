@@ -165,8 +165,8 @@ def cuts(names: Iterable[str]) -> str:
     for name in [name for name in names if name in TASKS]:
         task = make_task(name, seed=0)
         cut = [label(method) for method in methods if default_settings(task, method).get("min_p")]
-        found.append(f"{task_label(name)}: {', '.join(cut) or 'none'}")
-    return "; ".join(found)
+        found.append(f"- {task_label(name)}: {', '.join(cut) or 'none'}")
+    return "\n".join(found)
 
 
 def spent(task: dict) -> str:
