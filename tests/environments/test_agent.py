@@ -529,40 +529,39 @@ class TestFaults:
         assert not the_server()._clients  # every key has gone with its episode
 
 
-def test_the_reward_of_a_step_that_opens_a_conversation():
-    """It comes with the answer that led there, when its observation does."""
+ANOTHER = Opening([{"role": "user", "content": "Another task."}])
+
+
+def delegating(*results):
+    """Make an environment that gives these results, whatever the policy does."""
 
     class Delegating(TextEnvironment):
         def reset(self):
-            self.turn = 0
+            self.results = iter(results)
             return "begin"
 
         def step(self, action):
-            self.turn += 1
-            return [
-                StepResult("", reward=0.25, conversation=Opening([{"role": "user", "content": "Another task."}])),
-                StepResult("back", reward=0.125, conversation=0),
-                StepResult("", reward=0.5, terminated=True),
-            ][self.turn - 1]
+            return next(self.results)
 
-    (episode,) = play([{}], Delegating, make_roles(["one", "two", "three"], max_turns=4))
+    return Delegating
+
+
+def test_the_reward_of_a_step_that_opens_a_conversation():
+    """It comes with the answer that led there, when its observation does."""
+
+    environment = delegating(
+        StepResult("", reward=0.25, conversation=ANOTHER),
+        StepResult("back", reward=0.125, conversation=0),
+        StepResult("", reward=0.5, terminated=True),
+    )
+    (episode,) = play([{}], environment, make_roles(["one", "two", "three"], max_turns=4))
     rewards = [[turn.reward for turn in one.turns] for one in (episode, *episode.segments)]
     assert episode.failure is None and rewards == [[0.375, 0.5], [0.5]]
 
 
 def test_the_reward_of_the_step_that_ends_an_episode_is_that_of_all_conversations():
-    class Delegating(TextEnvironment):
-        def reset(self):
-            self.turn = 0
-            return "begin"
-
-        def step(self, action):
-            self.turn += 1
-            if self.turn == 1:
-                return StepResult("", conversation=Opening([{"role": "user", "content": "Another task."}]))
-            return StepResult("", reward=1.0, terminated=True)
-
-    (episode,) = play([{}], Delegating, make_roles(["one", "two"], max_turns=4))
+    environment = delegating(StepResult("", conversation=ANOTHER), StepResult("", reward=1.0, terminated=True))
+    (episode,) = play([{}], environment, make_roles(["one", "two"], max_turns=4))
     assert [(one.score, one.terminated) for one in all_conversations([episode])] == [(1.0, True)] * 2
     assert len(episode.segments) == 1
 

@@ -54,6 +54,19 @@ class Instances:
         self.alive.remove(self)
 
 
+class Breaking(Instances):
+    """Breaks in the first step of the tasks that say so."""
+
+    def reset(self, fails=False):
+        self.fails = fails
+        return "win"
+
+    def step(self, action):
+        if self.fails:
+            raise RuntimeError("broken")
+        return super().step(action)
+
+
 def wait_until(is_done: Callable[[], bool], seconds: float = 10) -> None:
     """Wait for what other threads do, on a machine at its limits."""
     end = time.monotonic() + seconds
@@ -98,16 +111,7 @@ class TestInstances:
         monkeypatch.setattr(pool_module, "CLOSING_SECONDS", 0.3)
         ends = threading.Event()
 
-        class HangsAtItsEnd(Instances):
-            def reset(self, fails):
-                self.fails = fails
-                return "win"
-
-            def step(self, action):
-                if self.fails:
-                    raise RuntimeError("broken")
-                return super().step(action)
-
+        class HangsAtItsEnd(Breaking):
             def close(self):
                 if self.fails:
                     ends.wait(20)
@@ -118,17 +122,11 @@ class TestInstances:
         assert failed.failure and fine.score == 1 and Instances.most == 2
 
     def test_a_failure_makes_no_others_where_a_server_has_few_sessions(self):
-        class Sessions(Instances):
+        class Sessions(Breaking):
             def reset(self, fails=False):
                 if len(self.alive) > 2:
                     raise ConnectionError("no session is free")
-                self.fails = fails
-                return "win"
-
-            def step(self, action):
-                if self.fails:
-                    raise RuntimeError("broken")
-                return super().step(action)
+                return super().reset(fails)
 
             def close(self):
                 time.sleep(0.2)

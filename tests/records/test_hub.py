@@ -36,13 +36,7 @@ def run(server: HubServer, script: str, home: Path) -> str:
     """Run a script in a separate process, with the stand-in as its Hub."""
     environment = {
         **os.environ,
-        "HF_ENDPOINT": server.url,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HOME": str(home),
-        "HF_TOKEN": "hf_of_nobody",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TRL_DISABLE_TELEMETRY": "1",
+        **server.variables(home),
         "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
     }
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)

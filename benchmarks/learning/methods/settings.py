@@ -214,6 +214,8 @@ LONG = {"grpo_long": "grpo", "rft_long": "rft", "rft_unanchored_long": "rft"}
 # Without actions of the base model among its samples. They keep a policy that has few successes from collapsing onto
 # them, and one that has many from being sure.
 UNANCHORED = {"rft_unanchored": "rft"}
+NO_ANCHORS = {"anchor_ratio": 0.0}
+CHANGES = {"rft_unanchored": NO_ANCHORS, "rft_unanchored_long": NO_ANCHORS}
 SLOW = {"scalar_five": "scalar"}  # with five times NLAC's steps, as GRPO and RFT have
 OF_BASELINES = {**LONG, **UNANCHORED, **SLOW}
 TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in OF_BASELINES.items()}}
@@ -242,13 +244,13 @@ BASELINES_BY_TASK = {
 
 def default_settings(task: LearningTask, method: str) -> dict:
     """Return the tuned settings of a method on a task, or the settings for real models."""
-    unanchored = {"anchor_ratio": 0.0} if method.startswith("rft_unanchored") else {}
+    own = CHANGES.get(method, {})
     method = OF_BASELINES.get(method, method)
     if method in BASELINES:
         parameters = inspect.signature(BASELINES[method]).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
-        return merge_settings(defaults, changes.get(method, {}), unanchored)
+        return merge_settings(defaults, changes.get(method, {}), own)
     changes = VARIANTS.get(method, {})
     if method in SELF_DISTILLATIONS:
         last = {"replay_buffer_size": SELDOM["episodes_per_iteration"] * task.max_turns}
