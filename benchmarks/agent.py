@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import over_seeds
+from benchmarks.learning.figures.seeds import over_seeds
 from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.environments.pool import EnvironmentPool

@@ -35,7 +35,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import over_seeds
+from benchmarks.learning.figures.seeds import over_seeds
 from benchmarks.learning.methods.settings import NLAC, acting_config
 from benchmarks.learning.methods.sft import sft_trainer
 from benchmarks.learning.playing import Player

@@ -134,7 +134,7 @@ def table(names: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def interval(summary: dict[str, Any]) -> str:
-    """Format the mean of [`~learning.figures.summary.over_seeds`], with its interval cut at 0 and 1."""
+    """Format the mean of [`~learning.figures.seeds.over_seeds`], with its interval cut at 0 and 1."""
     if summary["low"] is None:
         return f"{summary['mean']:.2f}"
     return f"{summary['mean']:.2f} ({max(0, summary['low']):.2f} to {min(1, summary['high']):.2f})"

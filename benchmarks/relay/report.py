@@ -17,7 +17,7 @@
 from typing import Any
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import LEAST_SEEDS, difference, of_cells
+from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
 from benchmarks.learning.figures.table import cost_table, gap, rate
 
 

@@ -21,7 +21,7 @@ import pytest
 from benchmarks import agent as agent_benchmark
 from benchmarks import offline as offline_benchmark
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import over_seeds
+from benchmarks.learning.figures.seeds import over_seeds
 from benchmarks.learning.tasks import make_task
 from trl_nlac.environments.embedded import TINY_MODEL
 

@@ -35,7 +35,7 @@ from benchmarks.learning.figures import (
     staleness,
     stored,
 )
-from benchmarks.learning.figures.claims import FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
+from benchmarks.learning.figures.claims import FACTOR_NOT_SHOWN, FAILS, HOLDS, HOLDS_IN_THE_MEAN, UNKNOWN, claims
 from benchmarks.learning.figures.correction import holm
 from benchmarks.learning.figures.report import (
     ablation_verdict,
@@ -50,13 +50,12 @@ from benchmarks.learning.figures.report import (
     write_pages,
 )
 from benchmarks.learning.figures.search import change_words, changed_settings, searches
+from benchmarks.learning.figures.seeds import difference, over_seeds
 from benchmarks.learning.figures.summary import (
     METHODS,
     area,
     curve,
-    difference,
     measured,
-    over_seeds,
     point_at,
     reach,
     summarize,
@@ -429,6 +428,7 @@ class TestClaims:
         "nlac, verdict",
         [
             ([0.8, 0.8, 0.8], HOLDS),  # hindsight has 0.6, from 0.6 to 0.6
+            ([0.74, 0.8, 0.86], FACTOR_NOT_SHOWN),  # 1.33 times as much, but the ratio's interval begins at 1.10
             ([0.77, 0.77, 0.77], FAILS),  # intervals apart, but not 1.3 times as much
             ([0.6, 0.9, 1.0], FAILS),  # 1.39 times as much, but the intervals touch
         ],
@@ -668,6 +668,13 @@ class TestSharpening:
         assert report == json.loads((results / "learning_sharpening.json").read_text())
         assert sharpening.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
 
+    def test_the_claim_of_the_critic_is_judged_against_hindsight_alone(self):
+        cells = self.decode("nlac", [0.57, 0.61, 0.6], [0.58, 0.61, 0.6])
+        cells += self.decode("self_distillation", [0.3, 0.4, 0.35], [0.6, 0.55, 0.6])
+        text = sharpening.text(sharpening.sharpening(cells))
+        assert "NLAC **is above it at temperature 1, and not told apart from it when both are greedy**" in text
+        assert "critic helps" not in text
+
     def test_two_seeds_judge_nothing(self):
         cells = [*self.decode("nlac", [0.9, 0.8], [0.9, 0.8]), *self.decode("hindsight", [0.1, 0.1], [0.1, 0.1])]
         report = sharpening.sharpening(cells)
@@ -806,8 +813,8 @@ class TestBases:
     @pytest.mark.parametrize(
         ("differences", "said"),
         [
-            ([(0.1, 0.2)] * 3, "NLAC is ahead of hindsight, from every build"),
-            ([(-0.1, -0.2)] * 3, "hindsight is ahead of NLAC, from every build"),
+            ([(0.1, 0.2)] * 3, "NLAC is ahead of hindsight from every build, on these desks"),
+            ([(-0.1, -0.2)] * 3, "hindsight is ahead of NLAC from every build, on these desks"),
             ([(0.1, 0.2), (0.1, 0.2), (-0.02, -0.01)], "neither is ahead of the other from every build"),
             ([(0.1, 0.2)] * 2, "not yet known: fewer than three builds"),
         ],

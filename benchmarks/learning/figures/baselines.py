@@ -35,16 +35,8 @@ from statistics import mean
 
 from benchmarks import reporting
 from benchmarks.learning.figures.costs import LEVEL
-from benchmarks.learning.figures.summary import (
-    CELLS,
-    LEAST_SEEDS,
-    RESULTS,
-    difference,
-    mean_costs,
-    measured,
-    of_cells,
-    reach,
-)
+from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
+from benchmarks.learning.figures.summary import CELLS, RESULTS, mean_costs, measured, reach
 from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, number, rate, task_label
 from benchmarks.learning.methods.settings import OF_BASELINES
 

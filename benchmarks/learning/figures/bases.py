@@ -29,7 +29,8 @@ from functools import partial
 from statistics import mean, stdev
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells, over_seeds
+from benchmarks.learning.figures.seeds import difference, of_cells, over_seeds
+from benchmarks.learning.figures.summary import RESULTS, mean_costs
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 
 
@@ -117,9 +118,9 @@ def verdict(task: dict, temperature: float) -> str:
     if len(means) < 3:
         return "not yet known: fewer than three builds"
     if all(mean > 0 for mean in means) and overall["low"] > 0:
-        return "NLAC is ahead of hindsight, from every build"
+        return "NLAC is ahead of hindsight from every build, on these desks"
     if all(mean < 0 for mean in means) and overall["high"] < 0:
-        return "hindsight is ahead of NLAC, from every build"
+        return "hindsight is ahead of NLAC from every build, on these desks"
     return "neither is ahead of the other from every build"
 
 

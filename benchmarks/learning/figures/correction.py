@@ -18,7 +18,7 @@ from collections.abc import Hashable
 
 from scipy.stats import ttest_1samp
 
-from benchmarks.learning.figures.summary import LEAST_SEEDS
+from benchmarks.learning.figures.seeds import LEAST_SEEDS
 
 
 def holm(differences: dict[Hashable, dict | None]) -> dict[Hashable, float]:
@@ -27,7 +27,7 @@ def holm(differences: dict[Hashable, dict | None]) -> dict[Hashable, float]:
 
     Args:
         differences (`dict[Hashable, dict | None]`):
-            By any name, from [`~learning.figures.summary.difference`]. Those of fewer than `LEAST_SEEDS` seeds are
+            By any name, from [`~learning.figures.seeds.difference`]. Those of fewer than `LEAST_SEEDS` seeds are
             left out.
     """
     seeds = {name: list(of["seeds"].values()) for name, of in differences.items() if of}

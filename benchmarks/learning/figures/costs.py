@@ -35,17 +35,8 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import (
-    CELLS,
-    LEAST_SEEDS,
-    LEVELS,
-    SPENT,
-    difference,
-    latest,
-    measured,
-    of_cells,
-    reach,
-)
+from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
+from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, latest, measured, reach
 from benchmarks.learning.figures.table import label, number, rate, task_label
 from benchmarks.learning.methods.settings import SAVINGS, SELF_DISTILLATION
 
@@ -173,8 +164,9 @@ def benefit_and_cost(report: dict) -> str:
     methods = report["tasks"]["service_desk_told"]["methods"]
     fewest = fewest_tokens(methods)
     options = ", ".join(f"`{name}={value}`" for name, value in SAVINGS[fewest].items())
-    words = {"nlac": "NLAC, everything written anew, as in the paper", fewest: f"NLAC, with {options}", "grpo": "GRPO"}
-    words |= {"rft": "RFT (rejection sampling)", SELF_DISTILLATION: "Self-distillation, without a critic"}
+    words = {"nlac": "NLAC, every target and refined action written anew", fewest: f"NLAC, with {options}"}
+    words |= {"hindsight": "Hindsight: NLAC that reads what followed in place of a learned critic", "grpo": "GRPO"}
+    words |= {"rft": "RFT (rejection fine-tuning)", SELF_DISTILLATION: "Self-distillation, without a critic"}
     rows = []
     for name in words:
         spent, final = methods[name]["spent"], methods[name]["final"]["mean"]

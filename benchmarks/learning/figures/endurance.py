@@ -26,15 +26,8 @@ python -m benchmarks.learning.run --tasks service_desk_told rooms --seeds 0 1 2 
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import (
-    LEAST_SEEDS,
-    RESULTS,
-    difference,
-    mean_costs,
-    measured,
-    of_cells,
-    point_at,
-)
+from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
+from benchmarks.learning.figures.summary import RESULTS, mean_costs, measured, point_at
 from benchmarks.learning.figures.table import cost_table, gap, rate, task_label
 from benchmarks.learning.methods.settings import ENDURING
 from benchmarks.learning.run import BUDGETS

@@ -35,18 +35,8 @@ from benchmarks import reporting
 from benchmarks.learning.figures.baselines import ABOVE, BELOW, REACH_NAMES, reach_words, verdict
 from benchmarks.learning.figures.correction import holm
 from benchmarks.learning.figures.costs import LEVEL
-from benchmarks.learning.figures.summary import (
-    CELLS,
-    COUNTED,
-    RESULTS,
-    area,
-    difference,
-    latest,
-    mean_costs,
-    measured,
-    of_cells,
-    reach,
-)
+from benchmarks.learning.figures.seeds import difference, of_cells
+from benchmarks.learning.figures.summary import CELLS, COUNTED, RESULTS, area, latest, mean_costs, measured, reach
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import EXTRACTION, SELF_DISTILLATION
 

@@ -28,7 +28,8 @@ python -m benchmarks.learning.run --tasks guess_the_number --seeds 0 1 2 \\
 from collections.abc import Callable
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, of_cells
+from benchmarks.learning.figures.seeds import difference, of_cells
+from benchmarks.learning.figures.summary import RESULTS, mean_costs
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
 from benchmarks.learning.guess_the_number import REFERENCES
 from benchmarks.learning.methods.settings import AS_LIKELY

@@ -26,7 +26,8 @@ python -m benchmarks.learning.run --tasks service_desk_handbook --seeds 0 1 2 \\
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import RESULTS, difference, mean_costs, measured, of_cells
+from benchmarks.learning.figures.seeds import difference, of_cells
+from benchmarks.learning.figures.summary import RESULTS, mean_costs, measured
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 

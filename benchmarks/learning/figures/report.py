@@ -22,7 +22,6 @@ python -m benchmarks.learning.figures.report --readme README.md
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from benchmarks.learning.figures.costs import price, price_of_step
 from benchmarks.learning.figures.plots import plot_ablations, plot_critic, plot_task
 from benchmarks.learning.figures.search import change_words
 from benchmarks.learning.figures.sharpening import REPORT, sentences
-from benchmarks.learning.figures.summary import SPENT, over_seeds
+from benchmarks.learning.figures.summary import SPENT
 from benchmarks.learning.figures.table import (
     COSTS,
     comparison,
@@ -77,21 +76,13 @@ def claim_sentence(claim: dict) -> str:
             + (", its end." if theirs["steps_to_it"] >= theirs["steps"] else ".")
         )
     ratio = f", {claim['ratio']:.2f} times as much in the mean" if claim["factor"] > 1 and claim["ratio"] else ""
-    ratio += seed_ratio(ours["success"], theirs["success"]) if ratio else ""
+    if ratio and (by_seed := claim["seed_ratio"]):
+        ratio += f" ({by_seed['low']:.2f} to {by_seed['high']:.2f}, paired by seed)"
     rival = ", the best baseline," if claim["claim"] == "higher_success" else ""
     return (
         f"{label(ours['method'])} ends at {rate(ours['success'])} after {number(ours['steps'])} environment steps"
         f"{ratio}; {label(theirs['method'])}{rival} at {rate(theirs['success'])} after {number(theirs['steps'])}."
     )
-
-
-def seed_ratio(ours: dict, theirs: dict) -> str:
-    """Format the 95 % interval of the ratio of two successes, paired by seed, by that of its logarithm."""
-    pairs = {seed: (value, theirs["seeds"].get(seed)) for seed, value in ours["seeds"].items()}
-    ratios = over_seeds({seed: math.log(a / b) for seed, (a, b) in pairs.items() if a and b})
-    if ratios is None or ratios["low"] is None or len(ratios["seeds"]) < len(pairs):
-        return ""
-    return f" ({math.exp(ratios['low']):.2f} to {math.exp(ratios['high']):.2f}, paired by seed)"
 
 
 def leaders(names: list[str], value: Callable[[str], float | None]) -> list[str]:

@@ -14,7 +14,7 @@
 
 """
 Whether NLAC's success beyond hindsight's is knowledge, or only a sharper policy: policies that were trained with
-sampled actions are decoded at several temperatures, all with the same cuts.
+sampled actions are decoded at several temperatures, all with the same `min_p`.
 
 python -m benchmarks.learning.figures.sharpening --json benchmarks/results/learning_sharpening.json \\
     --page docs/source/results_temperature.md
@@ -32,7 +32,8 @@ python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delaye
 from typing import Any
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import LEAST_SEEDS, RESULTS, difference, mean_costs, of_cells
+from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
+from benchmarks.learning.figures.summary import RESULTS, mean_costs
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import SELF_DISTILLATIONS, SHARPENED_HINDSIGHT, SHARPENING
 
@@ -44,6 +45,13 @@ RIVALS = ("hindsight", SHARPENED_HINDSIGHT, *SELF_DISTILLATIONS)  # without a le
 NAMES = {"held_out": "held-out customers", "train": "customers of training"}
 STANDS, SHARPNESS, WITHDRAWN = "stands", "is one of sharpness alone", "is withdrawn"
 UNJUDGED = f"is not judged yet: it needs {LEAST_SEEDS} seeds of both"
+# The same verdicts of rivals that differ from NLAC in more than the critic.
+OF_OTHERS = {
+    STANDS: "is above it, also when both are greedy",
+    SHARPNESS: "is above it at temperature 1, and not told apart from it when both are greedy",
+    WITHDRAWN: "is not told apart from it",
+    UNJUDGED: UNJUDGED,
+}
 
 
 def at(decoded: list[dict], temperature: float, instances: str = "held_out", min_p: float = 0.0) -> Any:
@@ -76,7 +84,7 @@ def verdict(differences: dict[str, dict]) -> str:
 
 
 def compare(arms: dict[str, dict], rival: str) -> dict:
-    """Compare NLAC with a rival, paired by seed, at every temperature without cuts."""
+    """Compare NLAC with a rival, paired by seed, at every temperature, with no token left out."""
     ours, theirs = arms["nlac"]["decoded"], arms[rival]["decoded"]
     temperatures = [of["temperature"] for of in ours if of["instances"] == "held_out"]
     differences = {
@@ -132,10 +140,10 @@ def sentences(task: str, figures: dict) -> list[str]:
     found = []
     for rival, of in figures["verdicts"].items():
         by = ", ".join(f"{gap(value)} at {float(t):g}" for t, value in of["differences"].items())
-        found.append(
-            f"{task_label(task)}, NLAC against {label(rival)}: {by}. "
-            f"The claim that the learned critic helps **{of['verdict']}**."
-        )
+        judged = f"The claim that the learned critic helps **{of['verdict']}**."
+        if rival in SELF_DISTILLATIONS:
+            judged = f"NLAC **{OF_OTHERS[of['verdict']]}**, with a fifth of its environment steps."
+        found.append(f"{task_label(task)}, NLAC against {label(rival)}: {by}. {judged}")
     return found
 
 

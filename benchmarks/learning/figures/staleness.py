@@ -29,7 +29,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import LEVELS, RESULTS, area, difference, latest, measured, of_cells, reach
+from benchmarks.learning.figures.seeds import difference, of_cells
+from benchmarks.learning.figures.summary import LEVELS, RESULTS, area, latest, measured, reach
 from benchmarks.learning.figures.table import gap, number, rate, task_label
 from benchmarks.learning.methods.settings import FRUGAL, STALE
 

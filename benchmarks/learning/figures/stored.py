@@ -28,16 +28,8 @@ python -m benchmarks.learning.run --seeds 0 1 2 --methods nlac_stored_actions \\
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import (
-    CELLS,
-    COUNTED,
-    RESULTS,
-    difference,
-    latest,
-    mean_costs,
-    measured,
-    of_cells,
-)
+from benchmarks.learning.figures.seeds import difference, of_cells
+from benchmarks.learning.figures.summary import CELLS, COUNTED, RESULTS, latest, mean_costs, measured
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 
 

@@ -20,17 +20,18 @@ python -m benchmarks.learning.figures.summary --json benchmarks/results/learning
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 
 import numpy as np
 
 from benchmarks import reporting
 from benchmarks.learning.figures.claims import claims
 from benchmarks.learning.figures.search import changed_settings, searches
+from benchmarks.learning.figures.seeds import difference, of_cells, over_seeds
 from benchmarks.learning.figures.table import COSTS
 from benchmarks.learning.methods.settings import ABLATIONS_BY_TASK, PLAIN
 from benchmarks.learning.tasks import TASKS
@@ -53,7 +54,6 @@ METRICS = {
     "refined_better_rate": ("oracle/refined_better_rate",),
 }
 CRITIC_METRICS = tuple(METRICS)[1:]
-LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
 
 
 def latest(cells: list[dict]) -> list[dict]:
@@ -68,28 +68,6 @@ def measured(point: dict[str, float], metric: str) -> float | None:
     """
     rates = [point[name] for name in METRICS[metric] if name in point]
     return mean(rates) if len(rates) == len(METRICS[metric]) else None
-
-
-def over_seeds(values: dict[str, float | None]) -> dict | None:
-    """
-    Average the values of seeds.
-
-    Args:
-        values (`dict[str, float | None]`):
-            By seed; `None` where the value was not measured.
-
-    Returns:
-        `dict`: `mean`; its 95 % interval `low` to `high` by Student's t, `None` for a single seed; `worst`, the
-        smallest value; and `seeds`, the values. `None` if nothing was measured.
-    """
-    values = {seed: round(value, 4) for seed, value in values.items() if value is not None}
-    if not values:
-        return None
-    center, low, high = mean(values.values()), None, None
-    if len(values) > 1:
-        margin = reporting.T_95[len(values)] * stdev(values.values()) / len(values) ** 0.5
-        low, high = round(center - margin, 4), round(center + margin, 4)
-    return {"mean": round(center, 4), "low": low, "high": high, "worst": min(values.values()), "seeds": values}
 
 
 def point_at(cell: dict, steps: float) -> dict:
@@ -144,11 +122,6 @@ def curve(cells: list[dict], metric: str, cost: str) -> dict[str, list[float]] |
         cost: [round(float(x), 1) for x in grid],
         **{name: [column[name] for column in columns] for name in ("mean", "low", "high")},
     }
-
-
-def of_cells(cells: list[dict], value: Callable[[dict], float | None]) -> dict | None:
-    """Average a value of each cell over their seeds."""
-    return over_seeds({str(cell["seed"]): value(cell) for cell in cells})
 
 
 def mean_costs(cells: list[dict]) -> dict[str, dict | None]:
@@ -210,12 +183,6 @@ def _is_same(changes: dict) -> bool:
     """Whether changes only state the default of an option."""
     defaults = {option.name: option.default for option in fields(NLACConfig)}
     return all(name in defaults and value == defaults[name] for name, value in changes.items())
-
-
-def difference(method: dict | None, plain: dict | None) -> dict | None:
-    """Return the difference of two values of [`over_seeds`], paired by seed."""
-    pairs = method["seeds"].keys() & plain["seeds"].keys() if method and plain else ()
-    return over_seeds({seed: method["seeds"][seed] - plain["seeds"][seed] for seed in sorted(pairs)})
 
 
 def compare(ablated: list[dict], plain: list[dict]) -> dict:
