@@ -48,7 +48,6 @@ from trl_nlac.evaluation.health import backup_fidelity
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.refinement import refine_actions
 from trl_nlac.prompts import parse_critique
-from trl_nlac.types import Transition
 
 
 ARMS = {"none": {"rehearsal_ratio": 0.0}, "self": {"rehearsal_source": "self"}}
@@ -87,7 +86,7 @@ class FallCallback(TrainerCallback):
         roles = self.trained.roles
         with self.aside():
             episodes = play_episodes(self.trained.environments, self.rows, roles)
-            self.transitions = [Transition(e, i) for e in episodes for i in range(len(e.turns))]
+            self.transitions = [transition for episode in episodes for transition in episode.transitions]
             with roles.collected() as answers:
                 self.targets = bellman_targets(roles, self.transitions, self.trained.args.bootstrap)
                 refinements = refine_actions(roles, self.transitions)

@@ -43,7 +43,7 @@ from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.evaluation.metrics import CriticCalibration
 from trl_nlac.method.critic import judge_actions
 from trl_nlac.training.model import load_model
-from trl_nlac.types import Episode, Judgement, Transition
+from trl_nlac.types import Episode, Judgement
 
 
 FALSE_BLOCKS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -75,7 +75,7 @@ def played_logs(task: LearningTask, trainer: NLACTrainer, num_episodes: int) -> 
 def labelled_steps(trainer: NLACTrainer, task: LearningTask, episodes: list[Episode]) -> list[list[Step]]:
     """Judge and label the steps of each conversation."""
     oracle = task.environment_factory().oracle
-    transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    transitions = [transition for episode in episodes for transition in episode.transitions]
     with trainer.roles.generator.session(trainer.model):
         judgements = judge_actions(trainer.roles, [transition.state_action for transition in transitions])
     judged = iter(zip(transitions, judgements, strict=True))

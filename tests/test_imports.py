@@ -37,7 +37,7 @@ TABLE = {
     "environments": "chat gateway prompts event_loop terminal secrets",
     "episodes": "method environments chat generation prompts event_loop terminal secrets shards",
     "log_formats": "episodes chat replay",
-    "training": "method replay chat prompts nlac_config event_loop secrets shards terminal",
+    "training": "method replay chat prompts nlac_config options event_loop secrets shards terminal",
     "evaluation": "episodes method environments chat generation prompts",
     "records": "evaluation episodes environments options nlac_config terminal secrets",
     "agent": "evaluation episodes method environments gateway chat generation options prompts secrets terminal",

@@ -33,7 +33,6 @@ class TestNLACConfig:
             ({"single_step": True, "max_turns": 3}, "`single_step=True` means tasks of one action: set `max_turns=1`"),
             ({"single_step": True, "max_turns": 1, "num_futures": 2}, "`single_step=True` predicts no future"),
             ({"num_futures": 2, "replay_refinement_fraction": 0.5}, "`replay_refinement_fraction=0.5` refines by the"),
-            ({"target_sync_mode": "hard"}, "`target_sync_mode='hard'` with `target_sync_steps=1` copies"),
             ({"on_forgetting": "restore"}, "`on_forgetting='restore'` goes back.*`save_strategy='no'`"),
             (
                 {"on_forgetting": "restore", "save_strategy": "steps", "save_only_model": True},
@@ -112,21 +111,21 @@ class TestNLACConfig:
     @pytest.mark.parametrize(
         ("options", "age"),
         [
-            ({}, 200),
-            ({"target_update_unit": "sample"}, 50),  # a step has four
-            ({"target_update_unit": "sample", "target_sync_steps": 5}, 10),
-            ({"target_sync_mode": "hard", "target_sync_steps": 5}, 0),
+            ({"target_update_rate": 0.01}, 200),
+            ({"target_update_rate": 0.01, "target_update_unit": "sample"}, 50),  # a step has four
+            ({"target_update_rate": 0.01, "target_update_unit": "sample", "target_sync_steps": 5}, 10),
+            ({"target_update_rate": 1.0, "target_sync_steps": 5}, 0),  # an update leaves nothing of the old weights
         ],
     )
     def test_targets_are_kept_for_twice_the_time_constant(self, tmp_path, options, age):
-        assert make_config(tmp_path, target_update_rate=0.01, **options).target_max_age == age
+        assert make_config(tmp_path, **options).target_max_age == age
 
     def test_options_that_were_left_open_follow_those_that_change_later(self, tmp_path):
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, target_update_rate=0.01)
         config.target_update_rate, config.max_turns = 0.05, 3
         config.check()
         assert (config.target_max_age, config.samples_per_iteration) == (40, 16)
-        config.target_sync_mode, config.target_sync_steps = "hard", 100
+        config.target_update_rate, config.target_sync_steps = 1.0, 100
         config.check()
         assert config.target_max_age == 0
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, target_max_age=7, samples_per_iteration=8)

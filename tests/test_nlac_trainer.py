@@ -83,8 +83,8 @@ class TestTraining:
         trainer.train()
         torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
 
-    def test_hard_target_weights_are_copies(self, tmp_path):
-        config = {"target_sync_mode": "hard", "target_sync_steps": 2, "max_steps": 5}
+    def test_with_a_rate_of_1_target_weights_are_copies(self, tmp_path):
+        config = {"target_update_rate": 1.0, "target_sync_steps": 2, "max_steps": 5}
         trainer = make_trainer(tmp_path, {**config, "target_update_unit": "sample"})
         copied = {}
 

@@ -42,6 +42,13 @@ class TestPrompt:
         assert Prompt.of([1, 2]).tools == Transition(make_episode(), 0).state.tools == ()
 
 
+def test_transitions_of_an_episode():
+    """Those of its segments are theirs."""
+    episode = replace(make_episode(num_turns=3), segments=(make_episode(num_turns=1),))
+    assert episode.transitions == [Transition(episode, i) for i in range(3)]
+    assert [transition.is_last for transition in episode.transitions] == [False, False, True]
+
+
 def test_number_of_tokens_of_an_example():
     example = TrainingExample("policy", Prompt.of([1, 2]).extended([3]), (4, 5))
     assert example.num_tokens == len(example.prompt.ids) + len(example.completion_ids) == 5

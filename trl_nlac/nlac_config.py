@@ -139,14 +139,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         learning_rate (`float`, *optional*, defaults to `5e-6`):
             Initial learning rate for the [`~torch.optim.AdamW`] optimizer (paper, appendix A.4).
         target_update_rate (`float`, *optional*, defaults to `0.005`):
-            Tau: weight of the trained weights in each update of the target weights.
+            Tau: weight of the trained weights in each update of the target weights. With `1` an update copies them.
         target_update_unit (`str`, *optional*, defaults to `"step"`):
             What the rate counts for: `"step"` is an update of the target weights, `"sample"` a transition trained on
             since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and each is a
             gradient step; with batches of B it is either. `"sample"` updates with the rate `1 - (1 - tau) ** B`.
-        target_sync_mode (`str`, *optional*, defaults to `"soft"`):
-            What an update of the target weights is: `"soft"` averages, with tau (the paper), `"hard"` copies the
-            trained weights, and needs `target_sync_steps` above 1.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
         target_max_age (`int`, *optional*):
@@ -155,7 +152,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             paper), unless the same weights would write the same one again: those that made it have not been updated
             since, and every role that took part is greedy. If `None`, twice the time constant of the target weights,
             `2 / target_update_rate` updates (with `target_update_unit="sample"` divided by the samples of an update),
-            and `0` with `target_sync_mode="hard"`.
+            and `0` with `target_update_rate=1`.
         target_weights_offload (`bool`, *optional*, defaults to `False`):
             Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
             memory.
@@ -377,13 +374,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "choices": ["step", "sample"],
         },
     )
-    target_sync_mode: str = field(
-        default="soft",
-        metadata={
-            "help": "Whether an update of the target weights averages or copies the trained weights.",
-            "choices": ["soft", "hard"],
-        },
-    )
     target_sync_steps: int = field(
         default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
     )
@@ -546,7 +536,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "critic_loss_type",
             "policy_loss_type",
             "target_update_unit",
-            "target_sync_mode",
             "rehearsal_source",
             "on_forgetting",
             "environment_workers",
@@ -623,12 +612,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             )
 
     def _check_what_is_trained(self) -> None:
-        """Check losses, rehearsal and target weights together."""
-        if self.target_sync_mode == "hard" and self.target_sync_steps == 1:
-            raise ValueError(
-                "`target_sync_mode='hard'` with `target_sync_steps=1` copies the weights after every optimizer step: "
-                "the target weights would be the trained ones. Set `target_sync_steps`, for example to 100."
-            )
+        """Check losses and rehearsal together."""
         if self.rehearsal_source == "self" and not self.rehearsal_ratio:
             raise ValueError(
                 "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
@@ -710,7 +694,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         if self.target_max_age is None:
             samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
             twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
-            self.target_max_age = 0 if self.target_sync_mode == "hard" else round(twice_time_constant)
+            self.target_max_age = 0 if self.target_update_rate == 1 else round(twice_time_constant)
         self._filled = {name: vars(self)[name] for name in left}
 
     def _check_async_rollouts(self) -> None:

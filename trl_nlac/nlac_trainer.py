@@ -437,7 +437,7 @@ class NLACTrainer(AtomicSavingTrainer):
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
         if args.generation_kwargs and not is_sharded_later:
             self.roles.check_generation(self.model)
-        update_rate = 1.0 if args.target_sync_mode == "hard" else args.target_update_rate
+        update_rate = args.target_update_rate
         if args.target_update_unit == "sample":
             update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
         self.target_weights = TargetWeights(
@@ -563,6 +563,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 result = action()
             except Exception as raised:
                 error = raised
+        self.rendezvous.wait("of which the first looks into the folder of the run, and checks what it reads")
         result, error = broadcast_object_list([result, error])
         if error is not None:
             raise error
@@ -593,9 +594,9 @@ class NLACTrainer(AtomicSavingTrainer):
             resume_from_checkpoint = found[-1]
         checkpoint = Path(resume_from_checkpoint)
         state = read_state(checkpoint)
-        check_identity(checkpoint, state.get("identity", {}), self._identity)
+        check_identity(checkpoint, state["identity"], self._identity)
         self.rehearsal.check(checkpoint)
-        warn_of_kept_options(checkpoint, state.get("kept_options", {}), self.args)
+        warn_of_kept_options(checkpoint, state["kept_options"], self.args)
         saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         step, ends = saved.global_step, last_steps(run)
         last = max(ends, default=-1)
@@ -614,8 +615,7 @@ class NLACTrainer(AtomicSavingTrainer):
             )
             return str(checkpoint), True
         else:
-            recorded = state.get("recorded")
-            set_aside(run, step, step if recorded is None else recorded)
+            set_aside(run, step, state["recorded"])
         return str(checkpoint), False
 
     def _num_steps(self) -> int:
@@ -624,11 +624,71 @@ class NLACTrainer(AtomicSavingTrainer):
             return self.args.max_steps
         return self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
 
+    # Algorithm 1
+
+    def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
+        """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
+        refines_fresh_actions = not self.args.replay_refinement_fraction
+        self._wait_for_rollouts(for_all=self._is_last_iteration)
+        raise_on_all(self.rollouts.lost)
+        with self._generating():
+            episodes = self._play(tasks)
+            self._store(episodes)
+            if self.rehearsal.is_due:
+                self._write_rehearsal()
+            samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
+            transitions = [sample.transition for sample in samples]
+            judgements = self._judge(transitions[: self.args.audit_samples])
+            if refines_fresh_actions:
+                refinements = self._refine(transitions, {})
+        with self.target_weights.swapped_into(self.model), self._generating(), self.records.timed("target"):
+            targets = self._targets(samples)
+        if not refines_fresh_actions:  # the targets are the first critiques
+            with self._generating():
+                refinements = self._refine(transitions, dict(enumerate(targets)))
+        self._play_on()
+        batches = self._make_batches(samples, targets, refinements)
+        if lost := self._record_iteration(samples, judgements, targets, refinements, batches):
+            self._restore(lost)
+            return self._iteration(tasks)
+        return batches
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if return_outputs:
+            raise ValueError("The NLACTrainer does not support returning outputs")
+        distills = "distill" in (self.args.critic_loss_type, self.args.policy_loss_type)
+        teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
+        aux_losses = [] if self.args.router_aux_loss_coef else None
+
+        def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+            reference_logps = None if self.reference is None else self.reference.logps(model, batch)
+            return batch_losses(model, batch, teacher, reference_logps, aux_losses, self.divergence)
+
+        batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
+        has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)
+        self.replay.update_priorities(
+            batch.transition_ids[has_priority].tolist(), losses.detach()[has_priority].tolist()
+        )
+        num_tokens = batch.tokens.inputs["input_ids"].numel()
+        self.records.add_losses(
+            batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce
+        )
+        coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
+        # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
+        # split over processes give the gradient of the whole batch.
+        weights = coefficients[batch.loss_ids] * batch.weights  # (B,)
+        loss = (weights * (losses + self.args.beta * divergences)).sum() / self.args.per_device_train_batch_size
+        if not aux_losses:
+            return loss
+        self.records.metrics["aux_loss"].append(self.accelerator.reduce(aux_losses[-1].detach(), "mean").item())
+        share = batch.weights.count_nonzero() / len(self._taken[-1])  # of the micro-batch in this pass
+        return loss + self.args.router_aux_loss_coef * share * aux_losses[-1]
+
+    # Optimizer steps
+
     def _run_epoch(self, *args, **kwargs) -> None:
         if self.state.global_step < self.state.max_steps and not self.had_ended:  # else it would train for a step more
             super()._run_epoch(*args, **kwargs)
-
-    # Algorithm 1
 
     def training_step(self, model, tasks, num_items_in_batch=None):
         try:
@@ -667,73 +727,8 @@ class NLACTrainer(AtomicSavingTrainer):
     def _prepare_inputs(self, examples: list[TrainingExample]) -> MicroBatch:
         return self._collate(examples)
 
-    def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
-        """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
-        refines_fresh_actions = not self.args.replay_refinement_fraction
-        self._wait_for_rollouts(for_all=self._is_last_iteration)
-        raise_on_all(self.rollouts.lost)
-        with self._generating():
-            episodes = self._play(tasks)
-            self._store(episodes)
-            if self.rehearsal.is_due:
-                self._write_rehearsal()
-            samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
-            transitions = [sample.transition for sample in samples]
-            judgements = self._judge(transitions[: self.args.audit_samples])
-            if refines_fresh_actions:
-                refinements = self._refine(transitions, {})
-        with self.target_weights.swapped_into(self.model), self._generating(), self.records.timed("target"):
-            targets = self._targets(samples)
-        if not refines_fresh_actions:  # the targets are the first critiques
-            with self._generating():
-                refinements = self._refine(transitions, dict(enumerate(targets)))
-        self._play_on()
-        batches = self._make_batches(samples, targets, refinements)
-        metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
-        self.records.add_tokens(self.roles.tally.tokens)
-        self.state.num_input_tokens_seen = self.records.num_tokens
-        forgotten = self.records.add_samples(
-            samples, judgements, targets, refinements, metrics, self.state.global_step
-        )
-        if forgotten and self.args.on_forgetting != "warn":
-            self._restore(forgotten)
-            return self._iteration(tasks)
-        self._stop_if_idle(metrics)
-        return batches
-
     def _track_num_input_tokens(self, inputs):
         """Do nothing: [`_iteration`] counts the tokens of all roles."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if return_outputs:
-            raise ValueError("The NLACTrainer does not support returning outputs")
-        distills = "distill" in (self.args.critic_loss_type, self.args.policy_loss_type)
-        teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
-        aux_losses = [] if self.args.router_aux_loss_coef else None
-
-        def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-            reference_logps = None if self.reference is None else self.reference.logps(model, batch)
-            return batch_losses(model, batch, teacher, reference_logps, aux_losses, self.divergence)
-
-        batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
-        has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)
-        self.replay.update_priorities(
-            batch.transition_ids[has_priority].tolist(), losses.detach()[has_priority].tolist()
-        )
-        num_tokens = batch.tokens.inputs["input_ids"].numel()
-        self.records.add_losses(
-            batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce
-        )
-        coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
-        # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
-        # split over processes give the gradient of the whole batch.
-        weights = coefficients[batch.loss_ids] * batch.weights  # (B,)
-        loss = (weights * (losses + self.args.beta * divergences)).sum() / self.args.per_device_train_batch_size
-        if not aux_losses:
-            return loss
-        self.records.metrics["aux_loss"].append(self.accelerator.reduce(aux_losses[-1].detach(), "mean").item())
-        share = batch.weights.count_nonzero() / len(self._taken[-1])  # of the micro-batch in this pass
-        return loss + self.args.router_aux_loss_coef * share * aux_losses[-1]
 
     # Parts of an iteration
 
@@ -869,6 +864,30 @@ class NLACTrainer(AtomicSavingTrainer):
             if self.args.num_refinement_candidates == 1:
                 return refinements
             return choose_refined(self.roles, transitions, refinements, self.args.num_refinement_candidates)
+
+    def _record_iteration(
+        self,
+        samples: list[Sample],
+        judgements: list[Judgement | None],
+        targets: list[Answer],
+        refinements: list[Refinement | None],
+        batches: list[list[TrainingExample]],
+    ) -> list[str]:
+        """
+        Record what an iteration made, and stop a run that learns nothing. Return the forgotten roles that a checkpoint
+        must bring back.
+        """
+        transitions = [sample.transition for sample in samples]
+        metrics = mean_over_processes(self._iteration_metrics(transitions, targets, refinements, batches))
+        self.records.add_tokens(self.roles.tally.tokens)
+        self.state.num_input_tokens_seen = self.records.num_tokens
+        forgotten = self.records.add_samples(
+            samples, judgements, targets, refinements, metrics, self.state.global_step
+        )
+        if forgotten and self.args.on_forgetting != "warn":
+            return forgotten
+        self._stop_if_idle(metrics)
+        return []
 
     def _iteration_metrics(
         self,
@@ -1088,8 +1107,15 @@ class NLACTrainer(AtomicSavingTrainer):
                     self.roles.tally.unrecorded(),
                     self.roles.generator.session(self.model_wrapped),
                 ):
-                    evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, rewards=self.rewards)
-                    self.rendezvous.wait()
+                    evaluation = evaluate_policy(
+                        self.environments,
+                        tasks,
+                        self.roles,
+                        *numbers,
+                        rewards=self.rewards,
+                        once_played=self.rendezvous.wait,
+                    )
+                    self.rendezvous.wait()  # probes play, too
         finally:
             if not self.is_in_train:
                 self.environments.close()
@@ -1290,27 +1316,25 @@ class NLACTrainer(AtomicSavingTrainer):
             self.target_weights.start(self.model)
             rank, world_size = self.args.process_index, self.args.world_size
             batches, state = load_state(Path(checkpoint), rank, world_size, self.replay, self.target_weights)
-            saved_options = state.get("iteration_options", {})
-            starts_again = drop_outdated(Path(checkpoint), saved_options, self.args, self.replay, batches)
+            starts_again = drop_outdated(Path(checkpoint), state["iteration_options"], self.args, self.replay, batches)
             self._batches = deque(batches)
             self.records.load_state_dict(state)
             self.records.load_rows(load_rows(Path(checkpoint), rank, world_size))
             if starts_again or state["world_size"] != world_size:
                 self.records.end_iteration()
-            self._saved_losses = state.get("losses")
+            self._saved_losses = state["losses"]
             self.loss_guard.num_dropped = state["nonfinite_losses"]
-            self.gradient_guard.num_skipped = state.get("nonfinite_gradients", 0)  # earlier versions had no such guard
-            self.target_weights.num_updates = state.get("target_updates", 0)  # earlier versions kept no targets
+            self.gradient_guard.num_skipped = state["nonfinite_gradients"]
+            self.target_weights.num_updates = state["target_updates"]
             self.rehearsal.load(Path(checkpoint))
-            # Earlier versions asked again where there was no sound answer.
-            self.rehearsal.is_asked = state.get("rehearsal_is_asked", bool(self.rehearsal.roles))
-            self.forgetting.restores = state.get("restores", [])  # earlier versions had none
+            self.rehearsal.is_asked = state["rehearsal_is_asked"]
+            self.forgetting.restores = state["restores"]
             if state["world_size"] == world_size:  # others have no state of some process
-                self.forgetting.healthy = state.get("healthy_checkpoints", [])
-            if state.get("max_prompt_length", self.args.max_prompt_length) != self.args.max_prompt_length:
+                self.forgetting.healthy = state["healthy_checkpoints"]
+            if state["max_prompt_length"] != self.args.max_prompt_length:
                 self.replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
-            self.idle.num_iterations = state.get("idle_losses", {})  # earlier versions began again
-            self.failures.update(state.get("environment_failures", []))
+            self.idle.num_iterations = state["idle_losses"]
+            self.failures.update(state["environment_failures"])
             if "rehearsal_rng" in state:
                 self.rehearsal.rng.bit_generator.state = state["rehearsal_rng"]
-                self.rehearsal.owed = state.get("rehearsal_owed", 0.0)  # earlier versions rounded each batch
+                self.rehearsal.owed = state["rehearsal_owed"]

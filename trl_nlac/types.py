@@ -125,6 +125,11 @@ class Episode:
         return len(self.turns) + sum(len(segment.turns) for segment in self.segments)
 
     @property
+    def transitions(self) -> "list[Transition]":
+        """Its steps, without those of its segments."""
+        return [Transition(self, i) for i in range(len(self.turns))]
+
+    @property
     def first_observation(self) -> str:
         """Content of the last message before the first action; empty if `reset` failed."""
         return self.opening[-1]["content"] if self.opening else ""

@@ -43,7 +43,7 @@ from trl_nlac.method.refinement import ask_refined
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.roles import RoleOptions
 from trl_nlac.prompts import WORKED_EXAMPLES, parse_critique
-from trl_nlac.types import Answer, Transition
+from trl_nlac.types import Answer
 
 
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ def ask_roles(roles: Roles) -> dict[str, list[Answer]]:
     """Ask every role about every step of the conversations, by role."""
     logs = Dataset.from_list(json.loads((HERE / "conversations.json").read_text()))
     episodes = episodes_from_logs(logs, roles.actions, roles.prompts)
-    transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    transitions = [transition for episode in episodes for transition in episode.transitions]
     state_actions = [transition.state_action for transition in transitions]
     completion = tuple(roles.chat.completion(CRITIQUE))
     judged = [Answer(prompt, completion, CRITIQUE, parse_critique(CRITIQUE)) for prompt in state_actions]

@@ -197,7 +197,7 @@ def run_cell(args) -> dict[str, float]:
         roles = FixedLengthRoles(trainer.roles.generator, trainer.roles.chat, trainer.roles.prompts, trainer.args)
         words = [word for word in trainer.roles.chat.tokenizer.get_vocab() if word.isalpha()][:500]
         episodes = episodes_from_logs(make_logs(args, words), roles.actions, roles.prompts)
-        every = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+        every = [transition for episode in episodes for transition in episode.transitions]
         rng, runs = random.Random(1), []
         measure(trainer, roles, every[:1])  # warm up
         for _ in range(args.repetitions):

@@ -78,10 +78,9 @@ from trl_nlac.environments.embedded.guess_the_number_dialogues import GuessTheNu
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
-from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, format_call, parse_call
-from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, follow, lesson
+from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, follow, format_call, parse_call
+from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, lesson
 from trl_nlac.environments.embedded.support_desk_dialogues import SupportDeskFamily, named_values
-from trl_nlac.environments.embedded.support_desk_dialogues import follow as follow_support
 from trl_nlac.options.roles import RoleOptions
 from trl_nlac.prompts import NLACPrompts
 
@@ -362,7 +361,8 @@ def _mended(family, dialogue: RoleDialogue) -> str:
         return ""
     call, refusal = dialogue.history[-1]
     if isinstance(family, SupportDeskFamily):
-        return support_desk.format_call(follow_support(support_desk.parse_call(call), named_values(refusal)))
+        mended = follow(support_desk.parse_call(call), named_values(refusal), support_desk.POSITIONS)
+        return support_desk.format_call(mended)
     use = lesson(dialogue.history[-1:]).use
     return format_call(follow(parse_call(call), use)) if use else ""
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers.testing_utils import make_roles
 
-from trl_nlac.agent.improvement import choose_actions
+from trl_nlac.agent.improvement import act_better, choose_actions
 from trl_nlac.types import Prompt
 
 
@@ -29,6 +29,24 @@ def test_every_candidate_has_a_seed_of_its_own():
     roles.act = lambda prompts, given, sampling: seeds.extend(given) or act(prompts, given, sampling)
     choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))] * 2, num_candidates=3, seeds=[10, 20])
     assert len(seeds) == 6 == len(set(seeds))
+
+
+def test_actions_to_play_are_those_that_are_chosen_and_only_candidates_are_scored():
+    """An engine that episodes ask in threads cannot score in them."""
+    bad, good = "Future: open unknown\nOptimality: No", "Future: closed win\nOptimality: Yes"
+    # two states, of which the second's action is kept; then the first's refinement is not called the best either
+    script = ["first", "second", bad, good, "third", bad, "fourth"]
+    roles, scored = make_roles(script, max_format_retries=0), []
+    score, prompts = roles.generator.score, [Prompt.of(roles.chat.start(MESSAGES))] * 2
+    roles.generator.score = lambda *asked: scored.append(asked) or score(*asked)
+    played = act_better(roles, prompts, [0, 1], refine=2)
+    assert [answer.parsed for answer in played] == ["fourth", "second"] and not scored
+    assert [answer.prompt for answer in played] == prompts
+    roles.generator.answers = list(script)
+    assert [choice.answer.parsed for choice in choose_actions(roles, prompts, 2, seeds=[0, 1])] == ["fourth", "second"]
+    assert scored
+    with pytest.raises(ValueError, match="`refine` must be at least 0, got -1"):
+        act_better(roles, prompts, [0, 1], refine=-1)
 
 
 @pytest.mark.parametrize("alpha, unreadable", [(0.0, True), (1.0, False)])

@@ -92,8 +92,8 @@ def claim(folder: Path, **origin) -> None:
 @pytest.mark.parametrize(
     ("origin", "shown"),
     [
-        ({"environment_factory": ["downloaded/genv.py:Env"]}, "downloaded/genv.py:Env"),
-        ({"tools": ["downloaded/genv.py:pay"]}, "downloaded/genv.py:pay"),
+        ({"environment_factory": ["genv.py:Env"]}, "downloaded/genv.py:Env"),
+        ({"tools": ["genv.py:pay"]}, "downloaded/genv.py:pay"),
         (
             {"environment_factory": ["subprocess:Popen"], "environment_kwargs": {"args": ["touch", "it_ran"]}},
             'subprocess:Popen --environment_kwargs \'{"args": ["touch", "it_ran"]}\'',
@@ -116,7 +116,7 @@ def test_what_a_folder_names_is_shown_and_not_imported(downloaded, marker, capsy
 
 
 def test_what_is_shown_can_be_copied(downloaded, marker, capsys):
-    claim(downloaded, environment_factory=["downloaded/genv.py:Env"], environment_kwargs={"a b": ["'", 2]})
+    claim(downloaded, environment_factory=["genv.py:Env"], environment_kwargs={"a b": ["'", 2]})
     assert main(["evaluate", "downloaded"]) == 2
     error = capsys.readouterr().err
     flags = shlex.split(error[error.index("--environment_factory") : error.index(" (or")])
@@ -125,7 +125,7 @@ def test_what_is_shown_can_be_copied(downloaded, marker, capsys):
 
 
 def test_trust_is_asked_for_and_says_what_it_imports(downloaded, marker, capsys):
-    claim(downloaded, environment_factory=["downloaded/genv.py:Env"], reward_funcs=["downloaded/genv.py:pay"])
+    claim(downloaded, environment_factory=["genv.py:Env"], reward_funcs=["genv.py:pay"])
     small = ["--option", "max_completion_length=8", "action_format=text", "--auto"]
     assert main(["play", "downloaded", "--trust_remote_code", *small]) == 0 and marker.exists()
     printed = capsys.readouterr().out

@@ -36,7 +36,7 @@ from trl_nlac.generation.base import Completion
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques, judge_critiques
 from trl_nlac.method.refinement import refine_actions
-from trl_nlac.types import Prompt, Transition
+from trl_nlac.types import Prompt
 
 
 TEMPLATES = ("qwen3", "qwen2_5", "llama3_1", "gptoss", "glm4moe", "nemotron_3_nano", "deepseekv3", "gemma4", "phi3")
@@ -225,7 +225,7 @@ def test_answers_in_every_role(template, options):
     roles.generator = WildGenerator(chat, template, sound)
     episodes = play([{"number": i} for i in range(20)], Tools, roles)
     assert [episode.failure for episode in episodes] == [None] * 20
-    transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    transitions = [transition for episode in episodes for transition in episode.transitions]
     for bootstrap in ("implicit", "explicit", "monte_carlo"):
         targets = bellman_targets(roles, transitions, bootstrap)
     refine_actions(roles, transitions, 2, {0: targets[0]} if targets[0].parsed else None)

@@ -182,18 +182,7 @@ class TestTrain:
         error = capsys.readouterr().err.splitlines()[-1]
         assert "guess.py, which the run in" in error and "--environment_factory" in error
 
-    def test_origins_of_earlier_versions(self, folder):
-        """Their paths are relative to the folder in which they were trained."""
-        origin = {"environment_factory": ["a=guess.py:GuessTheNumber"], "environment_kwargs": {}}
-        origin |= {"dataset_name": "tasks.jsonl", "dataset_config": None, "dataset_split": "train"}
-        (folder / "old").mkdir()
-        (folder / "old" / "config.json").write_text("{}")
-        (folder / "old" / "_nlac_run.json").write_text(json.dumps(origin))
-        parser = Parser()
-        add_agent_arguments(parser)
-        args = parser.parse_args(["old", "--trust_remote_code"])
-        fill_from_run(args)
-        assert args.environment_factory == ["a=guess.py:GuessTheNumber"] and args.dataset_name == "tasks.jsonl"
+    def test_paths_of_an_origin_are_relative_to_the_run(self, folder):
         note_origin("new", ["a=guess.py:GuessTheNumber", "m:Name"], {}, "org/dataset", tools=["sub/tools.py:f"])
         noted = json.loads((folder / "new" / "_nlac_run.json").read_text())
         assert noted["environment_factory"] == ["a=../guess.py:GuessTheNumber", "m:Name"]

@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
 from trl_nlac import TargetWeights
-from trl_nlac.method import answers
+from trl_nlac.method import head
 from trl_nlac.method.batches import NLACCollator, spread_by_prefix
 from trl_nlac.method.losses import batch_losses
 from trl_nlac.training.chunked_head import can_chunk_head
@@ -54,7 +54,7 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SMALL, num_hidden_layers=2, tie_word_embeddings=True),
     "gemma3": Gemma3TextConfig(**SMALL, num_hidden_layers=6, sliding_window=8),
 }
-answers._CHUNK = 8  # so that processes have different numbers of chunks
+head._CHUNK = 8  # so that processes have different numbers of chunks
 
 
 def make_model(name: str, is_adapted: bool, checkpoints: bool) -> nn.Module:

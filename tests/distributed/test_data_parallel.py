@@ -83,7 +83,6 @@ from trl_nlac.generation.base import Completion
 from trl_nlac.generation.joint import JointGenerator, TensorParallelGenerator
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques, verdict_scores
-from trl_nlac.types import Transition
 
 rank = PartialState(cpu=True).process_index
 roles = make_roles([], max_turns=9)
@@ -142,7 +141,7 @@ for options in ({}, {"rewards": rewards}):
             assert episode.failure
         else:
             assert episode.failure is None and episode.score == task["turns"], episode
-transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))] * rank
+transitions = [transition for episode in episodes for transition in episode.transitions] * rank
 targets = bellman_targets(roles, transitions, ["implicit", "explicit"][0])
 judged = critiques(roles, [transition.state_action for transition in transitions])
 assert all(answer.parsed.optimal is False for answer in targets + judged)

@@ -207,7 +207,7 @@ def test_traffic_of_a_training_step(tmp_path, flexes):
 def in_training(counted: standin.Traffic) -> dict[str, int]:
     """What the lines that run in every gradient step count, synchronisations and copies."""
     both = counted.syncs + counted.copies
-    places = ("nlac_trainer.py", "method/losses", "method/answers", "method/batches", "training/guards")
+    places = ("nlac_trainer.py", "method/losses", "method/head", "method/batches", "training/guards")
     places += ("training/passes", "training/tree_attention", "records/records", "method/prefix_tree")
     return {line: number for line, number in both.items() if line.startswith(places)}
 

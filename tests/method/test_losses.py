@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillation_loss
 
-from trl_nlac.method import answers
+from trl_nlac.method import head
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.method.losses import batch_losses, row_means, token_divergences, token_logps
 from trl_nlac.types import Prompt, TrainingExample
@@ -81,7 +81,7 @@ class TestBatchLosses:
     @pytest.fixture(params=[2, 10**6], autouse=True)
     def small_chunks(self, request, monkeypatch):
         """Two tokens at a time, or all at once."""
-        monkeypatch.setattr(answers, "_CHUNK", request.param)
+        monkeypatch.setattr(head, "_CHUNK", request.param)
 
     def test_only_completions_are_trained(self):
         """The mean over the completion's own tokens, wherever it stands among the padding."""

@@ -42,7 +42,6 @@ class TestChecks:
             ("bootstrap", "none"),
             ("turn_limit", "fail"),
             ("target_update_unit", "token"),
-            ("target_sync_mode", "medium"),
             ("target_max_age", -1),
             ("replay_refinement_fraction", 1.5),
             ("num_futures", 0),

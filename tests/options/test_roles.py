@@ -12,7 +12,6 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-import json
 
 import pytest
 
@@ -124,20 +123,6 @@ class TestFiles:
 
     def test_defaults_without_a_file(self, tmp_path):
         assert RoleOptions.from_pretrained(str(tmp_path)) == RoleOptions()
-
-    def test_options_of_single_roles_in_files_of_earlier_versions(self, tmp_path):
-        earlier = {
-            "temperature": 0.8,
-            "backup_temperature": 0.0,
-            "refine_min_p": None,
-            "max_action_length": 7,
-            "max_critique_length": 9,
-            "eval_temperature": 0.5,
-        }
-        (tmp_path / "nlac_roles.json").write_text(json.dumps(earlier))
-        samplings = role_samplings(RoleOptions.from_pretrained(str(tmp_path)))
-        assert [samplings[role].max_tokens for role in ROLES] == [7, 512, 9, 9, 7, 512, 7]
-        assert [samplings[role].temperature for role in ROLES] == [0.8, 0.8, 0.0, 0.8, 0.8, 0.8, 0.5]
 
     def test_unknown_options_are_refused(self, tmp_path):
         with pytest.raises(

@@ -16,10 +16,11 @@ import json
 import logging
 
 import pandas as pd
+import pytest
 from helpers.records_utils import CONFIG, read
 from helpers.testing_utils import make_trainer
 
-from trl_nlac.records.folder import set_aside
+from trl_nlac.records.folder import RECORD_FILE, completions_file, kind_of, set_aside
 
 
 def test_training_log(tmp_path):
@@ -31,6 +32,28 @@ def test_training_log(tmp_path):
     assert "eval_episode/success_rate_low" in lines[0] and "train_runtime" in lines[-1]
     assert [line["environment/steps"] for line in lines if "loss" in line] == [8, 16]
     assert lines[1:3] == trainer.state.log_history[:2]
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("", "completions_00003.parquet"),
+        ("eval", "eval_completions_00003.parquet"),
+        ("eval_my tasks", "eval_my tasks_completions_00003.parquet"),
+        ("eval_räume", "eval_räume_completions_00003.parquet"),
+        ("eval_org/name", "eval_org%2Fname_completions_00003.parquet"),
+        ("eval_a%2Fb/c", "eval_a%252Fb%2Fc_completions_00003.parquet"),
+        ("eval_train[:50%]", "eval_train[:50%25]_completions_00003.parquet"),
+    ],
+)
+def test_names_of_evaluations_in_names_of_files(kind, name):
+    path = completions_file("run", 3, kind)
+    assert path.name == name and kind_of(RECORD_FILE.fullmatch(name)) == kind
+
+
+def test_names_of_earlier_versions():
+    """They quoted a percent sign only beside a slash."""
+    assert kind_of(RECORD_FILE.fullmatch("eval_train[:50%]_completions_00003.parquet")) == "eval_train[:50%]"
 
 
 class TestSetAside:

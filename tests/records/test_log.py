@@ -12,36 +12,11 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-import json
 import math
 
 from helpers.report_utils import training_row, write_log
 
 from trl_nlac.records.log import find_evaluations, read_log
-
-
-def test_metric_names_of_earlier_versions(tmp_path):
-    """An earlier version began the run and this one resumed it: each metric has one name in the log."""
-    earlier = {
-        "critic/format_rate": 0.1,
-        "critique/format_rate": 0.2,
-        "critic/optimal_rate": 0.3,
-        "refine/optimal_rate": 0.4,
-    }
-    now = {
-        "backup/format_rate": 0.5,
-        "critic/format_rate": 0.6,
-        "backup/optimal_rate": 0.7,
-        "critic/optimal_rate": 0.8,
-    }
-    without_critiques = {"critic/format_rate": 0.9}  # nothing was refined
-    logs = [{"step": i, "loss": 1.0, **log} for i, log in enumerate([earlier, without_critiques, now])]
-    path = tmp_path / "training_log.jsonl"
-    path.write_text("".join(json.dumps(log) + "\n" for log in logs))
-    first, second, third = read_log(path).training
-    assert {name: first[name] for name in now} == dict(zip(now, [0.1, 0.2, 0.3, 0.4], strict=True))
-    assert second["backup/format_rate"] == 0.9 and "critic/format_rate" not in second
-    assert {name: third[name] for name in now} == now
 
 
 def test_a_reward_function_is_no_evaluation():

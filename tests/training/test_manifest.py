@@ -13,13 +13,12 @@
 # limitations under the License.
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
 import pytest
 
-from trl_nlac.training.manifest import MANIFEST, check_manifest, check_unlisted, write_manifest
+from trl_nlac.training.manifest import MANIFEST, check_manifest, write_manifest
 from trl_nlac.types import RunRefused
 
 
@@ -68,7 +67,8 @@ def test_damaged_files(checkpoint, content, damage):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"files": 3}', '{"files": {"a": {}}}', '{"files": {"a": [1]}}', "[" * 9999]
+    "text",
+    ["", "{}", "[]", '{"files": {}}', '{"files": 3}', '{"files": {"a": {}}}', '{"files": {"a": [1]}}', "[" * 9999],
 )
 def test_a_damaged_manifest(checkpoint, text):
     (checkpoint / MANIFEST).write_text(text)
@@ -83,13 +83,6 @@ def test_a_manifest_with_another_checksum(checkpoint):
     path.write_text(path.read_text().replace(digest, digest[::-1]))
     with pytest.raises(RunRefused, match=rf"{MANIFEST} \(damaged\).*checkpoint-4"):
         check_manifest(checkpoint)
-
-
-def test_a_manifest_of_an_earlier_version(checkpoint):
-    """Had no checksum of its own."""
-    path = checkpoint / MANIFEST
-    path.write_text(json.dumps({"files": json.loads(path.read_text())["files"]}))
-    assert check_manifest(checkpoint)
 
 
 def test_a_manifest_of_another_checkpoint(checkpoint):
@@ -110,12 +103,5 @@ def test_the_first_checkpoint(checkpoint):
 
 def test_a_lost_manifest(checkpoint):
     (checkpoint / MANIFEST).unlink()
-    assert not check_manifest(checkpoint)
-    with pytest.raises(RunRefused, match=rf"{MANIFEST} \(missing\).*resume from .*/checkpoint-4\. .*write_manifest"):
-        check_unlisted(checkpoint, is_of_earlier_version=False)
-
-
-def test_checkpoints_of_earlier_versions_have_none(checkpoint, caplog):
-    with caplog.at_level(logging.WARNING):
-        check_unlisted(checkpoint, is_of_earlier_version=True)
-    assert [f"has no {MANIFEST}" in record.message for record in caplog.records] == [True]
+    with pytest.raises(RunRefused, match=rf"{checkpoint} has no {MANIFEST}.*from .*/checkpoint-4\. .*write_manifest"):
+        check_manifest(checkpoint)

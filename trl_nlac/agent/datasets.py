@@ -29,7 +29,7 @@ from ..episodes.logs import episodes_from_logs
 from ..episodes.recorder import Recorder
 from ..method.refinement import refine_in_hindsight
 from ..method.states import forgetful_task
-from ..types import Message, Transition
+from ..types import Message
 from .agent import NLACAgent
 
 
@@ -57,7 +57,7 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
     """
     roles, length = agent.roles, agent.options.max_prompt_length
     episodes = episodes_from_logs(logs, roles.actions, roles.prompts, max_prompt_length=length)
-    transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    transitions = [transition for episode in episodes for transition in episode.transitions]
     with agent.generating():
         targets, refinements = refine_in_hindsight(roles, transitions)
     rows, left_out = [], Counter()

@@ -21,7 +21,7 @@ import torch
 from ..generation.base import Sampling
 from ..method.critic import judge_actions, judge_critiques
 from ..method.randomness import random_generator
-from ..method.refinement import Attempt, refinement_rounds
+from ..method.refinement import Attempt, Round, refinement_rounds
 from ..method.roles import Roles
 from ..types import Answer, Judgement, Prompt
 
@@ -57,9 +57,16 @@ def act_better(
     alpha: float = 1.0,
     sampling: Sampling | None = None,
 ) -> list[Answer]:
-    """Answer states with the actions of [`choose_actions`], for [`~episodes.rollout.play_episodes`]."""
-    choices = choose_actions(roles, prompts, refine, num_candidates, alpha, sampling, seeds)
-    return [replace(choice.answer, prompt=prompt) for choice, prompt in zip(choices, prompts, strict=True)]
+    """
+    Answer states with the actions of [`choose_actions`], for [`~episodes.rollout.play_episodes`]. Only candidates are
+    scored.
+    """
+    _check_range("refine", refine, 0)
+    choices = choose_actions(roles, prompts, 0, num_candidates, alpha, sampling, seeds)
+    answers = [choice.answer for choice in choices]
+    for i, rounds in _rounds(roles, prompts, answers, refine).items():
+        answers[i] = next((one.refined for one in reversed(rounds) if one.refined is not None), answers[i])
+    return [replace(answer, prompt=prompt) for answer, prompt in zip(answers, prompts, strict=True)]
 
 
 def choose_actions(
@@ -97,9 +104,9 @@ def choose_actions(
     Raises:
         ValueError: If a number is out of range.
     """
-    for name, value, least in (("refine", refine, 0), ("num_candidates", num_candidates, 1), ("alpha", alpha, 0)):
-        if value < least:
-            raise ValueError(f"`{name}` must be at least {least}, got {value}.")
+    _check_range("refine", refine, 0)
+    _check_range("num_candidates", num_candidates, 1)
+    _check_range("alpha", alpha, 0)
     repeated = [prompt for prompt in prompts for _ in range(num_candidates)]
     seeds = seeds and [seed + i for seed in seeds for i in range(num_candidates)]
     answers = roles.act(repeated, seeds, sampling)
@@ -113,12 +120,7 @@ def refine_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice], r
     """Refine the action in each state. An action that the critic calls the best is kept."""
     if not rounds:
         return
-    attempts = {
-        i: Attempt.of(roles, prompt, choice.answer)
-        for i, (prompt, choice) in enumerate(zip(prompts, choices, strict=True))
-        if choice.answer.parsed is not None
-    }
-    refined = refinement_rounds(roles, attempts, rounds, keeps_best=True)
+    refined = _rounds(roles, prompts, [choice.answer for choice in choices], rounds)
     critiques = [one.critique for of_action in refined.values() for one in of_action]
     judgements = iter(judge_critiques(roles, critiques))
     for i, of_action in refined.items():
@@ -135,6 +137,21 @@ def judge_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice]) ->
     judged = judge_actions(roles, [roles.builder.continued(prompts[i], choices[i].answer) for i in open_])
     for i, judgement in zip(open_, judged, strict=True):
         choices[i].judgement = judgement
+
+
+def _check_range(name: str, value: float, least: int) -> None:
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, got {value}.")
+
+
+def _rounds(roles: Roles, prompts: list[Prompt], answers: list[Answer], num_rounds: int) -> dict[int, list[Round]]:
+    """Refine the answers that are actions, see [`~method.refinement.refinement_rounds`]."""
+    attempts = {
+        i: Attempt.of(roles, prompt, answer)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        if answer.parsed is not None
+    }
+    return refinement_rounds(roles, attempts, num_rounds, keeps_best=True)
 
 
 def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choice]:

@@ -99,7 +99,7 @@ def play_transitions(
         if not any(episode.turns for episode in episodes):
             failure = printable(str(episodes[0].failure))
             raise RuntimeError(f"No episode had a single turn. The first ended with: {failure}.")
-        transitions += [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+        transitions += [transition for episode in episodes for transition in episode.transitions]
     return rng.sample(transitions, number)
 
 

@@ -77,15 +77,13 @@ class ServedAgent:
     async def _finish(self, request: Request, work) -> None:
         try:
             request.reply(await work)
-        except RequestRefused as error:
-            request.refuse(error)
         except ValueError as error:  # messages that are no conversation, or too long
             request.refuse(RequestRefused(str(error), "messages"))
         except ConnectionError as error:  # of the model's server: that of the client is not seen here
             logger.warning("The model's server does not answer.\n%s", printable_traceback(error))
             request.refuse(RequestRefused("The model's server does not answer.", status=502))
         except Exception as error:
-            request.fail(error)
+            request.refuse(error)
 
     async def _answer(self, question: Question) -> Reply:
         refine = _number(question.body, "refine", self.refine, least=0)

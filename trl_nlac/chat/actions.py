@@ -52,12 +52,10 @@ def parse_react(text: str) -> str | None:
     Parse the action of `Thought: ... Action: ...`, without an observation that the model invented after it; `None` if
     it breaks the format.
     """
-    thought = _THOUGHT.search(text)
-    if thought is None:
+    tags = _react_tags(text)
+    if tags is None:
         return None
-    tag = _ACTION.search(text, thought.end()) or _ACTION_IN_LINE.search(text, thought.end())
-    if tag is None:
-        return None
+    tag = tags[1]
     action = without_observation(text[tag.end() :]).strip()
     if _ACTION.search(action) or (tag.re is _ACTION_IN_LINE and _ACTION_IN_LINE.search(action)):
         return None
@@ -67,11 +65,17 @@ def parse_react(text: str) -> str | None:
 
 def react_thought(text: str) -> str:
     """Parse the thought of a ReAct answer; empty if it has none."""
+    tags = _react_tags(text)
+    return text[tags[0].end() : tags[1].start()].strip() if tags else ""
+
+
+def _react_tags(text: str) -> tuple[re.Match[str], re.Match[str]] | None:
+    """Find the tag of the thought and that of the action after it; `None` if there are not both."""
     thought = _THOUGHT.search(text)
     if thought is None:
-        return ""
-    tag = _ACTION.search(text, thought.end()) or _ACTION_IN_LINE.search(text, thought.end())
-    return text[thought.end() : tag.start()].strip() if tag else ""
+        return None
+    action = _ACTION.search(text, thought.end()) or _ACTION_IN_LINE.search(text, thought.end())
+    return (thought, action) if action else None
 
 
 def choose_format(

@@ -22,7 +22,6 @@ from rich.table import Table
 from ..agent.guard import calibrate_by_half
 from ..episodes.logs import episodes_from_logs
 from ..method.critic import judge_actions
-from ..types import Transition
 from .errors import CommandError, one_line_errors
 from .options import add_model_arguments, add_role_options, load_agent, load_conversations
 from .parser import Parser
@@ -66,7 +65,7 @@ def run(words: list[str]) -> None:
         episodes = episodes_from_logs(
             logs, roles.actions, roles.prompts, max_prompt_length=agent.options.max_prompt_length
         )
-    transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    transitions = [transition for episode in episodes for transition in episode.transitions]
     with agent.generating():
         judgements = judge_actions(roles, [transition.state_action for transition in transitions])
     numbers = [i for i, episode in enumerate(episodes) for _ in episode.turns]

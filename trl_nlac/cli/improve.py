@@ -193,7 +193,7 @@ def _read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if any(word.partition("=")[0] == "--accelerate_config" for word in others):
         raise CommandError("--accelerate_config starts several processes, and improve trains in one.")
     # A value of an option of training must not be taken for a log.
-    args.logs, others = words[:count], [*others]
+    args.logs = words[:count]
     if not 0 < args.held_out_share < 1:
         raise CommandError(f"--held_out_share must be between 0 and 1, got {args.held_out_share}.")
     for name in ("num_critiques", "num_findings", "num_tasks"):

@@ -38,6 +38,7 @@ from ..episodes.logs import load_logs
 from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from ..secrets import remember_secrets
+from ..training.arguments import first_rows
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .parser import Parser
 
@@ -153,8 +154,9 @@ def try_reset(
     """
     pool = _make_pool(environment, tools, timeout)
     try:
-        for task in [task for rows in datasets for task in _first_tasks(rows, isinstance(environment, dict))]:
-            _try_reset(pool, task)
+        for rows in datasets:
+            for task in [NO_TASK] if rows is None else first_rows(rows, is_routed=isinstance(environment, dict)):
+                _try_reset(pool, task)
     finally:
         pool.close()
 
@@ -166,14 +168,6 @@ def _make_pool(
         return EnvironmentPool(environment, tools, timeout=timeout)
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         raise CommandError(f"--environment_factory: {type(error).__name__}: {describe_error(error)}") from error
-
-
-def _first_tasks(rows: Dataset | None, is_routed: bool) -> list[dict[str, Any]]:
-    """The first row, or the first row of each environment that the rows name."""
-    if rows is None:
-        return [NO_TASK]
-    names = list(rows["environment"]) if is_routed and "environment" in rows.column_names else [None] * len(rows)
-    return [rows[names.index(name)] for name in dict.fromkeys(names)]
 
 
 def _try_reset(pool: EnvironmentPool, task: dict[str, Any]) -> None:

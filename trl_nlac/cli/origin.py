@@ -110,8 +110,8 @@ def _with_path(name: str, change: Callable[[str], str]) -> str:
 
 
 def _found(path: str, run: Path) -> str:
-    """Find a path of an origin: relative to the run or, as earlier versions wrote it, to the current folder."""
-    return path if not (run / path).exists() and Path(path).exists() else os.path.normpath(run / path)
+    """Find a path of an origin, which is relative to the run."""
+    return os.path.normpath(run / path)
 
 
 def _found_code(names: list[str], run: Path) -> list[str]:

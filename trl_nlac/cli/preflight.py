@@ -16,7 +16,7 @@
 import random
 import shutil
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -24,12 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
+from ..agent.improvement import act_better
 from ..episodes.rollout import Act
 from ..evaluation.evaluation import evaluate_policy, joint_metrics
 from ..evaluation.preflight import NO_GO, Check, check_iteration, check_refinement, check_success
-from ..method.refinement import Attempt, refinement_rounds
-from ..method.roles import Roles
-from ..types import Answer, Prompt
 from .errors import CommandError
 from .launch import OPTION, launch
 from .options import write_json
@@ -123,7 +121,8 @@ class Trial(TrainerCallback):
                 self._say(f"Playing {self.num_episodes} episodes ...")
                 self.success["plain"] = self._play(None)
                 self._say("... and again, with each action refined ...")
-                self.success["refined"] = self._play(partial(act_refined, roles))
+                evaluation = roles.samplings["evaluation"]
+                self.success["refined"] = self._play(partial(act_better, roles, refine=1, sampling=evaluation))
             roles.take_metrics()
         self._say("Running one iteration ...")
         self.start = time.perf_counter()
@@ -170,20 +169,6 @@ class Trial(TrainerCallback):
     def metrics(self) -> dict[str, float]:
         """Metrics of the iteration."""
         return {k: v for log in self.trainer.state.log_history if "loss" in log for k, v in log.items()}
-
-
-def act_refined(roles: Roles, prompts: list[Prompt], seeds: list[int]) -> list[Answer]:
-    """Answer states as the policy does in evaluation, with one round of critique and refinement."""
-    answers = roles.act(prompts, seeds, roles.samplings["evaluation"])
-    attempts = {
-        i: Attempt.of(roles, prompt, answer)
-        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        if answer.parsed is not None
-    }
-    for i, rounds in refinement_rounds(roles, attempts, 1, keeps_best=True).items():
-        if rounds[0].refined is not None:
-            answers[i] = replace(rounds[0].refined, prompt=prompts[i])
-    return answers
 
 
 def conclude(trial: Trial, expected: float | None, path: str | None, num_iterations: float) -> None:

@@ -32,7 +32,6 @@ from ..method.rehearsal import ASKED_ROLES
 from ..nlac_config import NLACConfig
 from ..options.roles import RoleOptions
 from ..prompts import NLACPrompts
-from ..types import Transition
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import (
     add_environment_arguments,
@@ -96,7 +95,7 @@ def run(words: list[str]) -> None:
     if args.logs:
         with one_line_errors():
             episodes = episodes_from_logs(load_conversations(args.logs), roles.actions, prompts)
-        transitions = [Transition(episode, i) for episode in episodes for i in range(len(episode.turns))]
+        transitions = [transition for episode in episodes for transition in episode.transitions]
         number = min(args.num_transitions, len(transitions))
         transitions = random.Random(args.seed).sample(transitions, number)
         torch.manual_seed(args.seed)

@@ -470,7 +470,7 @@ def checked_text(observation: Any) -> str:
     except UnicodeEncodeError as error:
         # Half a character, as `surrogateescape` leaves it: no tokenizer or file accepts it.
         raise MalformedResult("observation", f"the observation is not valid text: {error}") from error
-    return str.__str__(observation)
+    return observation
 
 
 def checked_reward(reward: Any) -> float:

@@ -70,16 +70,6 @@ class Rollouts:
         self.rewards = rewards
         self._most_tasks = 0  # that were played at the same time
 
-    @property
-    def are_under_way(self) -> bool:
-        """Whether there are episodes that were not returned yet."""
-        return False
-
-    @property
-    def are_held(self) -> bool:
-        """Whether there are episodes that go on only with other weights in the engine."""
-        return False
-
     def wait(self, step: int, for_all: bool = False) -> None:
         """
         Wait for the episodes that would be too old for the next iteration, or for all. Call it before weights change.
@@ -112,16 +102,9 @@ class Rollouts:
         self._close_others(len(tasks))
         return play_episodes(self.pool, tasks, self.roles, rewards=self.rewards)
 
-    def take(self) -> list[Episode]:
-        """Return the episodes of earlier tasks that have ended. Each is returned once."""
-        return []
-
     def take_staleness(self) -> list[float]:
         """Return how many optimizer steps each round that was returned since the last call was old."""
         return []
-
-    def play_on(self) -> None:
-        """Within a session of the policy's weights: let what is under way go on with them."""
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -184,10 +167,12 @@ class AsyncRollouts(Rollouts):
 
     @property
     def are_under_way(self) -> bool:
+        """Whether there are episodes that were not returned yet."""
         return bool(self._under_way or self._ended)
 
     @property
     def are_held(self) -> bool:
+        """Whether there are episodes that go on only with other weights in the engine."""
         return bool(self._under_way) and not self.players.generator.is_open
 
     def wait(self, step: int, for_all: bool = False) -> None:
@@ -220,6 +205,7 @@ class AsyncRollouts(Rollouts):
         return self.take()
 
     def take(self) -> list[Episode]:
+        """Return the episodes of earlier tasks that have ended. Each is returned once."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -228,6 +214,7 @@ class AsyncRollouts(Rollouts):
         return staleness
 
     def play_on(self) -> None:
+        """Within a session of the policy's weights: let what is under way go on with them."""
         self.roles.generator.share()
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@
 """Evaluation: how well the policy acts, and how well its critic judges."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -82,6 +83,7 @@ def evaluate_policy(
     seed: int = 0,
     act: Act | None = None,
     rewards: EpisodeRewards | None = None,
+    once_played: Callable[[], None] | None = None,
 ) -> Evaluation:
     """
     Play episodes of each task, let the critic judge some of the actions, and examine it if the world has an oracle.
@@ -105,11 +107,16 @@ def evaluate_policy(
             Answers states, see [`~episodes.rollout.play_episodes`]. If `None`, the policy does, as in evaluation.
         rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
             Reward functions.
+        once_played (`Callable`, *optional*):
+            Called without arguments when the episodes have ended and before the critic judges: where processes wait
+            for one another, because judging with sharded weights needs them all.
     """
     threshold = roles.options.success_threshold
     numbers = [number for number in tasks for _ in range(num_episodes)]
     act = act or partial(roles.act, sampling=roles.samplings["evaluation"])
     episodes = play_episodes(environments, [tasks[number] for number in numbers], roles, act, rewards)
+    if once_played is not None:
+        once_played()
     means: dict[str, float] = {}
     played = {i: episode for i, episode in enumerate(episodes) if is_played(episode)}
     turns = [(i, t) for i, episode in played.items() for t in range(len(episode.turns))]

@@ -27,6 +27,10 @@ from .metrics import wilson_interval
 
 logger = get_logger(__name__)
 
+_WEIGHT_OF_NEWEST = 0.2  # in smoothed metrics
+_WARM_UP = 5  # values before the first warning of a role
+_NUM_EPISODES = 40  # the last ones, whose success is watched
+
 
 def backup_fidelity(transition: Transition, target: Critique) -> float:
     """Compute the share of the words of the next observation, at least one, that the target's future repeats."""
@@ -66,10 +70,10 @@ _WATCHED = {
 }
 
 
-def _smooth(levels: dict[str, float], name: str, value: float, weight: float) -> float:
+def _smooth(levels: dict[str, float], name: str, value: float) -> float:
     """Move the level of a metric towards its newest value, and return it. It starts at the first value."""
     level = levels.get(name, value)
-    levels[name] = level + weight * (value - level)
+    levels[name] = level + _WEIGHT_OF_NEWEST * (value - level)
     return levels[name]
 
 
@@ -81,10 +85,6 @@ class HealthMonitor:
     Args:
         warning_ratio (`float`):
             A role is reported once its smoothed metric is below this share of its best value.
-        smoothing (`float`, *optional*, defaults to `0.2`):
-            Weight of the newest value.
-        warm_up (`int`, *optional*, defaults to `5`):
-            Number of values before the first warning.
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             That of the run, for the advice.
         beta (`float`, *optional*, defaults to `0.0`):
@@ -92,8 +92,6 @@ class HealthMonitor:
     """
 
     warning_ratio: float
-    smoothing: float = 0.2
-    warm_up: int = 5
     rehearsal_ratio: float = 0.0
     beta: float = 0.0
     _count: Counter = field(default_factory=Counter)
@@ -112,9 +110,9 @@ class HealthMonitor:
         for name in _WATCHED:
             if name not in metrics:
                 continue
-            level = _smooth(self._level, name, metrics[name], self.smoothing)
+            level = _smooth(self._level, name, metrics[name])
             self._count[name] += 1
-            if self._count[name] < self.warm_up:
+            if self._count[name] < _WARM_UP:
                 continue
             self._best[name] = max(self._best.get(name, level), level)
             if level >= self.warning_ratio * self._best[name]:
@@ -175,14 +173,11 @@ class FormatMonitor:
     Args:
         max_completion_length (`int`):
             Maximum length of an answer, in tokens, for the warning.
-        smoothing (`float`, *optional*, defaults to `0.2`):
-            Weight of the newest value.
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             That of the run, for the advice.
     """
 
     max_completion_length: int
-    smoothing: float = 0.2
     rehearsal_ratio: float = 0.0
     _level: dict[str, float] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
@@ -196,7 +191,7 @@ class FormatMonitor:
         """
         for name in ("completions/clipped_ratio", TOO_LONG, *_FORMATS):
             if name in metrics:
-                _smooth(self._level, name, metrics[name], self.smoothing)
+                _smooth(self._level, name, metrics[name])
         causes = self.causes()
         reported = [name for name in causes if name not in self._warned]
         self._warned = set(causes)
@@ -252,14 +247,11 @@ class SuccessMonitor:
         warning_ratio (`float`):
             A fall is reported once the success of the last episodes is below this share of the best, by more than
             chance explains over a long run: their 99.9 % intervals do not touch.
-        window (`int`, *optional*, defaults to `40`):
-            Number of last episodes.
         keeps_best (`bool`, *optional*, defaults to `False`):
             Whether the run loads its best checkpoint at its end, for the advice.
     """
 
     warning_ratio: float
-    window: int = 40
     keeps_best: bool = False
     _outcomes: list[bool] = field(default_factory=list)
     _best: int = 0
@@ -272,13 +264,13 @@ class SuccessMonitor:
         Returns:
             `bool`: whether a fall was reported now. It is reported again only after success has recovered.
         """
-        self._outcomes = (self._outcomes + outcomes)[-self.window :]
-        if len(self._outcomes) < self.window:
+        self._outcomes = (self._outcomes + outcomes)[-_NUM_EPISODES:]
+        if len(self._outcomes) < _NUM_EPISODES:
             return False
         now = sum(self._outcomes)
         self._best = max(self._best, now)
-        _, high = wilson_interval(now, self.window, confidence=0.999)
-        low, _ = wilson_interval(self._best, self.window, confidence=0.999)
+        _, high = wilson_interval(now, _NUM_EPISODES, confidence=0.999)
+        low, _ = wilson_interval(self._best, _NUM_EPISODES, confidence=0.999)
         has_fallen = now < self.warning_ratio * self._best and high < low
         is_news = has_fallen and not self._warned
         self._warned = has_fallen
@@ -287,9 +279,9 @@ class SuccessMonitor:
             logger.warning(
                 "Success fell from %.2f to %.2f of %d training episodes. If tasks did not become harder, the policy "
                 f"is being trained on badly sampled actions: {keep}raise `min_p`, or lower `learning_rate`.",
-                self._best / self.window,
-                now / self.window,
-                self.window,
+                self._best / _NUM_EPISODES,
+                now / _NUM_EPISODES,
+                _NUM_EPISODES,
             )
         return is_news
 

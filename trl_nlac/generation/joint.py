@@ -25,15 +25,8 @@ from tqdm.auto import tqdm
 from .base import Completion, Generator, Sampling
 
 
-class JointGenerator:
-    """
-    Let processes generate together, each the same number of completions, as sharded weights require, where every
-    forward pass needs all processes. A process with fewer prompts generates extra completions and drops them.
-
-    Args:
-        generator ([`Generator`]):
-            Generates for all processes together.
-    """
+class _SharedGenerator:
+    """Forwards to the generator through which processes generate together."""
 
     is_concurrent = False
 
@@ -46,6 +39,20 @@ class JointGenerator:
 
     def session(self, model: nn.Module) -> "contextmanager[None]":
         return self.generator.session(model)
+
+    def take_metrics(self) -> dict[str, float]:
+        return self.generator.take_metrics()
+
+
+class JointGenerator(_SharedGenerator):
+    """
+    Let processes generate together, each the same number of completions, as sharded weights require, where every
+    forward pass needs all processes. A process with fewer prompts generates extra completions and drops them.
+
+    Args:
+        generator ([`Generator`]):
+            Generates for all processes together.
+    """
 
     def any_process(self, wants: bool) -> bool:
         return any(gather_object([wants]))
@@ -61,9 +68,6 @@ class JointGenerator:
         padding = self._padding(prompts)
         return self.generator.score(prompts + padding, completions + [[]] * len(padding))[: len(prompts)]
 
-    def take_metrics(self) -> dict[str, float]:
-        return self.generator.take_metrics()
-
     @staticmethod
     def _padding(prompts: list[list[int]]) -> list[list[int]]:
         """Copies of the shortest prompt, as many as this process has fewer than another one."""
@@ -72,7 +76,7 @@ class JointGenerator:
         return [prompt] * (max(counts) - len(prompts))
 
 
-class TensorParallelGenerator:
+class TensorParallelGenerator(_SharedGenerator):
     """
     Let a group of processes generate together through an engine that they share. Each of them must ask it for the
     completions of all. They ask at the same points, each for any number of completions.
@@ -84,18 +88,9 @@ class TensorParallelGenerator:
             The group. If `None`, all processes.
     """
 
-    is_concurrent = False
-
     def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):
-        self.generator = generator
+        super().__init__(generator)
         self.group = group
-
-    @property
-    def max_model_length(self) -> float:
-        return self.generator.max_model_length
-
-    def session(self, model: nn.Module) -> "contextmanager[None]":
-        return self.generator.session(model)
 
     def any_process(self, wants: bool) -> bool:
         return any(self._gather(wants))
@@ -112,9 +107,6 @@ class TensorParallelGenerator:
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
         return self.generator.score(prompts, completions)
-
-    def take_metrics(self) -> dict[str, float]:
-        return self.generator.take_metrics()
 
     def _gather(self, value: Any) -> list[Any]:
         values = [None] * dist.get_world_size(self.group)

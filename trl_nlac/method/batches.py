@@ -244,7 +244,7 @@ class NLACCollator:
             attention for it can read. Otherwise they are padded on the right.
         keeps_logits (`bool`, *optional*, defaults to `True`):
             Whether the model is to compute the logits of the completions, all at once. Otherwise its output layer is
-            called in chunks, see [`~method.answers.answer_values`].
+            called in chunks, see [`~method.head.answer_values`].
         anchors (`bool`, *optional*, defaults to `False`):
             Whether the policy's examples are also needed alone (`beta`).
         device (`torch.device`, *optional*, defaults to the CPU):

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .answers import answer_states, answer_values
 from .batches import MicroBatch
+from .head import answer_states, answer_values
 
 
 Divergence: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

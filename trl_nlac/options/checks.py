@@ -85,6 +85,15 @@ def as_float(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def is_json(value: Any) -> bool:
+    """Whether JSON can hold a value."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def _as_bool(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 

@@ -23,7 +23,7 @@ from transformers.utils import cached_file
 
 from ..secrets import hide_secrets
 from ..terminal import shown
-from .checks import as_float, as_whole, check, check_between, check_choices, check_types
+from .checks import as_float, as_whole, check, check_between, check_choices, check_types, is_json
 
 
 ROLES_FILE = "nlac_roles.json"
@@ -54,18 +54,6 @@ _SET_ELSEWHERE = {
     **dict.fromkeys(("stop_token_ids", "eos_token_id"), "use the tokenizer's `eos_token`"),
     **dict.fromkeys(("n", "num_return_sequences"), "leave it out: a prompt has one answer"),
     **dict.fromkeys(("detokenize", "logprobs", "prompt_logprobs"), "leave it out: answers are read as tokens"),
-}
-# Options that files had before there was `role_sampling`: the role and setting of each.
-_REPLACED = {
-    **{
-        f"{role}_{setting}": [(role, setting)]
-        for role in ("successor", "backup", "critique", "refine")
-        for setting in ("temperature", "top_p", "min_p")
-    },
-    "max_action_length": [("policy", "max_tokens"), ("refine", "max_tokens")],
-    "max_future_length": [("successor", "max_tokens")],
-    "max_critique_length": [("backup", "max_tokens"), ("critique", "max_tokens")],
-    "eval_temperature": [("evaluation", "temperature")],
 }
 
 
@@ -226,7 +214,7 @@ class RoleOptions:
             if value is not None or name != "min_p":
                 check(self, name, is_valid(value), requirement)
         for name in ("generation_kwargs", "chat_template_kwargs"):
-            check(self, name, _is_json(vars(self)[name]), "what JSON can hold, because it is saved with the model")
+            check(self, name, is_json(vars(self)[name]), "what JSON can hold, because it is saved with the model")
         _check_generation_kwargs(self.generation_kwargs or {})
         if self.role_sampling is not None:
             self.role_sampling = _checked_role_sampling(self.role_sampling)
@@ -254,7 +242,7 @@ class RoleOptions:
             ValueError: If there is no such option, a value is out of range, or the file is damaged.
         """
         path = cached_file(model, ROLES_FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
-        saved = {} if path is None else _updated(_read(Path(path)))
+        saved = {} if path is None else _read(Path(path))
         cls.check_names(changes)
         cls.check_names(saved, f" of {path}")
         return cls(**{**saved, **changes})
@@ -308,14 +296,6 @@ def _checked_role_sampling(role_sampling: dict[str, Any]) -> dict[str, dict[str,
     return checked
 
 
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_bytes())
@@ -324,16 +304,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise ValueError(f"{path} is damaged: it is no JSON object of options.")
     return saved
-
-
-def _updated(options: dict[str, Any]) -> dict[str, Any]:
-    """Translate options of single roles, as files had them, into `role_sampling`."""
-    replaced = {name: value for name, value in options.items() if name in _REPLACED and value is not None}
-    options = {name: value for name, value in options.items() if name not in _REPLACED}
-    if replaced:
-        role_sampling: dict[str, dict[str, Any]] = {}
-        for name, value in replaced.items():
-            for role, setting in _REPLACED[name]:
-                role_sampling.setdefault(role, {})[setting] = value
-        options["role_sampling"] = role_sampling
-    return options

@@ -177,8 +177,7 @@ class AuditTrail:
         self._rows = state.get("audit", [])
         self._open.clear()
         for number, rows in state.get("open_audit", []):
-            # Earlier versions kept no completions: such rows get no more losses.
-            self._open.setdefault(number, []).extend({"completions": {}, **row} for row in rows)
+            self._open.setdefault(number, []).extend(rows)
 
 
 def _num_rows(path: Path) -> int:

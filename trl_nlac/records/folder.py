@@ -51,23 +51,21 @@ _SAVED = (
     *("nlac_*.json", "_nlac_*", "README.md", "report.html", SETTINGS),
 )
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
-_SLASH = "%2F"
 _END = "train_runtime"  # in the last log of a run
 
 
 def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
     """
     Name the file of the episodes until a step; `kind` is the prefix of an evaluation, such as `"eval"`. Slashes in it
-    are quoted, see [`kind_of`].
+    are quoted, see [`kind_of`], and other characters stay, so that names are short and can be read.
     """
-    kind = kind.replace("%", "%25").replace("/", _SLASH) if "/" in kind else kind
+    kind = kind.replace("%", "%25").replace("/", "%2F")
     return Path(output_dir, COMPLETIONS, f"{kind}_{COMPLETIONS}_{step:05d}.parquet".lstrip("_"))
 
 
 def kind_of(match: re.Match) -> str:
     """Return the prefix of the evaluation of a `RECORD_FILE`; empty in training."""
-    kind = match["kind"] or ""
-    return unquote(kind) if _SLASH in kind else kind
+    return unquote(match["kind"] or "")
 
 
 def audit_file(output_dir: str | Path, step: int, process: int) -> Path:

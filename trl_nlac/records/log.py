@@ -27,14 +27,6 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# Metrics that had other names in earlier versions, when "critic" meant the Bellman backup in some of them.
-RENAMED = {
-    "critic/format_rate": "backup/format_rate",
-    "critique/format_rate": "critic/format_rate",
-    "critic/optimal_rate": "backup/optimal_rate",
-    "refine/optimal_rate": "critic/optimal_rate",
-}
-_ONLY_OLD = {"critique/format_rate", "refine/optimal_rate"}
 _OF_FUNCTION = re.compile(r"eval_(?:.+_)?rewards/.+/(?:mean|std)")  # whose name may look like that of a group
 _EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|environment|episode|oracle)/.+)")
 
@@ -76,14 +68,6 @@ def first_and_last(logs: Iterable[dict[str, Any]]) -> list[tuple[str, str, dict[
     return chosen
 
 
-def with_new_names(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Rename the metrics of a log that an earlier version wrote; those of a newer one stay."""
-    is_old = bool(_ONLY_OLD & metrics.keys()) or (
-        "critic/format_rate" in metrics and "backup/format_rate" not in metrics
-    )
-    return {RENAMED.get(name, name): value for name, value in metrics.items()} if is_old else metrics
-
-
 @dataclass(frozen=True)
 class TrainingLog:
     """
@@ -117,7 +101,7 @@ def read_log(path: Path) -> TrainingLog:
             continue
         try:
             logged = json.loads(line)
-            row = with_new_names({name: value for name, value in logged.items() if _is_finite(value)})
+            row = {name: value for name, value in logged.items() if _is_finite(value)}
             row["step"] = int(row["step"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             unreadable.append(number)

@@ -31,7 +31,6 @@ from ..evaluation.metrics import episode_metrics, is_played, reward_metrics, too
 from ..nlac_config import NLACConfig
 from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, all_conversations
 from .audit import AuditTrail
-from .log import RENAMED
 from .tables import EpisodeTables
 
 
@@ -62,9 +61,8 @@ class Records:
         tokens (`Counter[str]`):
             Tokens of training so far by kind and role, over all processes, see [`~method.roles.Roles`]; and those that
             were trained on (`trained`).
-        num_samples (`int`, *optional*):
-            Number of transitions trained on, over all processes. `None` in a run that was resumed from a checkpoint of
-            an earlier version, which did not count them.
+        num_samples (`int`):
+            Number of transitions trained on, over all processes.
         success ([`~evaluation.health.SuccessMonitor`]):
             Warns when success falls.
         health ([`~evaluation.health.HealthMonitor`]):
@@ -82,14 +80,14 @@ class Records:
         self.num_environment_steps = 0
         self.tokens: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()  # of this process's roles
-        self.num_samples: int | None = 0
+        self.num_samples = 0
         rehearsal = args.rehearsal_ratio
         self.health = HealthMonitor(args.health_warning_ratio, rehearsal_ratio=rehearsal, beta=args.beta)
         self.success = SuccessMonitor(args.health_warning_ratio, keeps_best=bool(args.load_best_model_at_end))
         self.formats = FormatMonitor(args.max_completion_length, rehearsal_ratio=rehearsal)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
-        self._recorded: int | None = 0  # step at which they were written down last, `None` if it is not known
+        self._recorded = 0  # step at which they were written down last
         self.audit = None
         if args.audit_samples:
             self.audit = AuditTrail(args.output_dir, args.process_index, args.audit_total_limit)
@@ -239,8 +237,7 @@ class Records:
 
     def add_batch(self) -> None:
         """Count the transitions of a micro-batch."""
-        if self.num_samples is not None:
-            self.num_samples += self.args.per_device_train_batch_size * self.args.world_size
+        self.num_samples += self.args.per_device_train_batch_size * self.args.world_size
 
     def end_iteration(self) -> None:
         """Complete the audited samples of an iteration after its last gradient step, or where it is given up."""
@@ -252,7 +249,7 @@ class Records:
         means = _means(self.metrics)
         self.metrics.clear()
         self.write(step)
-        if self.num_samples is not None and self.num_environment_steps:
+        if self.num_environment_steps:
             means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps
         counts = {f"tokens/{name}": number for name, number in {**_totals(self.tokens), **self.tokens}.items()}
         means = without_zero_kinds(means)
@@ -277,7 +274,6 @@ class Records:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {
-            "version": 1,  # states without it have the metric names of earlier versions
             "environment_steps": self.num_environment_steps,
             "samples": self.num_samples,
             "tokens": dict(self.tokens),
@@ -289,21 +285,15 @@ class Records:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from [`Records.state_dict`], also one of an earlier version."""
-        health = state["health"]
-        if "version" not in state:
-            levels = {key: health[key] for key in ("count", "level", "best")}
-            health = {key: {RENAMED.get(name, name): v for name, v in of_it.items()} for key, of_it in levels.items()}
-            health["warned"] = [RENAMED.get(name, name) for name in state["health"]["warned"]]
+        """Load a state from [`Records.state_dict`]."""
         self.num_environment_steps = state["environment_steps"]
-        self.num_samples = state.get("samples")
-        self.tokens = Counter(state.get("tokens", {}))
-        self.metrics.update(state.get("metrics", {}))
-        self._recorded = state.get("recorded")
-        self.health.load_state_dict(health)
+        self.num_samples = state["samples"]
+        self.tokens = Counter(state["tokens"])
+        self.metrics.update(state["metrics"])
+        self._recorded = state["recorded"]
+        self.health.load_state_dict(state["health"])
         self.success.load_state_dict(state["success"])
-        if "formats" in state:  # earlier versions began again
-            self.formats.load_state_dict(state["formats"])
+        self.formats.load_state_dict(state["formats"])
 
     def rows(self) -> dict[str, list[Any]]:
         """Return the rows of this process that are not written down yet, by kind, for a checkpoint."""

@@ -89,7 +89,6 @@ def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[Stored
             start = end
             token_ids, priorities = batch["token_ids"], batch["priorities"]
             for i, row in enumerate(batch.drop_columns(["token_ids", "priorities"]).to_pylist()):
-                row = {"targets": [None] * len(row["turns"]), "messages": "[]", **row}  # earlier versions had neither
                 targets = row.pop("targets")
                 episode = _episode(row, token_ids[i].values.to_numpy().copy())
                 yield StoredEpisode(episode, priorities[i].values.to_numpy(), targets)

@@ -15,7 +15,6 @@
 """Arguments of the trainer, checked before anything is loaded: every error names the argument and its value."""
 
 import inspect
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -31,6 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..nlac_config import NLACConfig
+from ..options.checks import is_json
 from ..prompts import NLACPrompts
 from ..terminal import shown
 
@@ -164,17 +164,25 @@ def check_tasks(
                 raise ValueError(f"{name} is empty. Give it one row for each task.")
             if dataset is train_dataset:
                 _check_columns(name, dataset)
-            for row in _first_rows(dataset):
+            for row in first_rows(dataset):
                 try:
                     check_task(row)
                 except ValueError as error:
                     raise ValueError(f"A task of {name} has the columns {list(row)}. {error}") from error
 
 
+def first_rows(dataset: Dataset, is_routed: bool = True) -> list[dict[str, Any]]:
+    """Return the first row, if there is one. If `is_routed`, that of each environment that the dataset names."""
+    is_routed = is_routed and "environment" in dataset.column_names
+    names = list(dataset["environment"]) if is_routed else [None] * len(dataset)
+    return [dataset[names.index(name)] for name in dict.fromkeys(names)]
+
+
 def _check_columns(name: str, dataset: Dataset) -> None:
     row = dataset[0]
     for column, kind in zip(dataset.column_names, dataset.features.arrow_schema.types, strict=True):
-        if not (_is_stored(kind) and _is_json(row.get(column))):
+        # A dataset can be formatted, as arrays for example.
+        if not (_is_stored(kind) and is_json(row.get(column))):
             form = dataset.format["type"]
             if _is_stored(kind) and form not in (None, "custom"):
                 raise ValueError(
@@ -187,12 +195,6 @@ def _check_columns(name: str, dataset: Dataset) -> None:
             )
 
 
-def _first_rows(dataset: Dataset) -> list[dict[str, Any]]:
-    """Return the first row, or the first one of each environment."""
-    names = list(dataset["environment"]) if "environment" in dataset.column_names else [None]
-    return [dataset[names.index(name)] for name in dict.fromkeys(names)]
-
-
 def _is_stored(kind: pa.DataType) -> bool:
     """Whether JSON holds values of a type of Arrow."""
     if isinstance(kind, pa.BaseExtensionType):
@@ -203,15 +205,6 @@ def _is_stored(kind: pa.DataType) -> bool:
         return _is_stored(kind.value_type)
     is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return is_number or pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _is_json(value: Any) -> bool:
-    """Whether JSON holds a value: a dataset can be formatted, as arrays for example."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _optional(*kinds: type) -> Callable[[Any], bool]:
@@ -230,10 +223,6 @@ def _is_model(value: Any) -> bool:
 
 def _is_reward(value: Any) -> bool:
     return callable(value) or isinstance(value, str) and value != ""
-
-
-def _is_tokenizer(value: Any) -> bool:
-    return value is None or isinstance(value, PreTrainedTokenizerBase)
 
 
 def _is_dataset_or_several(value: Any) -> bool:
@@ -260,6 +249,7 @@ def _is_peft_config(value: Any) -> bool:
     return isinstance(value, PeftConfig)
 
 
+_is_tokenizer = _optional(PreTrainedTokenizerBase)
 _DATASET = (_optional(Dataset), "a `datasets.Dataset`, or None")
 # Whether a value is one of an argument's, and what is expected.
 _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {

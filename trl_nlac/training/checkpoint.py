@@ -33,7 +33,7 @@ from ..chat.encoder import ChatEncoder
 from ..method.target_weights import TargetWeights
 from ..replay.buffer import PrioritizedReplay
 from ..types import Prompt, RunRefused, TrainingExample
-from .manifest import check_manifest, check_unlisted
+from .manifest import check_manifest
 
 
 if TYPE_CHECKING:
@@ -159,13 +159,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     """
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"There is no checkpoint {checkpoint}: no such folder.")
-    is_listed = check_manifest(checkpoint)
+    check_manifest(checkpoint)
     folder = _folder(checkpoint, 0)
     _check_state(checkpoint, folder, 0)
-    state = _state(folder)
-    if not is_listed:
-        check_unlisted(checkpoint, is_of_earlier_version="identity" not in state)
-    return state
+    return _state(folder)
 
 
 def describe_run(
@@ -226,8 +223,8 @@ def _digest(value: Any) -> dict[str, str]:
 
 def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict[str, dict[str, Any]]) -> None:
     """
-    Compare what a run was made of with what a checkpoint was. Parts that the checkpoint does not know, because an
-    earlier version wrote it, pass, and so does another optimizer where the state of the former was deleted.
+    Compare what a run was made of with what a checkpoint was. Another optimizer passes where the state of the former
+    was deleted.
 
     Args:
         checkpoint (`Path`):
@@ -242,7 +239,7 @@ def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict
     for part, properties in own.items():
         if part == "optimizer" and not _has_optimizer(checkpoint):
             continue
-        others = saved.get(part, properties)
+        others = saved[part]
         foreign += [
             f"{name} of the {part} ({_difference(others.get(name), properties.get(name))})"
             for name in sorted({*properties, *others})
@@ -303,8 +300,7 @@ def drop_outdated(
     batches: list[list[TrainingExample]],
 ) -> bool:
     """
-    Drop the kept targets and the pending micro-batches that were made with other options, with a warning. Those of
-    which the checkpoint does not know the options, because an earlier version wrote it, stay.
+    Drop the kept targets and the pending micro-batches that were made with other options, with a warning.
 
     Args:
         checkpoint (`Path`):
@@ -322,7 +318,7 @@ def drop_outdated(
         `bool`: whether micro-batches were dropped, so that the iteration starts again.
     """
     own, effects = options_of_iteration(args), []
-    changed = {name: value for name, value in saved.items() if value != own.get(name, value)}
+    changed = {name: value for name, value in saved.items() if value != own[name]}
     if len(replay.targets) and not changed.keys().isdisjoint(_OF_TARGETS):
         replay.targets.clear()
         effects.append("Bellman targets are written anew")
@@ -356,14 +352,13 @@ def save_rows(directory: Path, rank: int, rows: dict[str, list[Any]]) -> None:
 def load_rows(directory: Path, rank: int, world_size: int) -> dict[str, list[Any]]:
     """
     Read the rows of [`save_rows`]. If they were saved by another number of processes, the first one gets all of them.
-    Checkpoints of earlier versions have none.
     """
     folders = [_folder(directory, rank)]
     if _state(_folder(directory, 0) if _folder(directory, 0).exists() else folders[0])["world_size"] != world_size:
         folders = sorted(directory.glob("nlac/rank_*")) if rank == 0 else []
     rows: dict[str, list[Any]] = {}
-    for path in [folder / _ROWS for folder in folders if (folder / _ROWS).exists()]:
-        for row in pq.read_table(path).to_pylist():
+    for folder in folders:
+        for row in pq.read_table(folder / _ROWS).to_pylist():
             rows.setdefault(row["kind"], []).append(json.loads(row["row"]))
     return rows
 
@@ -393,7 +388,7 @@ def _load_batches(folder: Path) -> list[list[TrainingExample]]:
                 row["weight"],
                 row["transition_id"],
                 teacher_prompt=None if teacher_prompt is None else Prompt.of(teacher_prompt),
-                teacher_start=row.get("teacher_start", 0),  # files of earlier versions have none
+                teacher_start=row["teacher_start"],
             )
         )
     return batches

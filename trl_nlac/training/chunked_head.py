@@ -22,8 +22,8 @@ from accelerate.utils import gather_object
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..method.answers import answer_values, output_layer, run_to_head
 from ..method.batches import NLACCollator
+from ..method.head import answer_values, output_layer, run_to_head
 from ..method.losses import token_logps
 from ..shards import has_gathered_weights
 from ..types import Prompt, TrainingExample

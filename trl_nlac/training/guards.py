@@ -40,6 +40,9 @@ class TrainingStopped(RuntimeError):
     """Training cannot continue. A checkpoint is saved before this reaches the caller."""
 
 
+NUM_WATCHED = 100  # last episodes, over all processes; with fewer, training continues
+
+
 class FailureMonitor:
     """
     Count failed environments among the last episodes.
@@ -47,13 +50,11 @@ class FailureMonitor:
     Args:
         max_rate (`float`):
             Share of failures above which training stops.
-        window (`int`, *optional*, defaults to `100`):
-            Number of last episodes, over all processes. With fewer, training continues.
     """
 
-    def __init__(self, max_rate: float, window: int = 100):
+    def __init__(self, max_rate: float):
         self.max_rate = max_rate
-        self.failed: deque[bool] = deque(maxlen=window)
+        self.failed: deque[bool] = deque(maxlen=NUM_WATCHED)
 
     def update(self, failures: list[bool]) -> None:
         """Add episodes: whether the environment of each failed."""
@@ -67,7 +68,7 @@ class FailureMonitor:
     @property
     def is_exceeded(self) -> bool:
         """Whether training must stop."""
-        return len(self.failed) == self.failed.maxlen and self.rate > self.max_rate
+        return len(self.failed) == NUM_WATCHED and self.rate > self.max_rate
 
     def report(self, checkpoint: Path, traceback: str) -> str:
         """Explain, for an error, why training stops."""
@@ -152,19 +153,20 @@ class ForgettingGuard:
     Args:
         reaction (`str`):
             `"warn"`, `"stop"` or `"restore"`.
-        max_restores (`int`, *optional*, defaults to `3`):
-            Number of returns after which training stops.
 
     Attributes:
+        max_restores (`int`):
+            Number of returns after which training stops.
         restores (`list[tuple[int, int]]`):
             The returns so far: the step of the checkpoint, and the step after which the run was saved again.
         healthy (`list[int]`):
             Steps at which the run was saved while no role was reported.
     """
 
-    def __init__(self, reaction: str, max_restores: int = 3):
+    max_restores = 3
+
+    def __init__(self, reaction: str):
         self.reaction = reaction
-        self.max_restores = max_restores
         self.restores: list[tuple[int, int]] = []
         self.healthy: list[int] = []
 
@@ -251,21 +253,19 @@ def too_many_hang(number: int, checkpoint: Path) -> str:
     )
 
 
+MAX_NOT_FINITE = 10  # in a row: micro-batches with such losses, on any process, or steps with such gradients
+
+
 class LossGuard:
     """
     Drop examples whose loss is not finite from their batch, count and report them.
-
-    Args:
-        max_batches (`int`, *optional*, defaults to `10`):
-            Number of micro-batches in a row with such losses, on any process, after which training stops.
 
     Attributes:
         num_dropped (`int`):
             Number of dropped examples so far, on all processes.
     """
 
-    def __init__(self, max_batches: int = 10):
-        self.max_batches = max_batches
+    def __init__(self):
         self.num_dropped = 0
         self.num_batches = 0  # in a row
 
@@ -304,7 +304,7 @@ class LossGuard:
             return batch, losses, divergences
         self.num_dropped += number
         self._report(totals, batch, dropped)
-        if self.num_batches >= self.max_batches:
+        if self.num_batches >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
                 "Training stops, a checkpoint is saved. See the warnings for the transitions; lower `learning_rate` "
@@ -336,17 +336,12 @@ class GradientGuard:
     """
     Leave out optimizer steps whose gradient is not finite, count and report them: such a step would ruin all weights.
 
-    Args:
-        max_steps (`int`, *optional*, defaults to `10`):
-            Number of such steps in a row after which training stops.
-
     Attributes:
         num_skipped (`int`):
             Number of these steps so far.
     """
 
-    def __init__(self, max_steps: int = 10):
-        self.max_steps = max_steps
+    def __init__(self):
         self.num_skipped = 0
         self.num_in_a_row = 0
 
@@ -376,7 +371,7 @@ class GradientGuard:
         Raises:
             TrainingStopped: If too many steps in a row were left out.
         """
-        if self.num_in_a_row >= self.max_steps:
+        if self.num_in_a_row >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_in_a_row} optimizer steps in a row had gradients that are not finite. Training stops, a "
                 "checkpoint is saved. Lower `learning_rate`, or train in float32 or bfloat16 instead of float16."

@@ -16,7 +16,6 @@
 
 import hashlib
 import json
-import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,8 +25,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..types import RunRefused
 
-
-logger = logging.getLogger(__name__)
 
 MANIFEST = "nlac_manifest.json"
 _CHUNK = 1 << 22  # bytes read at once
@@ -52,24 +49,24 @@ def write_manifest(checkpoint: Path) -> None:
     os.replace(written, checkpoint / MANIFEST)
 
 
-def check_manifest(checkpoint: Path) -> bool:
+def check_manifest(checkpoint: Path) -> None:
     """
     Compare the files of a checkpoint with its manifest. Files that it does not name are left alone.
 
-    Returns:
-        `bool`: whether there is a manifest. Earlier versions wrote none, see [`check_unlisted`].
-
     Raises:
-        RunRefused: If files are missing or damaged; the message names them, and the checkpoint before this one.
+        RunRefused: If files are missing or damaged, the manifest among them; the message names them, and the
+            checkpoint before this one.
     """
     path = checkpoint / MANIFEST
     if not path.exists():
-        return False
+        raise RunRefused(
+            f"The checkpoint {checkpoint} has no {MANIFEST}, and other files may be missing, too. "
+            f"{_advice(checkpoint)}"
+        )
     try:
         manifest = json.loads(path.read_bytes())
         files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-        digest = _digest(manifest["files"])
-        is_damaged = manifest.get("sha256", digest) != digest  # earlier versions wrote none
+        is_damaged = manifest["sha256"] != _digest(manifest["files"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunRefused(_refusal(checkpoint, [f"{MANIFEST} (cannot be read)"])) from error
     if is_damaged:
@@ -79,22 +76,6 @@ def check_manifest(checkpoint: Path) -> bool:
         damages = [f"{name} ({damage})" for name, damage in zip(files, results, strict=True) if damage]
     if damages:
         raise RunRefused(_refusal(checkpoint, damages))
-    return True
-
-
-def check_unlisted(checkpoint: Path, is_of_earlier_version: bool) -> None:
-    """
-    Refuse a checkpoint without a manifest, unless an earlier version wrote it: then it passes with a warning.
-
-    Raises:
-        RunRefused: If its manifest was lost.
-    """
-    if not is_of_earlier_version:
-        raise RunRefused(_refusal(checkpoint, [f"{MANIFEST} (missing)"]))
-    logger.warning(
-        f"{checkpoint} has no {MANIFEST}, because an earlier version wrote it: whether its files are complete and "
-        "undamaged is not known."
-    )
 
 
 def checksum(path: Path) -> str:
@@ -121,10 +102,13 @@ def _damage(path: Path, size: int, digest: str) -> str | None:
 
 def _refusal(checkpoint: Path, damages: list[str]) -> str:
     named = ", ".join(damages[:5]) + (f" and {len(damages) - 5} more" if len(damages) > 5 else "")
+    return f"The checkpoint {checkpoint} is not as it was written, says its {MANIFEST}: {named}. {_advice(checkpoint)}"
+
+
+def _advice(checkpoint: Path) -> str:
     return (
-        f"The checkpoint {checkpoint} is not as it was written, says its {MANIFEST}: {named}. Copy it again, or "
-        f"resume from {_before(checkpoint)}. If you changed it on purpose, write the manifest anew, with "
-        "`trl_nlac.training.manifest.write_manifest`."
+        f"Copy it again, or resume from {_before(checkpoint)}. If you changed it on purpose, write the manifest anew, "
+        "with `trl_nlac.training.manifest.write_manifest`."
     )
 
 

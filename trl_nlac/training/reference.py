@@ -26,8 +26,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import disable_dropout_in_model, get_config_model_id, use_adapter
 
-from ..method.answers import answer_values
 from ..method.batches import MicroBatch
+from ..method.head import answer_values
 from ..method.losses import token_logps
 from ..nlac_config import NLACConfig
 from .model import REFERENCE_ADAPTER, load_by_name

@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 NUM_REHEARSAL_TRANSITIONS = 128  # about which the initial model is asked, over all processes
 _FILE = Path("nlac", "rehearsal.parquet")  # in a checkpoint
-_ROW = pa.schema({"role": pa.string(), "prompt_ids": pa.list_(pa.int32()), "completion_ids": pa.list_(pa.int32())})
+_ROW = pa.schema({"prompt_ids": pa.list_(pa.int32()), "completion_ids": pa.list_(pa.int32())})
 
 
 class Rehearsal:
@@ -87,7 +87,6 @@ class Rehearsal:
         self.ratio = ratio
         self.rng = np.random.default_rng(seed)
         self.owed = 0.0  # samples that the batches so far had too little
-        self.roles: list[str] = []  # of the samples, where they are known
         self.is_asked = False
         self._examples: list[TrainingExample] = []
         if dataset and ratio:
@@ -119,9 +118,8 @@ class Rehearsal:
                 ", ".join(missing),
             )
         size = max(map(len, by_role.values()), default=0)
-        for role, examples in by_role.items():
+        for examples in by_role.values():
             self._examples += islice(cycle(examples), size)
-            self.roles += [role] * size
 
     @staticmethod
     def _warn_of_missing(dataset: Dataset, asked: tuple[str, ...]) -> None:
@@ -151,8 +149,8 @@ class Rehearsal:
         """Write the model's own answers into a checkpoint."""
         if self.source == "self" and self.ratio:
             rows = [
-                {"role": role, "prompt_ids": example.prompt.ids, "completion_ids": list(example.completion_ids)}
-                for role, example in zip(self.roles, self._examples, strict=True)
+                {"prompt_ids": example.prompt.ids, "completion_ids": list(example.completion_ids)}
+                for example in self._examples
             ]
             path = directory / _FILE
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +175,6 @@ class Rehearsal:
         """Read the answers from [`save`]."""
         if self.source == "self" and self.ratio:
             rows = pq.read_table(directory / _FILE).to_pylist()
-            self.roles = [row["role"] for row in rows]
             self._examples = [
                 TrainingExample("rehearsal", Prompt.of(row["prompt_ids"]), tuple(row["completion_ids"]))
                 for row in rows

@@ -27,8 +27,8 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ..method.answers import answer_logits
 from ..method.batches import NLACCollator
+from ..method.head import answer_logits
 from ..method.prefix_tree import PrefixTree
 from ..types import Prompt, TrainingExample
 from .trial import TrialFailed, deviation, trial

@@ -27,22 +27,18 @@ from ..types import LOSSES
 logger = get_logger(__name__)
 
 _VALUES_OF_PARAMETER = 16
+_NUM_STEPS = 10  # at least, between compared values
 _MIN_CHANGED = 0.5  # share of the values in 16 bits, below which most updates are rounded away
 
 
 class UnchangedWeightsCallback(TrainerCallback):
     """
     Warn once when examples are trained on and the weights do not follow. At the logs of training, a few values of each
-    trained parameter are compared with earlier ones, on each process in its own shard.
-
-    Args:
-        num_steps (`int`, *optional*, defaults to `10`):
-            Smallest number of optimizer steps between compared values. The learning rate must not rise in between, as
-            it does in a warm-up.
+    trained parameter are compared with earlier ones, on each process in its own shard. The learning rate must not rise
+    in between, as it does in a warm-up.
     """
 
-    def __init__(self, num_steps: int = 10):
-        self.num_steps = num_steps
+    def __init__(self):
         self.has_warned = False
         self._values: dict[torch.dtype, torch.Tensor] | None = None
         self._step, self._rate = 0, 0.0
@@ -55,7 +51,7 @@ class UnchangedWeightsCallback(TrainerCallback):
             return
         step, rate = state.global_step, logs["learning_rate"]
         is_trained = any(f"{loss}/loss" in logs for loss in LOSSES)
-        if self._values is not None and is_trained and rate <= self._rate and step - self._step < self.num_steps:
+        if self._values is not None and is_trained and rate <= self._rate and step - self._step < _NUM_STEPS:
             return
         values = sampled_values(model)
         if self._values is not None and is_trained and rate <= self._rate:

@@ -38,7 +38,7 @@ from benchmarks.learning.playing import (
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 from trl_nlac.training.rehearsal import Rehearsal
-from trl_nlac.types import Episode, TrainingExample, Transition
+from trl_nlac.types import Episode, TrainingExample
 
 
 def train(
@@ -176,7 +176,7 @@ class RFTTrainer(SFTTrainer):
     def _base_actions(self, episodes: list[Episode]) -> list[TrainingExample]:
         """Sample fresh actions of the current weights in all states of the episodes."""
         roles = self.player.roles
-        states = [Transition(episode, i).state for episode in episodes for i in range(len(episode.turns))]
+        states = [transition.state for episode in episodes for transition in episode.transitions]
         with roles.generator.session(self.model):
             answers = roles.ask("policy", states * self.answers_per_state)
         return [TrainingExample("policy", roles.builder.opened(answer.prompt), answer.token_ids) for answer in answers]
@@ -199,8 +199,7 @@ class Stream(IterableDataset):
 
 def policy_examples(episode: Episode) -> list[TrainingExample]:
     """Return each action of an episode after its state."""
-    transitions = [Transition(episode, i) for i in range(len(episode.turns))]
-    return [TrainingExample("policy", transition.state, transition.action_ids) for transition in transitions]
+    return [TrainingExample("policy", transition.state, transition.action_ids) for transition in episode.transitions]
 
 
 def tokens(example: TrainingExample) -> dict[str, list[int]]:

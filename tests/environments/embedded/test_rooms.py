@@ -85,7 +85,9 @@ class TestRooms:
         reached = [first_room(environment, seed) for seed in range(20)]
         assert reached == [first_room(make_environment(world), seed) for seed in range(20)] and len(set(reached)) > 2
         roles = make_roles(f"take {door}", max_turns=1)
-        episodes = play_episodes(EnvironmentPool(lambda: make_environment(world)), [{"start": start}] * 20, roles)
+        episodes = play_episodes(
+            EnvironmentPool(lambda: make_environment(world)), [{"start": start}] * 20, roles, seed=0
+        )
         assert len({episode.turns[0].next_observation for episode in episodes}) > 2
 
     def test_houses_that_cannot_be_found(self):

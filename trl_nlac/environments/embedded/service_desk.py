@@ -29,6 +29,7 @@ the desk decides what the refusal reveals:
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,6 +87,19 @@ def format_call(call: Call) -> str:
     return " ".join(["route", *call])
 
 
+def random_call(rng: random.Random, values: tuple[tuple[str, ...], ...]) -> Call:
+    """Draw any call."""
+    return tuple(map(rng.choice, values))
+
+
+def follow(call: Call, values: Iterable[str], positions: dict[str, int] = POSITIONS) -> Call:
+    """Put each of `values` into the argument of `call` that it belongs to, by default of this desk."""
+    changed = list(call)
+    for value in values:
+        changed[positions[value]] = value
+    return tuple(changed)
+
+
 def first_wrong(call: Call, rule: Call) -> int | None:
     """Return the position of the first argument of a call that breaks a rule; `None` if none does."""
     return next((i for i, (value, right) in enumerate(zip(call, rule, strict=True)) if value != right), None)
@@ -94,7 +108,7 @@ def first_wrong(call: Call, rule: Call) -> int | None:
 def wrong_call(rng: random.Random, rule: Call, values: tuple[tuple[str, ...], ...], first: int) -> Call:
     """Draw a call that keeps `rule` before the argument `first`, breaks it there and is random after it."""
     wrong = [value for value in values[first] if value != rule[first]]
-    return (*rule[:first], rng.choice(wrong), *map(rng.choice, values[first + 1 :]))
+    return (*rule[:first], rng.choice(wrong), *random_call(rng, values[first + 1 :]))
 
 
 def named_values(right: str, misleading: list[str], noise: float) -> dict[str, float]:
@@ -150,7 +164,7 @@ class ServiceDesk:
         """
         if variant not in VARIANTS:
             raise ValueError(f"`variant` must be one of {', '.join(VARIANTS)}, got {variant!r}.")
-        rules = {request: tuple(rng.choice(values) for values in VALUES) for request in requests}
+        rules = {request: random_call(rng, VALUES) for request in requests}
         if variant == "delayed":
             first, then = requests[: len(requests) // 2], requests[len(requests) // 2 :]
             return cls(rules, attempts=3, follow_ups=dict(zip(first, then, strict=True)))

@@ -39,9 +39,11 @@ from .service_desk import (
     Call,
     DeskState,
     ServiceDesk,
+    follow,
     format_call,
     has_ended,
     parse_call,
+    random_call,
 )
 
 
@@ -96,14 +98,6 @@ def lesson(steps: Steps) -> Lesson:
         return Lesson()
     first, furthest = refusals[0][0], max(refusals, key=lambda refusal: refusal[0])
     return Lesson(use=furthest[1][first : furthest[0]]) if furthest[0] > first else Lesson(avoid=call[first])
-
-
-def follow(call: Call, values: list[str] | tuple[str, ...]) -> Call:
-    """Put each of `values` into the argument of `call` that it belongs to."""
-    changed = list(call)
-    for value in values:
-        changed[POSITIONS[value]] = value
-    return tuple(changed)
 
 
 class ServiceDeskFamily:
@@ -211,7 +205,7 @@ def _play(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool, 
 def _guess(rng: random.Random, desk: ServiceDesk, state: DeskState, skill: float, history: Steps) -> Call:
     """Draw a call whose arguments are right with probability `skill`, sometimes based on the last refusal."""
     rule = desk.rules[state.request]
-    call = _mended(rng, history) if rng.random() < 0.5 else _random_call(rng)
+    call = _mended(rng, history) if rng.random() < 0.5 else random_call(rng, VALUES)
     return tuple(right if rng.random() < skill else value for value, right in zip(call, rule, strict=True))
 
 
@@ -222,13 +216,13 @@ def _policy(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool
         return desk.rules[state.request]
     if knowledge < 0.6:
         return _guess(rng, desk, state, 0.8, history)
-    return _mended(rng, history) if rng.random() < 0.7 else _random_call(rng)
+    return _mended(rng, history) if rng.random() < 0.7 else random_call(rng, VALUES)
 
 
 def _mended(rng: random.Random, history: Steps) -> Call:
     """Correct the last call according to its refusal; draw any call if it was not refused."""
     if not history or not history[-1][1].startswith("refused"):
-        return _random_call(rng)
+        return random_call(rng, VALUES)
     learned = lesson(history[-1:])
     return _heed(rng, parse_call(history[-1][0]), learned, {learned.avoid})
 
@@ -238,7 +232,3 @@ def _heed(rng: random.Random, call: Call, learned: Lesson, avoided: set[str]) ->
     if not learned.avoid:
         return follow(call, learned.use)
     return follow(call, [rng.choice([v for v in VALUES[POSITIONS[learned.avoid]] if v not in avoided])])
-
-
-def _random_call(rng: random.Random) -> Call:
-    return tuple(map(rng.choice, VALUES))

@@ -32,7 +32,7 @@ from typing import Any
 
 from ...types import Transition
 from ..base import StepResult, TextEnvironment
-from .service_desk import Call, first_wrong, wrong_call
+from .service_desk import Call, first_wrong, random_call, wrong_call
 
 
 ARGUMENTS = {
@@ -124,7 +124,7 @@ class SupportDesk:
     @classmethod
     def draw(cls, rng: random.Random, requests: list[str]) -> "SupportDesk":
         """Draw the rules of `requests`."""
-        return cls({request: tuple(rng.choice(values) for values in VALUES) for request in requests})
+        return cls({request: random_call(rng, VALUES) for request in requests})
 
     @classmethod
     def from_seed(cls, seed: int, num_requests: int = 4) -> "SupportDesk":

@@ -18,6 +18,7 @@ import random
 import re
 
 from .dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps, told
+from .service_desk import Call, follow, random_call
 from .support_desk import (
     ADVICE,
     ATTEMPTS,
@@ -26,7 +27,6 @@ from .support_desk import (
     REQUESTS_OF_KNOWN_DESK,
     REQUESTS_OF_NEW_DESKS,
     VALUES,
-    Call,
     SupportDesk,
     format_call,
     has_ended,
@@ -46,14 +46,6 @@ def advice(values: list[str]) -> str:
     """Say in a sentence which values to use; empty if there are none."""
     said = " and ".join(ADVICE[POSITIONS[value]].format(value) for value in values)
     return f"{said[0].upper()}{said[1:]}." if said else ""
-
-
-def follow(call: Call, values: list[str]) -> Call:
-    """Put each of `values` into the argument of `call` that it belongs to."""
-    changed = list(call)
-    for value in values:
-        changed[POSITIONS[value]] = value
-    return tuple(changed)
 
 
 class SupportDeskFamily:
@@ -82,13 +74,13 @@ class SupportDeskFamily:
             skills = [0, 0.5, 0.8] if known or role in ROLES_OF_ANY_INSTANCE else [0, 0, 0, 0.5]
             call = _guess(rng, rule, rng.choice(skills), history)
             if role == "successor" and call == rule:
-                call = _random_call(rng)
+                call = random_call(rng, VALUES)
         knows = known or (role in ROLES_OF_ANY_INSTANCE and rng.random() < 0.5)
         attempts: list[RoleDialogue] = []
         for _ in range(rng.choice([1, 1, 2, 3]) if role == "refine" else 1):
             future = _play(rng, desk, request, attempts_left, knows, call)
             is_right, values = call == rule, named_values(told(future))
-            mended = follow(call, values)
+            mended = follow(call, values, POSITIONS)
             attempts.append(
                 RoleDialogue(
                     first_observation=desk.first_observation(request),
@@ -122,7 +114,7 @@ def _play(rng: random.Random, desk: SupportDesk, request: str, attempts_left: in
 
 def _guess(rng: random.Random, rule: Call, skill: float, history: Steps) -> Call:
     """Draw a call whose arguments are right with probability `skill`, sometimes based on the last refusal."""
-    call = _mended(rng, history) if rng.random() < 0.5 else _random_call(rng)
+    call = _mended(rng, history) if rng.random() < 0.5 else random_call(rng, VALUES)
     return tuple(right if rng.random() < skill else value for value, right in zip(call, rule, strict=True))
 
 
@@ -133,16 +125,12 @@ def _policy(rng: random.Random, rule: Call, knows: bool, history: Steps) -> Call
         return rule
     if knowledge < 0.6:
         return _guess(rng, rule, 0.8, history)
-    return _mended(rng, history) if rng.random() < 0.7 else _random_call(rng)
+    return _mended(rng, history) if rng.random() < 0.7 else random_call(rng, VALUES)
 
 
 def _mended(rng: random.Random, history: Steps) -> Call:
     """Correct the last call according to its refusal; draw any call if there was none."""
     if not history:
-        return _random_call(rng)
+        return random_call(rng, VALUES)
     call, refusal = history[-1]
-    return follow(parse_call(call), named_values(refusal))
-
-
-def _random_call(rng: random.Random) -> Call:
-    return tuple(map(rng.choice, VALUES))
+    return follow(parse_call(call), named_values(refusal), POSITIONS)

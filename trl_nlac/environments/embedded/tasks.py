@@ -136,9 +136,9 @@ def demo_environment(world: str = "service_desk", seed: int = 0, action_format: 
     return make_environment(make_tasks(world, seed)[0], action_format)
 
 
-def draw_dialogue(rng: random.Random, families: list[Family], role: str, known: bool | None = None) -> RoleDialogue:
-    """Draw a dialogue of one of the families; if `known` is `None`, half of them come from known instances."""
-    return rng.choice(families).dialogue(rng, role, rng.random() < 0.5 if known is None else known)
+def draw_dialogue(rng: random.Random, families: list[Family], role: str) -> RoleDialogue:
+    """Draw a dialogue of one of the families; half of them come from known instances."""
+    return rng.choice(families).dialogue(rng, role, rng.random() < 0.5)
 
 
 def make_rehearsal_dataset(

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from trl_nlac import NLACConfig
-from trl_nlac.method import answers
+from trl_nlac.method import head
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.method.losses import batch_losses
 from trl_nlac.training.chunked_head import can_chunk_head
@@ -123,7 +123,7 @@ def compute(model, keeps_logits: bool, distills: bool = True) -> tuple[torch.Ten
 @pytest.mark.parametrize("kind", ["whole", "tied", "lora", "lora of the head", "saved head"])
 def test_losses_and_gradients_are_those_of_the_models_logits(tmp_path, monkeypatch, kind, distills):
     """With logits of no more than seven tokens at a time, in the forward and in the backward pass."""
-    monkeypatch.setattr(answers, "_CHUNK", 7)
+    monkeypatch.setattr(head, "_CHUNK", 7)
     model = make_model(kind)
     *expected, number = compute(model, keeps_logits=True, distills=distills)
     assert number >= 53  # all tokens of the answers
@@ -139,7 +139,7 @@ def test_the_model_is_as_before(monkeypatch):
     model, batch = make_model("whole"), NLACCollator(0, keeps_logits=False)(make_examples())
     expected = model(torch.arange(9)[None]).logits
     batch_losses(model, batch)
-    monkeypatch.setattr(answers, "_in_chunks", lambda *args: 1 / 0)
+    monkeypatch.setattr(head, "_in_chunks", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         batch_losses(model, batch)
     assert model(torch.arange(9)[None]).logits.equal(expected) and "forward" not in vars(model.lm_head)
