@@ -44,6 +44,11 @@ class Slow:
         return self.inner.step(action)
 
 
+def gathers_and_scores(prompts, completions):
+    dist.barrier()  # as where vLLM generates, and the weights that score are sharded
+    return [0.0] * len(prompts)
+
+
 limit = [1]
 trainer = make_trainer(
     sys.argv[1],
@@ -56,6 +61,7 @@ dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
 trainer.train()
 assert len(slow) == int(os.environ["RANK"])
 limit[0] = 2
+trainer.roles.generator.score = gathers_and_scores
 trainer.evaluate()
 print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
 """
@@ -67,6 +73,49 @@ def test_slow_environments_of_one_process(tmp_path):
     script.write_text(SCRIPT)
     printed = launch(str(script), str(tmp_path / "run"))
     assert "done 0 0" in printed and "done 1 2" in printed
+
+
+CHECKSUMS = """
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+from helpers.testing_utils import make_trainer
+from trl_nlac.training import manifest
+
+checksum, slow = manifest.checksum, []
+
+
+def slow_checksum(path):
+    if path.name == "model.safetensors" and len(slow) < limit[0]:
+        slow.append(path)
+        time.sleep(7)
+    return checksum(path)
+
+
+def make(max_steps):
+    config = dict(max_steps=max_steps, max_turns=1, ddp_timeout=3, per_device_train_batch_size=1)
+    return make_trainer(sys.argv[1], config | dict(save_strategy="steps", save_steps=1))
+
+
+manifest.checksum, limit = slow_checksum, [1]
+trainer = make(1)
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
+trainer.train()
+limit[0] = 2
+make(2).train(resume_from_checkpoint=True)
+print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
+"""
+
+
+def test_a_process_that_is_slow_to_compute_checksums(tmp_path):
+    """Of a checkpoint of 100 GB, for example, while saving and while resuming."""
+    script = tmp_path / "script.py"
+    script.write_text(CHECKSUMS)
+    printed = launch(str(script), str(tmp_path / "run"))
+    assert "done 0 2" in printed and "done 1 0" in printed
 
 
 LOST = """

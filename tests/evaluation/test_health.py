@@ -73,6 +73,11 @@ class TestHealth:
                 monitor.update(healthy)
             assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
 
+    def test_a_fall_among_the_first_values_is_not_reported(self):
+        monitor = HealthMonitor(warning_ratio=0.7)
+        assert not any(monitor.update({"critic/format_rate": value}) for value in (1.0, 0.0, 0.0, 0.0))
+        assert not monitor.is_forgetting
+
     def test_what_is_set_already_is_not_advised(self):
         metrics = [{"health/backup_fidelity": value} for value in [0.9] * 5 + [0.1] * 5]
         for set_already in ({}, {"rehearsal_ratio": 0.5}, {"beta": 0.1}, {"rehearsal_ratio": 0.5, "beta": 0.1}):

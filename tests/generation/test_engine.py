@@ -17,9 +17,11 @@ from types import SimpleNamespace
 
 import peft
 import pytest
+import torch
 from helpers.engine_utils import TinyEngine
 from peft import LoraConfig, get_peft_model
 from peft.utils import save_and_load
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -66,6 +68,20 @@ class Interrupted(TinyEngine):
         if self.stops:
             self._copy.get_input_embeddings().weight.data.zero_()  # what is not there yet
             raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("no", torch.float32)]
+)
+def test_full_weights_are_handed_over_in_the_precision_of_the_run(tmp_path, precision, dtype):
+    weights = pytest.importorskip("trl_nlac.generation.vllm.weights")
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    accelerator = SimpleNamespace(is_main_process=True, mixed_precision=precision)
+    engine = SimpleNamespace(model=model, accelerator=accelerator, _iter_named_params=model.named_parameters)
+    weights.save_weights(engine, tmp_path / "1")
+    saved = load_file(tmp_path / "1" / "model-00000.safetensors")
+    for name, weight in model.named_parameters():
+        assert saved[name].equal(weight.detach().to(dtype if weight.ndim > 1 else torch.float32))
 
 
 def test_weights_of_an_interrupted_sync_are_not_used():

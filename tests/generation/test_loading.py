@@ -17,10 +17,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from accelerate import DistributedType, ParallelismConfig
 
-from trl_nlac.generation.loading import adapter_config, check_adapter
+from trl_nlac.generation.loading import adapter_config, check_adapter, check_sharding
 
 
 # Says for each case by name which generator is loaded, or why none is. In a process of its own: the state of an
@@ -112,6 +114,33 @@ def test_sharding_that_is_not_supported_is_refused(loaded):
 def test_parameters_on_disks_are_refused():
     pytest.importorskip("deepspeed")
     assert "refused: `offload_param`" in run(NVME)
+
+
+def stand_in(parallelism: ParallelismConfig | None) -> SimpleNamespace:
+    """An accelerator as it would be under FSDP2 with this `parallelism_config`."""
+    state = SimpleNamespace(deepspeed_plugin=None)
+    return SimpleNamespace(
+        parallelism_config=parallelism, distributed_type=DistributedType.FSDP, is_fsdp2=True, state=state
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"cp_size": 2}, "`cp_size`"),
+        ({"sp_size": 2}, "`sp_size`"),
+        ({"tp_size": 2}, "`tp_size`"),
+        ({"tp_size": 2, "cp_size": 2}, "`tp_size`, `cp_size`"),
+    ],
+)
+def test_processes_that_share_samples_are_refused(sizes, named):
+    with pytest.raises(ValueError, match=f"{named} above 1 in `parallelism_config` .*Leave it at 1"):
+        check_sharding(stand_in(ParallelismConfig(**sizes)))
+
+
+def test_copies_of_shards_are_not_refused():
+    check_sharding(stand_in(ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)))
+    check_sharding(stand_in(None))
 
 
 def test_vllm_with_a_sharded_adapter(loaded):

@@ -14,6 +14,7 @@
 
 from dataclasses import replace
 
+import pytest
 from helpers.method_utils import CRITIQUE, DESK, WRONG, asked, make_transitions
 from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
@@ -95,17 +96,19 @@ class TestBellmanTargets:
         assert f" {action}<|end|>" in future and "Future:" in future
         assert f" {action} it works<|end|>" in backup and target.parsed == Critique("merged", None)
 
-    def test_a_policy_can_learn_where_no_target_can_be_written(self):
+    @pytest.mark.parametrize("index", [0, 1], ids=["going on", "terminated"])
+    def test_a_policy_can_learn_where_no_target_can_be_written(self, index):
         """An observation, which the backup is shown and nobody else, is longer than a prompt may be."""
         roles = make_roles([])
-        first = make_transitions(roles)[0]
-        turns = (replace(first.turn, next_observation="refused " * 999), *first.episode.turns[1:])
-        transition = Transition(replace(first.episode, turns=turns), 0)
-        roles.options.max_prompt_length = 60
+        episode = make_transitions(roles)[0].episode
+        turns = list(episode.turns)
+        turns[index] = replace(turns[index], next_observation="refused " * 999)
+        transition = Transition(replace(episode, turns=tuple(turns)), index)
+        roles.options.max_prompt_length = 80
         assert is_answerable(roles, transition, needs_target=False)
         assert not is_answerable(roles, transition, needs_target=True)
         roles = make_roles([], single_step=True, max_turns=1, max_prompt_length=500)
-        assert is_answerable(roles, transition, needs_target=True)  # of a single step that was cut nothing is asked
+        assert is_answerable(roles, transition, needs_target=True)  # nobody is shown it where a task is a single step
 
     def test_monte_carlo_shows_the_score(self):
         prompts = replace(COMPACT_PROMPTS, observed_end=NLACPrompts().observed_end)
@@ -236,3 +239,10 @@ class TestRepetition:
         for temperature in (0.0, 1.0):
             roles = make_roles_of(chat, [], role_sampling={"correction": {"temperature": temperature}})
             assert is_repeatable(roles, make_transitions(roles)[1], "implicit") == (temperature == 0)
+
+    def test_monte_carlo_targets_are_repeated_where_the_episode_ended(self):
+        """Where it was cut, the successor model guesses what would have followed."""
+        roles = make_roles([])
+        episode = make_transitions(roles)[0].episode
+        cut = replace(episode, terminated=False, truncated=True)
+        assert [is_repeatable(roles, Transition(e, 0), "monte_carlo") for e in (episode, cut)] == [True, False]

@@ -70,6 +70,19 @@ class TestVerdictScores:
     def test_marks_around_the_verdict(self, text):
         assert np.isfinite(self.score(text, AutoModelForCausalLM.from_pretrained(TINY_MODEL))[1])
 
+    @pytest.mark.parametrize(("said", "other"), [("Yes", "No"), ("NO", "YES"), ("no", "yes")])
+    def test_the_other_verdict_is_written_as_the_one_that_is_said(self, said, other):
+        roles = make_roles([f"Future: a\nOptimality: {said}"])
+        scored = []
+
+        def score(prompts, completions):
+            scored.extend(roles.chat.decode(token_ids) for token_ids in completions)
+            return [0.0] * len(completions)
+
+        roles.generator.score = score
+        verdict_scores(roles, critiques(roles, [make_transitions(roles)[0].state_action]))
+        assert sorted(scored) == sorted([said, other])
+
     @staticmethod
     def score(text, model):
         roles = make_roles([text])

@@ -136,3 +136,12 @@ class TestBatchLosses:
         with torch.no_grad():
             model.table[2, :5] += torch.randn(5, 9)
         assert batch_losses(model, inputs, teacher=nullcontext)[0][0] == losses[0]
+
+    def test_a_divergence_that_is_rounded_to_less_than_zero_is_zero(self):
+        """No priority of a transition can be negative."""
+        inputs = NLACCollator(0)([TrainingExample("critic", Prompt.of([1]), (3, 4), 1.0, 0, Prompt.of([2]))])
+
+        def rounded(logits, teacher_logits):
+            return torch.full((len(logits),), -1e-8)
+
+        assert batch_losses(Bigram(), inputs, nullcontext, divergence=rounded)[0].tolist() == [0.0]

@@ -79,7 +79,15 @@ def test_samples_that_share_most_are_in_the_same_batch():
     assert [len({e.transition_id for e in batch}) for batch in batches] == [2] * 4
     sizes = [batch.tokens.inputs["input_ids"].numel() for batch in map(NLACCollator(0, True), batches)]
     assert max(sizes) - min(sizes) <= 12
-    assert all(spread_by_prefix([example] * 5, 5) for example in examples[:1])  # one in each, though only one is new
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("lengths", [[200, 1, 1, 1], [1, 1, 1, 200], [0, 0, 0, 0]], ids=["first", "last", "same"])
+def test_no_batch_is_empty(lengths, number):
+    """Though one example has nearly all tokens, or all are the same one."""
+    examples = [TrainingExample("policy", Prompt.of([0] + [i] * length), (9,)) for i, length in enumerate(lengths)]
+    batches = spread_by_prefix(examples, number)
+    assert len(batches) == number and all(batches)
 
 
 @pytest.mark.parametrize("number", [1, 2])

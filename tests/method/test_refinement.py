@@ -62,6 +62,14 @@ class TestRefineActions:
         assert refine.count("Critique?") == refine.count("Revise?") == 2
         assert refine.index("a1") < refine.index("a2")
 
+    def test_a_refined_action_goes_with_the_attempt_and_the_critique_of_its_round(self):
+        """The action stays the first one."""
+        critiques = ["Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"]
+        roles = make_roles(["a1", critiques[0], "a2", critiques[1], "a3"])
+        (refinement,) = refine_actions(roles, make_transitions(roles)[:1], num_refinements=2)
+        assert (refinement.action, refinement.attempt, refinement.refined_action.parsed) == ("a1", "a2", "a3")
+        assert refinement.critique == parse_critique(critiques[1])
+
     def test_broken_refinement_is_dropped(self):
         roles = make_roles(["a", CRITIQUE, ""], max_format_retries=0)
         assert refine_actions(roles, make_transitions(roles)[:1]) == [None]
@@ -138,6 +146,14 @@ class TestQuestionActions:
             roles = make_roles(["a", critique], max_prompt_length=limit)
             refinements = question_actions(roles, make_transitions(roles)[:1])
             assert len(list(filter(None, refinements))) == number and not roles.generator.answers
+
+    def test_a_stored_action_that_could_not_be_read_teaches_nothing(self):
+        roles = make_roles([CRITIQUE])
+        transition = make_transitions(roles)[0]
+        turns = (replace(transition.turn, action=""), *transition.episode.turns[1:])
+        unread = Transition(replace(transition.episode, turns=turns), 0)
+        (target,) = critiques(roles, [unread.state_action])
+        assert question_actions(roles, [unread], {0: target}) == [None]
 
 
 class TestPolicyExamples:

@@ -162,6 +162,16 @@ class TestReasoning:
         metrics = roles.take_metrics()
         assert metrics["correction/too_long_ratio"] == 0.5 and metrics["correction/format_rate"] == 1.0
 
+    @pytest.mark.parametrize(("lacking", "is_trained"), [(0, True), (1, False)])
+    def test_a_rewritten_answer_may_be_as_long_as_the_longest_of_any_role(self, lacking, is_trained):
+        """Of the policy, for example, though those of the backup are shorter."""
+        chat, thought = self.make_roles([]).chat, "I expect a refusal."
+        length = len(chat.with_reasoning(self.think(chat, "So.", CRITIQUE), thought))
+        limits = {"max_completion_length": 8, "role_sampling": {"policy": {"max_tokens": length - lacking}}}
+        roles = self.make_roles([f"<corrected_think>{thought}</corrected_think>"] * 2, **limits)
+        targets = bellman_targets(roles, make_transitions(roles), "implicit")
+        assert [target.parsed is not None for target in targets] == [is_trained] * 2
+
     def test_rewritten_thoughts_are_not_distilled(self):
         """The backup has read what they leave out: only what follows them has its distribution as the target."""
         roles = self.make_roles(["<corrected_think>I expect a refusal.</corrected_think>"] * 2)

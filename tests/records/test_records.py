@@ -47,6 +47,16 @@ def test_monitors_go_on_after_a_checkpoint(tmp_path):
     assert resumed.formats.update(metrics) == []
 
 
+def test_metrics_that_were_not_logged_go_on_after_a_checkpoint(tmp_path):
+    """The first log of a resumed run has the mean of those before the checkpoint and after it."""
+    records = make_trainer(tmp_path / "first", CONFIG).records
+    resumed = make_trainer(tmp_path / "second", CONFIG).records
+    records.metrics["critic/loss"].append(1.0)
+    resumed.load_state_dict(json.loads(json.dumps(records.state_dict())))
+    resumed.metrics["critic/loss"].append(3.0)
+    assert resumed.take(0)["critic/loss"] == 2.0
+
+
 def test_a_fall_of_success_is_reported_across_a_checkpoint(tmp_path, caplog):
     records = make_trainer(tmp_path / "first", CONFIG).records
     resumed = make_trainer(tmp_path / "second", CONFIG).records

@@ -96,6 +96,14 @@ class TestPrioritizedReplay:
         counts = np.bincount([sample.transition_id for sample in replay.sample(10_000)])
         assert counts[2] == pytest.approx(10_000 * 7 / 14.5, rel=0.05)
 
+    def test_transitions_that_are_taken_in_get_the_largest_priority_seen(self):
+        replay = PrioritizedReplay(capacity=4)
+        replay.add([make_episode()])
+        replay.update_priorities([1], [7.0])
+        replay.leave_out([0])
+        replay.take_in()
+        assert priorities_of(replay).tolist() == [7.0, 7.0]
+
     @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
     def test_transitions_can_be_left_out_of_draws(self, alpha, tmp_path):
         replay = PrioritizedReplay(capacity=6, priority_exponent=alpha)
@@ -124,6 +132,7 @@ class TestPrioritizedReplay:
         for i in range(10):
             replay.add([make_episode(num_turns=2 + i % 2, text=str(i))])
         assert [episode.task["name"] for episode in replay.episodes] == ["8", "9"]
+        assert [episode.task["name"] for episode in replay.newest(1)] == ["9"]
         assert len(replay) == 5
         for sample in replay.sample(200):
             assert sample.transition.episode in replay.episodes

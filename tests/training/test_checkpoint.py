@@ -28,7 +28,15 @@ from trl_nlac import NLACConfig, PrioritizedReplay, TargetWeights
 from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.shards import Place
 from trl_nlac.training import checkpoint
-from trl_nlac.training.checkpoint import check_identity, load_state, save_state, warn_of_kept_options
+from trl_nlac.training.checkpoint import (
+    check_identity,
+    drop_outdated,
+    kept_options,
+    load_state,
+    options_of_iteration,
+    save_state,
+    warn_of_kept_options,
+)
 from trl_nlac.training.manifest import write_manifest
 from trl_nlac.types import Prompt, RunRefused, TrainingExample
 
@@ -117,6 +125,33 @@ class TestCheckpoint:
             check_identity(tmp_path, {"optimizer": {"name": "adamw_torch"}}, {"optimizer": {"name": "sgd"}})
         warn_of_kept_options(tmp_path, {"learning_rate": 1e-6}, args)
         assert ("`learning_rate=1e-05` has no effect" in caplog.text) == is_there
+
+    @pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"])
+    def test_options_of_the_optimizer_have_no_effect_and_are_named(self, tmp_path, caplog, name):
+        (tmp_path / "optimizer.pt").touch()
+        before, now = (NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **{name: value}) for value in (0.5, 0.25))
+        warn_of_kept_options(tmp_path, kept_options(now), now)
+        assert not caplog.text
+        warn_of_kept_options(tmp_path, kept_options(before), now)
+        assert f"`{name}=0.25` has no effect" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("name", "before"),
+        [
+            ("bootstrap", "monte_carlo"),
+            ("num_futures", 2),
+            ("single_step", True),
+            ("success_threshold", 0.5),
+            ("reasoning", True),
+        ],
+    )
+    def test_targets_of_other_options_are_dropped(self, tmp_path, name, before):
+        args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
+        replay, options = PrioritizedReplay(1), options_of_iteration(args)
+        replay.targets.load(0, '{"version": 3}')
+        for saved, number in ((options, 1), ({**options, name: before}, 0)):
+            drop_outdated(tmp_path, saved, args, replay, [])
+            assert len(replay.targets) == number
 
     def test_what_other_options_made_is_dropped(self, tmp_path, caplog):
         """Micro-batches of the iteration under way, and targets where these are no longer written so."""

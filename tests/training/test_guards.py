@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from helpers.testing_utils import (
     Countdown,
@@ -40,8 +41,18 @@ from trl_nlac import NLACTrainer
 from trl_nlac.chat.template import ChatTemplate
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
-from trl_nlac.training.guards import ForgettingGuard, check_played, short_thoughts
+from trl_nlac.method.batches import NLACCollator
+from trl_nlac.training import guards
+from trl_nlac.training.guards import (
+    ForgettingGuard,
+    GradientGuard,
+    LossGuard,
+    TrainingStopped,
+    check_played,
+    short_thoughts,
+)
 from trl_nlac.training.manifest import MANIFEST, checkpoint_of, write_manifest
+from trl_nlac.types import Prompt, TrainingExample
 
 
 CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1)
@@ -114,6 +125,23 @@ def test_too_many_in_a_row_stop_training_with_a_checkpoint(tmp_path):
         assert parameter.equal(weights[name]), name  # nothing changed
 
 
+def test_only_micro_batches_in_a_row_stop_training(monkeypatch):
+    PartialState(cpu=True)
+    monkeypatch.setattr(guards, "MAX_NOT_FINITE", 2)
+    guard, collate = LossGuard(), NLACCollator(0)
+    batch = collate([TrainingExample("critic", Prompt.of([1]), (2,))])
+
+    def compute(loss: float) -> Callable:
+        losses = iter([loss, 1.0])  # the second without the example
+        return lambda batch: (torch.tensor([next(losses)]), torch.zeros(1))
+
+    for loss in (torch.nan, 1.0, torch.inf):
+        guard.finite_losses(compute(loss), batch, collate)
+    assert guard.num_dropped == 2
+    with pytest.raises(TrainingStopped, match="2 micro-batches in a row"):
+        guard.finite_losses(compute(torch.nan), batch, collate)
+
+
 def test_a_stop_within_a_step_takes_the_whole_step_again(tmp_path):
     config = {**CONFIG, "max_steps": 19, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     config |= {"samples_per_iteration": 32, "max_turns": 2}
@@ -181,6 +209,16 @@ class TestGradients:
             trainer.train()
         assert trainer.state.global_step == 11 and (tmp_path / "checkpoint-11" / "trainer_state.json").exists()
         assert_same(self.seen[0], self.seen[-1])
+
+    def test_only_steps_in_a_row_stop_training(self, monkeypatch):
+        monkeypatch.setattr(guards, "MAX_NOT_FINITE", 2)
+        guard = GradientGuard()
+        for norm in (torch.inf, 1.0, torch.nan):
+            guard.skips(norm, 0)
+            guard.check()
+        guard.skips(torch.inf, 0)
+        with pytest.raises(TrainingStopped, match="2 optimizer steps in a row"):
+            guard.check()
 
     def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(self, tmp_path):
         trainer = self.make(tmp_path, 99, 99)

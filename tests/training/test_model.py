@@ -119,11 +119,12 @@ def test_the_revision_is_that_of_a_model_loaded_by_name(tmp_path, monkeypatch, c
 
 
 def test_prompts_fit_into_the_context(tmp_path, caplog):
-    """The context of the embedded model is 512 tokens."""
+    """The context of the embedded model is 512 tokens, for a prompt and its answer."""
     trainer = make_trainer(tmp_path, {"max_prompt_length": 6000, "max_completion_length": 32})
     assert trainer.args.max_prompt_length == trainer.roles.options.max_prompt_length == 480
     assert "`max_prompt_length=6000` with `max_completion_length=32` needs more" in caplog.text
-    assert make_trainer(tmp_path, {"max_prompt_length": None}).args.max_prompt_length == 480
+    for limit in (None, 481, 512):
+        assert make_trainer(tmp_path, {"max_prompt_length": limit}).args.max_prompt_length == 480
     caplog.clear()
     assert make_trainer(tmp_path, {"max_prompt_length": 480}).args.max_prompt_length == 480
     assert "max_prompt_length" not in caplog.text

@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers.testing_utils import RecordingTrainer, make_trainer, weights
 
-from trl_nlac.method.batches import NLACCollator
+from trl_nlac.method.batches import NLACCollator, fill_batches
 from trl_nlac.training.passes import split_into_passes
 from trl_nlac.types import Prompt, TrainingExample
 
@@ -55,6 +55,11 @@ def test_passes_are_full_and_even(seed, shares_prefixes):
         found = sizes(limit)
         if max(found) > max(example.num_tokens for example in examples):  # no smaller limit has as few passes
             assert len(sizes(max(found) - 1)) > len(found)
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(5, [1, 2, 3, 4]), (6, [2, 4]), (11, [3, 4]), (12, [4])])
+def test_a_batch_may_be_as_large_as_the_limit(limit, ends):
+    assert fill_batches(4, lambda start, end: 3 * (end - start), limit) == ends
 
 
 def test_a_longer_example_is_alone_and_named(caplog):

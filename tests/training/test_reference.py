@@ -28,10 +28,10 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM
 CONFIG = {"beta": 0.1, "logging_steps": 1, "max_steps": 2, "learning_rate": 1e-2}
 
 
-def make_pretrained_adapter(*targets: str) -> PeftModel:
+def make_pretrained_adapter(*targets: str, dropout: float = 0.0) -> PeftModel:
     """An adapter whose function is not that of its base model, with further `targets`."""
     torch.manual_seed(0)
-    config = replace(LORA, target_modules=[*LORA.target_modules, *targets])
+    config = replace(LORA, target_modules=[*LORA.target_modules, *targets], lora_dropout=dropout)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
     for name, parameter in model.named_parameters():  # those that begin as 0
         if "lora_B" in name:
@@ -134,6 +134,16 @@ def test_resumed_run_has_the_same_reference(tmp_path, kind):
     assert_same(weights(whole.model), weights(resumed.model))
     logs = [trainer.state.log_history for trainer in trainers]
     assert [log.get("policy/kl") for log in logs[0]] == [log.get("policy/kl") for log in logs[1]]
+
+
+def test_initial_weights_have_no_dropout(tmp_path):
+    """The model that has them for a moment, with the copy of its adapter, goes on with dropout."""
+    model = make_pretrained_adapter(dropout=0.5)
+    trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 1}, RecordingTrainer, model=model)
+    trainer.train()
+    model, inputs = trainer.model.train(), trainer.micro_batches[-1]
+    first, second = (trainer.reference.logps(model, inputs) for _ in range(2))
+    assert len(first) and first.equal(second) and model.training
 
 
 def test_without_a_name_there_are_no_initial_weights(tmp_path):

@@ -17,6 +17,7 @@ import pytest
 import torch
 from helpers.testing_utils import RecordingTrainer, assert_same, make_roles, make_trainer, weights
 
+from trl_nlac import nlac_trainer
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.method.rehearsal import ASKED_ROLES
@@ -58,6 +59,19 @@ class TestOwnAnswers:
             ids = torch.tensor([example.prompt.ids + list(example.completion_ids)])
             logits = model(input_ids=ids).logits[0, len(example.prompt.ids) - 1 : -1]
             assert logits.argmax(-1).tolist() == list(example.completion_ids)
+
+    def test_they_are_asked_for_as_in_training(self, tmp_path, monkeypatch):
+        """With the source of the future and the rounds of refinement that the run has."""
+        asked = []
+
+        def note(roles, transitions, *options):
+            asked.append(options)
+            return {}
+
+        monkeypatch.setattr(nlac_trainer, "sound_answers", note)
+        config = {**OWN, "bootstrap": "monte_carlo", "num_refinements": 2, "max_steps": 1, "max_turns": 2}
+        make_trainer(tmp_path, config).train()
+        assert asked == [("monte_carlo", 2)]
 
     def test_resumed_run_rehearses_the_same(self, tmp_path):
         config = {**OWN, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}

@@ -16,6 +16,8 @@
 import pytest
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
+from datasets import Dataset
+from helpers.testing_utils import Countdown, make_trainer
 from torch.utils.data import DataLoader
 
 from trl_nlac.training.sampler import IterationSampler
@@ -45,3 +47,14 @@ class TestIterationSampler:
             return [batch.tolist() for batch in (skip_first_batches(loader, skipped) if skipped else loader)]
 
         assert batches(1, skipped=2) == batches(1)[2:] != batches(0)[2:]
+
+    def test_the_order_is_that_of_the_options(self, tmp_path):
+        tasks = Dataset.from_dict({"start": list(range(1, 21))})
+
+        def order(**options):
+            trainer = make_trainer(tmp_path, options, train_dataset=tasks, environment_factory=Countdown)
+            return list(trainer._get_train_sampler())
+
+        first, second = order(seed=1), order(seed=2)
+        assert first != second and sorted(first) == sorted(second)
+        assert order(seed=1, shuffle_dataset=False) == list(range(20))

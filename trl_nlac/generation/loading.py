@@ -144,8 +144,17 @@ def check_adapter(config: dict[str, Any]) -> None:
 def check_sharding(accelerator: Accelerator) -> None:
     """
     Raises:
-        ValueError: If weights are sharded in a way in which target weights cannot be kept.
+        ValueError: If weights are sharded in a way in which target weights cannot be kept, or if several processes
+            share the samples of one.
     """
+    parallelism = accelerator.parallelism_config
+    if parallelism is not None and parallelism.non_dp_dim_names:
+        sizes = ", ".join(f"`{name}_size`" for name in parallelism.non_dp_dim_names)
+        raise ValueError(
+            f"{sizes} above 1 in `parallelism_config` is not supported: each process plays episodes and trains on "
+            "samples of its own. Leave it at 1, and shard the weights with FSDP2 (`dp_shard_size`, "
+            "`dp_replicate_size`) or ZeRO-3."
+        )
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError("FSDP 1 is not supported: set `fsdp_version: 2` in the configuration of Accelerate.")
     plugin = accelerator.state.deepspeed_plugin

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Where processes wait for those that still play."""
+"""Where processes wait for those that still play, or read and write the files of a run."""
 
 import logging
 import time
@@ -27,12 +27,13 @@ from ..terminal import printable
 logger = logging.getLogger(__name__)
 
 _LONG = timedelta(days=365)
+_PLAYING = "which still play. Lower `environment_timeout` or `max_turns` if their environments hang"
 
 
 class Rendezvous:
     """
-    Let processes wait for one another, however long the environments of some take. In a collective of NCCL the
-    watchdog would end those that wait after `ddp_timeout` seconds, and with them the run.
+    Let processes wait for one another, however long the environments or the files of some take. In a collective of
+    NCCL the watchdog would end those that wait after `ddp_timeout` seconds, and with them the run.
 
     Args:
         interval (`float`):
@@ -44,9 +45,13 @@ class Rendezvous:
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         self._group = None if is_alone else dist.new_group(backend="gloo", timeout=_LONG)
 
-    def wait(self) -> None:
+    def wait(self, busy: str = _PLAYING) -> None:
         """
         Return when all processes have called this.
+
+        Args:
+            busy (`str`, *optional*):
+                What a process that waits long says of the others.
 
         Raises:
             RuntimeError: If one of them has ended.
@@ -59,10 +64,7 @@ class Rendezvous:
             waited = time.monotonic() - start
             if waited > next_report:
                 next_report += self.interval
-                logger.warning(
-                    f"Process {dist.get_rank()} has waited for {waited:,.0f} seconds for others, which still play. "
-                    "Lower `environment_timeout` or `max_turns` if their environments hang."
-                )
+                logger.warning(f"Process {dist.get_rank()} has waited for {waited:,.0f} seconds for others, {busy}.")
         arrival.wait()
 
 

@@ -15,11 +15,13 @@
 """Checkpoints that are complete even if the process is killed while saving."""
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 from accelerate.logging import get_logger
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from transformers import TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import SCALER_NAME, TRAINER_STATE_NAME
@@ -29,12 +31,14 @@ from trl.trainer.base_trainer import _BaseTrainer
 
 from ..shards import has_finite_weights
 from .manifest import checkpoint_of, write_manifest
+from .rendezvous import Rendezvous
 
 
 logger = get_logger(__name__)
 
 _ASIDE = "_incomplete"  # not uploaded with the output folder, because of the underscore
 _REPLACED = "replaced-"
+_SECONDS_OF_CACHES = 60.0  # that a network file system may keep
 
 
 class AtomicSavingTrainer(_BaseTrainer):
@@ -43,12 +47,15 @@ class AtomicSavingTrainer(_BaseTrainer):
     checkpoint's name is complete. Older checkpoints are deleted after that.
 
     Attributes:
+        rendezvous ([`~training.rendezvous.Rendezvous`]):
+            Where processes wait for the one that saves.
         checkpoint_sizes (`dict[str, int]`):
             Bytes of the last checkpoint by kind of file, on the process that writes it.
         saved_step (`int`, *optional*):
             Step of the last checkpoint that this trainer saved.
     """
 
+    rendezvous: Rendezvous
     checkpoint_sizes: dict[str, int] = {}
     saved_step: int | None = None
     _writes_aside = False
@@ -57,7 +64,30 @@ class AtomicSavingTrainer(_BaseTrainer):
         if self.args.should_save:
             recover(Path(self.args.output_dir))
         self.accelerator.wait_for_everyone()
+        if not self.args.save_only_model:
+            self._check_folder()
         return super().train(*args, **kwargs)
+
+    def _check_folder(self) -> None:
+        """
+        Raises:
+            ValueError: On all processes, if one would write its part of a checkpoint where no process publishes it.
+        """
+        (name,) = broadcast_object_list([uuid4().hex])
+        seen = Path(self.args.output_dir, _ASIDE, name)
+        if self.args.should_save:
+            seen.parent.mkdir(parents=True, exist_ok=True)
+            seen.touch()
+        self.accelerator.wait_for_everyone()
+        blind = [rank for rank, sees in enumerate(gather_object([_appears(seen)])) if not sees]
+        if self.args.should_save:
+            shutil.rmtree(seen.parent)
+        if blind:
+            raise ValueError(
+                f"Process {blind[0]} does not see what process 0 writes into `output_dir` {self.args.output_dir!r}, "
+                "and each process writes its part of a checkpoint there. Choose a folder that all nodes share, or set "
+                "`save_on_each_node=True`, so that each node keeps the parts of its processes."
+            )
 
     def _get_output_dir(self, trial) -> str:
         output_dir = super()._get_output_dir(trial)
@@ -105,7 +135,7 @@ class AtomicSavingTrainer(_BaseTrainer):
             _publish(written, checkpoint)
             if self.args.save_total_limit is not None:
                 _delete_oldest(run_dir, self.args.save_total_limit, checkpoint, self.state.best_model_checkpoint)
-        self.accelerator.wait_for_everyone()
+        self.rendezvous.wait("one of which computes checksums of the checkpoint, and publishes it")
         self.saved_step = self.state.global_step
         if pushes:
             self._push_from_checkpoint(str(checkpoint))
@@ -167,6 +197,14 @@ class TrainBeginCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.action()
+
+
+def _appears(path: Path) -> bool:
+    """Wait until a file that was written can be seen: network file systems cache for a while that it was not there."""
+    end = time.monotonic() + _SECONDS_OF_CACHES
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    return path.exists()
 
 
 def recover(run_dir: Path) -> None:

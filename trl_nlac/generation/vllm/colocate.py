@@ -33,7 +33,7 @@ from ..base import Completion
 from ..engine import Adapter, allowed_rank, cache_shortage
 from .local import LocalEngine, cpu_options
 from .requests import RequestLoop
-from .weights import save_adapter, weights_of
+from .weights import PRECISIONS, save_adapter, weights_of
 
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,8 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
 
     def _init_vllm(self) -> None:
         # The trainer's precision; for float32 weights vLLM would choose half precision.
-        precisions = {"bf16": "bfloat16", "fp16": "float16"}
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        options = {"dtype": precisions.get(self.accelerator.mixed_precision, dtype), "revision": self.revision}
+        dtype = PRECISIONS.get(self.accelerator.mixed_precision, self.model.dtype)
+        options = {"dtype": str(dtype).removeprefix("torch."), "revision": self.revision}
         # At sleep level 2 it loses its weights. They are loaded again anyway, except the base weights of adapters.
         self.sleep_level = (1 if is_peft_model(self.model) else 2) if self.enable_sleep_mode else 0
         options["enable_sleep_mode"] = self.enable_sleep_mode

@@ -22,6 +22,9 @@ from safetensors.torch import save_file
 from trl.generation.vllm_generation import VLLMGeneration
 
 
+# What a run with mixed precision multiplies matrices in.
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 _FILE_BYTES = 4 << 30
 
 
@@ -42,7 +45,11 @@ def weights_of(engine: VLLMGeneration) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_weights(engine: VLLMGeneration, directory: Path) -> None:
-    """Write all weights as safetensors. All processes must call this; the main process writes."""
+    """
+    Write all weights as safetensors, matrices as the run computes with them. All processes must call this; the main
+    process writes.
+    """
+    precision = PRECISIONS.get(engine.accelerator.mixed_precision)
     shard: dict[str, torch.Tensor] = {}
     num_files = 0
 
@@ -57,7 +64,9 @@ def save_weights(engine: VLLMGeneration, directory: Path) -> None:
         directory.mkdir(parents=True)
     for name, weight in weights_of(engine):
         if writes:
-            shard[name] = weight.detach().to("cpu", copy=True).contiguous()
+            # Vectors stay as they are: vLLM computes with some of them in float32.
+            dtype = precision if weight.is_floating_point() and weight.ndim > 1 else None
+            shard[name] = weight.detach().to("cpu", dtype, copy=True).contiguous()
             if sum(weight.nbytes for weight in shard.values()) > _FILE_BYTES:
                 flush()
     if shard:
