@@ -222,7 +222,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             every checkpoint.
         rehearse_refinements (`bool`, *optional*, defaults to `False`):
             Whether the refinement policy is also trained on its own refined actions, as it sampled them, of those that
-                        do as their critiques say. No other loss trains it, and the policy's habits, which the same weights learn,
+            do as their critiques say. No other loss trains it, and the policy's habits, which the same weights learn,
             can make it repeat what it should change. But an action that is only changed, and no better, does as told,
             too: a tiny model lost two tasks with this. With `share_prefixes` an example costs little more than its
             answer.
