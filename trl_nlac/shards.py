@@ -270,3 +270,24 @@ def _reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+@contextmanager
+def uncounted_passes(model: nn.Module) -> Iterator[None]:
+    """
+    Keep DeepSpeed from counting forward passes through gathered weights of ZeRO-3 as its steps, which it compares with
+    those of the other processes: they make other numbers of passes, or none, and each would wait for the other. TRL
+    removes the other hooks. For a model that is not sharded so, do nothing.
+    """
+    optimizer = getattr(model, "optimizer", None)  # of DeepSpeed's engine, which wraps that of ZeRO-3
+    offload = getattr(optimizer, "parameter_offload", optimizer)
+    handle = getattr(offload, "fwd_pre_hook", None)
+    if handle is None:
+        yield
+        return
+    hooks = offload.module._forward_pre_hooks
+    hook = hooks.pop(handle.id)
+    try:
+        yield
+    finally:
+        hooks[handle.id] = hook

@@ -43,7 +43,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMode
 
-from ..shards import kept_gathered
+from ..shards import kept_gathered, uncounted_passes
 from .base import Completion, Sampling
 from .prefix_cache import PrefixCache, Reading, can_be_continued
 from .reading import Reader
@@ -121,7 +121,8 @@ class TransformersGenerator:
             from trl.models.utils import unwrap_model_for_generation  # which an agent does without
 
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
-        with unwrapping as unwrapped, self._gathering(unwrapped):
+        passes = uncounted_passes(model) if self.gathers else nullcontext()
+        with unwrapping as unwrapped, self._gathering(unwrapped), passes:
             self._model = unwrapped.eval()
             self._reader = Reader(unwrapped, self.tokenizer, self._prefix_cache(), reads_ahead=self.gathers)
             try:
