@@ -277,17 +277,19 @@ def uncounted_passes(model: nn.Module) -> Iterator[None]:
     """
     Keep DeepSpeed from counting forward passes through gathered weights of ZeRO-3 as its steps, which it compares with
     those of the other processes: they make other numbers of passes, or none, and each would wait for the other. TRL
-    removes the other hooks. For a model that is not sharded so, do nothing.
+    removes the other hooks. Do nothing before DeepSpeed has wrapped the model.
     """
-    optimizer = getattr(model, "optimizer", None)  # of DeepSpeed's engine, which wraps that of ZeRO-3
-    offload = getattr(optimizer, "parameter_offload", optimizer)
-    handle = getattr(offload, "fwd_pre_hook", None)
-    if handle is None:
+    from deepspeed import DeepSpeedEngine
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+    if not isinstance(model, DeepSpeedEngine):
         yield
         return
-    hooks = offload.module._forward_pre_hooks
-    hook = hooks.pop(handle.id)
+    optimizer = model.optimizer
+    offload = optimizer if isinstance(optimizer, DeepSpeedZeRoOffload) else optimizer.parameter_offload
+    hooks, number = offload.module._forward_pre_hooks, offload.fwd_pre_hook.id
+    hook = hooks.pop(number)
     try:
         yield
     finally:
-        hooks[handle.id] = hook
+        hooks[number] = hook

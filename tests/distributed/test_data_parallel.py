@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from helpers.launch import launch
+from helpers.launch import launch_script
 from safetensors.torch import load_file
 
 
@@ -175,9 +175,7 @@ def assert_same(first: Path, second: Path) -> None:
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """Data-parallel training has one model, one set of target weights and two replay buffers, and can resume."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    launch(str(script), str(tmp_path))
+    launch_script(tmp_path, SCRIPT, str(tmp_path))
     for kind in ("model", "target"):
         assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_1")
     ranks = [tmp_path / "checkpoint-2" / "nlac" / f"rank_0000{rank}" for rank in (0, 1)]
@@ -191,7 +189,7 @@ def test_two_processes(tmp_path):
 
     for kind in ("model", "target"):
         (tmp_path / f"{kind}_0").rename(tmp_path / f"{kind}_whole")
-    launch(str(script), str(tmp_path), "resume")
+    launch_script(tmp_path, SCRIPT, str(tmp_path), "resume")
     for kind in ("model", "target"):
         assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_whole")
 
@@ -199,14 +197,10 @@ def test_two_processes(tmp_path):
 @pytest.mark.parametrize("what", ["sharded", "shared"])
 def test_processes_that_generate_together_may_play_differently(tmp_path, what):
     """With different numbers of episodes, turns and transitions, nothing hangs and each process gets its answers."""
-    script = tmp_path / "script.py"
-    script.write_text(JOINT_SCRIPT)
-    output = launch(str(script), what)
+    output = launch_script(tmp_path, JOINT_SCRIPT, what)
     assert "done 0 0" in output and "done 1 31" in output
 
 
 def test_a_task_that_cannot_be_played_holds_up_no_process(tmp_path):
     """Others are drawn in its place, until both processes have something to train on."""
-    script = tmp_path / "script.py"
-    script.write_text(UNPLAYABLE_SCRIPT)
-    assert launch(str(script), str(tmp_path / "run")).count("[False, True] True") == 2
+    assert launch_script(tmp_path, UNPLAYABLE_SCRIPT, str(tmp_path / "run")).count("[False, True] True") == 2

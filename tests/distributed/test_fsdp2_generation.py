@@ -14,7 +14,7 @@
 
 """Under FSDP2 a session gathers the model once, and each process generates alone."""
 
-from helpers.launch import launch
+from helpers.launch import launch_script
 
 
 SCRIPT = """
@@ -98,7 +98,5 @@ print(f"done {rank}\\n", end="", flush=True)
 
 def test_generation(tmp_path):
     """The tokens of the whole model, for both sets of weights; afterwards the model is sharded and trains."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    printed = launch(str(script))
+    printed = launch_script(tmp_path, SCRIPT)
     assert "done 0" in printed and "done 1" in printed

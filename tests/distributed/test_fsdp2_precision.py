@@ -14,7 +14,7 @@
 
 """Under FSDP2 with mixed precision, as Accelerate sets it up on GPUs, losses are those of a whole model."""
 
-from helpers.launch import launch
+from helpers.launch import launch_script
 
 
 SCRIPT = """
@@ -85,6 +85,4 @@ torch.distributed.destroy_process_group()
 
 
 def test_losses_and_prefix_trees(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    assert launch(str(script)).count("done True") == 2
+    assert launch_script(tmp_path, SCRIPT).count("done True") == 2

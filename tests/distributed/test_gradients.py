@@ -13,7 +13,7 @@
 # limitations under the License.
 
 import pytest
-from helpers.launch import launch
+from helpers.launch import launch_script
 
 
 pytest.importorskip("deepspeed")
@@ -24,11 +24,12 @@ import sys
 from pathlib import Path
 
 import torch
-from helpers.testing_utils import RecordingTrainer, make_trainer
+from helpers.testing_utils import make_trainer
 from transformers import TrainerCallback
+from trl_nlac import NLACTrainer
 
 
-class Spoiled(RecordingTrainer):
+class Spoiled(NLACTrainer):
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
         return loss * float("nan") if self.state.global_step == 1 and self.args.process_index == 1 else loss
@@ -64,7 +65,5 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_left_out_by_deepspeed(tmp_
     On one process. DeepSpeed before 0.19.8 took the step, with 1 for the norm. The processes play other tasks, and one
     has no target to write while the other has: under ZeRO-3 each waited for the other then.
     """
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    printed = launch(str(script), str(tmp_path))
+    printed = launch_script(tmp_path, SCRIPT, str(tmp_path))
     assert all(f"zero{stage} {rank} done" in printed for stage in (2, 3) for rank in (0, 1))

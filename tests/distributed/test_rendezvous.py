@@ -14,7 +14,7 @@
 
 """Processes wait for those whose environments are slow, longer than any collective may take; not for lost ones."""
 
-from helpers.launch import launch
+from helpers.launch import launch_script
 
 
 SCRIPT = """
@@ -69,9 +69,7 @@ print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
 
 def test_slow_environments_of_one_process(tmp_path):
     """While playing and while evaluating; those that wait say so."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    printed = launch(str(script), str(tmp_path / "run"))
+    printed = launch_script(tmp_path, SCRIPT, str(tmp_path / "run"))
     assert "done 0 0" in printed and "done 1 2" in printed
 
 
@@ -112,9 +110,7 @@ print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
 
 def test_a_process_that_is_slow_to_compute_checksums(tmp_path):
     """Of a checkpoint of 100 GB, for example, while saving and while resuming."""
-    script = tmp_path / "script.py"
-    script.write_text(CHECKSUMS)
-    printed = launch(str(script), str(tmp_path / "run"))
+    printed = launch_script(tmp_path, CHECKSUMS, str(tmp_path / "run"))
     assert "done 0 2" in printed and "done 1 0" in printed
 
 
@@ -166,9 +162,7 @@ except (ConnectionError, RuntimeError) as error:
 
 def test_a_server_that_one_process_has_lost(tmp_path):
     """All processes save a checkpoint, with the episodes that had ended, and raise."""
-    script = tmp_path / "script.py"
-    script.write_text(LOST)
-    printed = launch(str(script), str(tmp_path / "run"))
+    printed = launch_script(tmp_path, LOST, str(tmp_path / "run"))
     assert "the server is gone: saved 3, stored 2" in printed
     assert (
         "Process 0 cannot go on, and the others stop with it: ConnectionError: the server is gone: saved 3" in printed

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.launch import launch
+from helpers.launch import launch_script
 from helpers.testing_utils import make_config
 from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint
@@ -205,9 +205,7 @@ print(f"done {rank}\\n", end="", flush=True)
 
 def test_nodes_with_disks_of_their_own(tmp_path):
     """Training does not start where parts of checkpoints would stay behind; each node can save its own."""
-    script = tmp_path / "script.py"
-    script.write_text(NODES)
-    printed = launch(str(script), str(tmp_path))
+    printed = launch_script(tmp_path, NODES, str(tmp_path))
     for rank in (0, 1):
         assert f"{rank} at step 0: Process 1 does not see" in printed and f"done {rank}" in printed
     assert printed.count("`save_on_each_node=True`") == 2

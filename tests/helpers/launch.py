@@ -31,3 +31,10 @@ def launch(*arguments: str) -> str:
     # The end names the cause; what comes before are warnings and progress bars.
     assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-8000:]
     return finished.stdout
+
+
+def launch_script(folder: Path, script: str, *arguments: str) -> str:
+    """Write a script into a folder, and start it in two processes."""
+    path = folder / "script.py"
+    path.write_text(script)
+    return launch(str(path), *arguments)

@@ -43,7 +43,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMode
 
-from ..shards import kept_gathered, uncounted_passes
+from ..shards import is_zero3, kept_gathered, uncounted_passes
 from .base import Completion, Sampling
 from .prefix_cache import PrefixCache, Reading, can_be_continued
 from .reading import Reader
@@ -121,8 +121,7 @@ class TransformersGenerator:
             from trl.models.utils import unwrap_model_for_generation  # which an agent does without
 
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
-        passes = uncounted_passes(model) if self.gathers else nullcontext()
-        with unwrapping as unwrapped, self._gathering(unwrapped), passes:
+        with unwrapping as unwrapped, self._gathering(unwrapped), self._uncounted(model):
             self._model = unwrapped.eval()
             self._reader = Reader(unwrapped, self.tokenizer, self._prefix_cache(), reads_ahead=self.gathers)
             try:
@@ -156,6 +155,13 @@ class TransformersGenerator:
         precision = plugin.mixed_precision_policy
         dtype = None if precision is None else precision.param_dtype
         return kept_gathered(model, bool(plugin.reshard_after_forward), dtype)
+
+    def _uncounted(self, model: nn.Module) -> AbstractContextManager:
+        """Return a context in which passes through what TRL gathers need no other process."""
+        is_alone = self.accelerator is None or not self.gathers
+        if is_alone or not is_zero3(self.accelerator.state.deepspeed_plugin):
+            return nullcontext()
+        return uncounted_passes(model)
 
     def _new_prefix_cache(self) -> PrefixCache | None:
         if not self.prefix_cache_memory:

@@ -99,14 +99,19 @@ def higher_success(summary: dict, task: str, baselines: Sequence[str], factor: f
     ours, theirs = (side["success"] for side in sides.values())
     if ours["low"] is None or theirs["high"] is None:
         return {"verdict": UNKNOWN}
-    found = {"factor": factor, "ratio": round(ours["mean"] / theirs["mean"], 3) if theirs["mean"] else None}
-    found |= {"seed_ratio": ratio(ours, theirs)}
+    seed_ratio = ratio(ours, theirs)
     verdict = FAILS
     if ours["mean"] >= factor * theirs["mean"] and not overlap(ours, theirs):
-        shown = factor == 1 or (found["seed_ratio"] and found["seed_ratio"]["low"] >= factor)
-        verdict = HOLDS if shown else FACTOR_NOT_SHOWN
-    num_seeds = min(figures[name]["num_seeds"] for name in (sides["nlac"]["method"], *baselines))
-    return {"verdict": verdict, "num_seeds": num_seeds, **found, **sides}
+        is_shown = factor == 1 or (seed_ratio is not None and seed_ratio["low"] >= factor)
+        verdict = HOLDS if is_shown else FACTOR_NOT_SHOWN
+    return {
+        "verdict": verdict,
+        "num_seeds": min(figures[name]["num_seeds"] for name in (sides["nlac"]["method"], *baselines)),
+        "factor": factor,
+        "ratio": round(ours["mean"] / theirs["mean"], 3) if theirs["mean"] else None,
+        "seed_ratio": seed_ratio,
+        **sides,
+    }
 
 
 def claims(summary: dict) -> list[dict]:
