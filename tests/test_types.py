@@ -14,6 +14,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from helpers.testing_utils import make_episode
 
@@ -31,6 +32,10 @@ class TestPrompt:
         assert longer.ids == [*prompt.ids, 7, 8, 9] and longer.trunk is prompt.trunk
         assert (longer.num_tokens, longer.last_id) == (prompt.num_tokens + 3, 9)
         assert prompt.last_id == prompt.ids[-1] and prompt.num_tokens == len(prompt.ids)
+
+    def test_one_that_starts_within_the_trunk(self):
+        prompt = Prompt(np.arange(8), 6, (9,), trunk_start=2)
+        assert prompt.ids == [2, 3, 4, 5, 9] and prompt.num_tokens == 5
 
     @pytest.mark.parametrize("part", ["state", "state_action"])
     def test_tools_are_those_of_the_episode(self, part):

@@ -26,13 +26,14 @@ from transformers import (
     LlavaForConditionalGeneration,
 )
 
-from trl_nlac import NLACAgent
+from trl_nlac import NLACAgent, NLACPrompts
 from trl_nlac.agent.answers import Check
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.conversations import conversation
+from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.options.roles import RoleOptions
 from trl_nlac.types import Transition
@@ -98,6 +99,13 @@ def test_prompts_fit_into_the_context(caplog):
 def test_a_device_map_decides_where_the_model_is():
     options = {"device": "meta", "backend_kwargs": {"device_map": {"": "cpu"}}}
     assert NLACAgent.from_pretrained(TINY_MODEL, **options).model.device.type == "cpu"
+
+
+def test_prompts_of_a_file(tmp_path):
+    """In place of those that were saved with the model."""
+    NLACPrompts().save(tmp_path / "prompts.json")
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", prompts=tmp_path / "prompts.json")
+    assert agent.roles.prompts == NLACPrompts() != COMPACT_PROMPTS
 
 
 def test_act(agent):
@@ -192,6 +200,16 @@ def test_evaluation_with_improved_actions(agent):
         assert len(seen.episodes) == 4 and all(len(episode.turns) == 2 for episode in seen.episodes)
         assert all(turn.action.startswith("route") for episode in seen.episodes for turn in episode.turns)
     assert spent[1] > 2 * spent[0] and spent[2] > 2 * spent[0]
+
+
+def test_evaluations_of_a_seed_are_the_same(agent):
+    """With the rewards of functions."""
+    pool = EnvironmentPool(lambda: make_environment(DESK))
+    agent.options.max_turns = 2
+    half = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
+    one, other = (agent.evaluate(pool, list(TASKS), 2, 0, 0, seed=7, rewards=half).episodes for _ in range(2))
+    assert [episode.token_ids.tolist() for episode in one] == [episode.token_ids.tolist() for episode in other]
+    assert {episode.score for episode in one} <= {0.5, 1.5}
 
 
 def test_no_answer_is_kept(agent):

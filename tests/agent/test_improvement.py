@@ -49,6 +49,31 @@ def test_actions_to_play_are_those_that_are_chosen_and_only_candidates_are_score
         act_better(roles, prompts, [0, 1], refine=-1)
 
 
+def test_a_refined_action_has_no_judgement_of_the_one_before():
+    bad = "Future: open unknown\nOptimality: No"
+    roles = make_roles(["first", bad, "second"], max_format_retries=0)
+    (choice,) = choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))], refine=1, seeds=[0])
+    assert choice.answer.parsed == "second" and choice.judgement is None
+    assert [(action, judgement.critique) for action, judgement in choice.attempts] == [("first", bad)]
+
+
+def test_alpha_weighs_the_verdict_scores():
+    """With a small one they hardly matter, however far apart they are."""
+    torch.manual_seed(0)
+    chosen: dict[float, set[str]] = {0.001: set(), 1.0: set()}
+    for alpha, actions in chosen.items():
+        for _ in range(20):
+            roles = make_roles(["first", "second", *["Future: closed win\nOptimality: Yes"] * 2])
+            decode = roles.chat.tokenizer.decode
+            roles.generator.score = lambda prompts, completions, decode=decode: [
+                100.0 * ("first" in decode(prompt) and "yes" in decode(completion).lower())
+                for prompt, completion in zip(prompts, completions, strict=True)
+            ]
+            (choice,) = choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))], 0, 2, alpha, seeds=[0])
+            actions.add(choice.answer.parsed)
+    assert chosen == {0.001: {"first", "second"}, 1.0: {"first"}}
+
+
 @pytest.mark.parametrize("alpha, unreadable", [(0.0, True), (1.0, False)])
 def test_a_candidate_whose_critique_cannot_be_read(alpha, unreadable):
     """It is chosen only by chance, with an alpha of 0."""

@@ -13,6 +13,8 @@
 # limitations under the License.
 
 import json
+import threading
+import time
 from functools import partial
 
 import pytest
@@ -105,6 +107,21 @@ def test_an_answer_without_a_score_is_asked_for_again():
     with ChatServer(Judge(num_unreadable=2)).running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_retries=2)
         assert finish(judge([STATE], [said("ab")])) == [0.2]
+
+
+def test_no_more_requests_at_a_time_than_allowed():
+    places = threading.Semaphore(2)
+
+    def answer(messages: list[dict]) -> str:
+        if not places.acquire(blocking=False):
+            return "These are too many."
+        time.sleep(0.05)
+        places.release()
+        return "Score: 5"
+
+    with ChatServer(answer).running() as url:
+        judge = JudgeReward(url, "Short answers.", "teacher", max_concurrency=2, max_retries=0)
+        assert finish(judge([STATE] * 6, [said("a" * i) for i in range(6)])) == [0.5] * 6
 
 
 def test_what_cannot_be_judged_fails_alone():

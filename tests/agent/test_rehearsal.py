@@ -19,12 +19,14 @@ import re
 import pytest
 from datasets import Dataset, load_dataset
 from helpers.chat_server import ChatServer
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import Countdown, make_roles, make_trainer
 
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal import chat_roles, play_transitions
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.options.roles import RoleOptions
 
 
@@ -140,6 +142,16 @@ class TestRehearse:
             words = ["rehearse", "teacher", str(tmp_path / "out.jsonl"), "--backend", url, "--num_transitions", "2"]
             assert main([*words, *PLAY, "--dataset_name", tasks, "--option", "max_format_retries=0"]) == 2
         assert not (tmp_path / "out.jsonl").exists()
+
+    def test_steps_that_are_played_are_drawn_from_all(self):
+        """As many as asked for, with the rewards of functions."""
+        pool = EnvironmentPool(Countdown)
+        half = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
+        played = play_transitions(make_roles("wait"), pool, [{"start": 3}], 5, rewards=half)
+        pool.close()
+        steps = [transition.index for transition in played]
+        assert {transition.episode.score for transition in played} == {1.5}
+        assert len(steps) == 5 and steps != [0, 1, 2, 0, 1]
 
     def test_without_tasks(self):
         with pytest.raises(ValueError, match="There are no tasks to play"):

@@ -156,6 +156,11 @@ class TestAnswers:
         assert "No server answers at" in caplog.text
         assert ask(client).choices
 
+    def test_long_bodies_are_read(self, client):
+        """Those of conversations with large results of tools, for example."""
+        with pytest.raises(NotFoundError, match="agents in training"):
+            client.post("/reward", body={"reward": 1.0, "note": "x" * 2 * 2**20}, cast_to=httpx.Response)
+
     def test_what_is_refused(self, client):
         for wrong in ({"refine": -1}, {"refine": "1"}, {"num_candidates": 0}, {"refine": 10**9}):
             with pytest.raises(BadRequestError, match=f"`{next(iter(wrong))}` must be a whole number"):

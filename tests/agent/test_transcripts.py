@@ -58,6 +58,16 @@ class TestTranscripts:
         expected = [*CONVERSATION[:2], {"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
         assert read_transcript(tokenizer, prompt + chat.prefill) == expected
 
+    def test_an_answer_that_was_cut_is_not_ended(self):
+        class Cut:
+            def answer(self, conversations, sampling, seeds):
+                return [("Go", False)] * len(conversations)
+
+        tokenizer = transcript_tokenizer()
+        prompt = ChatEncoder(tokenizer).start(CONVERSATION)
+        (completion,) = TranscriptGenerator(Cut(), tokenizer).generate([prompt], Sampling(1), [0])
+        assert not completion.finished and tokenizer.decode(completion.token_ids) == "Go"
+
     def test_no_scores(self):
         with pytest.raises(NotImplementedError):
             TranscriptGenerator(None, transcript_tokenizer()).score([[1]], [[2]])

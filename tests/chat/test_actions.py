@@ -119,6 +119,13 @@ class TestActionFormat:
         assert action == call
         assert environment.step(action).observation == "sent You wrote: <function=delete></function>"
 
+    @pytest.mark.parametrize(("template", "takes_several"), [("qwen2_5", True), ("llama3_1", False)])
+    def test_several_calls_in_other_words(self, template, takes_several):
+        """They are no action where the template shows one: no past turn could hold them."""
+        actions, both = ActionFormat(ChatEncoder(make_tokenizer(template)), "tool_call"), f"[{CALL}, {CALL}]"
+        assert actions.parse(CALL, [TOOL]) == CALL
+        assert actions.parse(both, [TOOL]) == (both if takes_several else None)
+
     def test_a_template_without_tools(self):
         with pytest.raises(ValueError, match="`action_format='tool_call'` needs a chat template that shows tools"):
             ActionFormat(ChatEncoder(make_tokenizer("gemma")), "tool_call")
@@ -138,6 +145,11 @@ def test_choose_format(name, template, tools, expected, caplog):
     with caplog.at_level("INFO", logger="trl_nlac"):
         assert choose_format(name, ChatEncoder(make_tokenizer(template)), tools) == expected
     assert [f"`action_format` is '{expected}'" in message for message in caplog.messages] == [True] * (name is None)
+
+
+@pytest.mark.parametrize(("template", "expected"), [("qwen2_5", "tool_call"), ("gemma", "text")])
+def test_an_agent_that_brings_its_tools_has_its_own_words(template, expected):
+    assert choose_format(None, ChatEncoder(make_tokenizer(template)), [], brings_tools=True) == expected
 
 
 def test_react():

@@ -371,6 +371,20 @@ class TestReasoning:
         assert changed[-len(content) :] == content
         assert chat.remembered(changed) == chat.remembered(answer) == chat.past_turn("Optimality: Yes")
 
+    @pytest.mark.parametrize("space", ["", " \n  "])
+    @pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
+    def test_the_tokens_of_a_part_of_an_answer(self, template, space):
+        """Nothing before or after it, whatever white space the answer begins with."""
+        chat = ChatEncoder(make_tokenizer(template))
+        answer = sampled(chat, f"{space}Future: it ends.\nOptimality: Yes.")
+        text = chat.decode(answer)
+        for part in ("Future", "Optimality", "Yes"):
+            start = text.index(part)
+            first, until = chat.token_span(answer, start, start + len(part))
+            assert part in chat.tokenizer.decode(answer[first:until])
+            assert part not in chat.tokenizer.decode(answer[first + 1 : until])
+            assert part not in chat.tokenizer.decode(answer[first : until - 1])
+
     @pytest.mark.parametrize("template", THINKING)
     def test_thoughts_without_an_end_are_no_content(self, template):
         chat = ChatEncoder(make_tokenizer(template))

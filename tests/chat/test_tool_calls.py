@@ -23,6 +23,7 @@ from trl_nlac.chat.tool_calls import (
     parse_tool_calls,
     read_call,
     results_in_order,
+    said,
     with_objects,
     with_text,
 )
@@ -91,6 +92,16 @@ class TestMessages:
         ):
             with pytest.raises(ValueError, match=problem):
                 results_in_order(calls, results)
+
+
+def test_clients_say_the_same_in_other_ways():
+    """Without ids, in another order and spacing of arguments, and in blocks of text."""
+    written = message_of({"id": "a", "function": {"name": "f", "arguments": '{"x":1,"y":[2]}'}})
+    echoed = message_of({"name": "f", "arguments": {"y": [2], "x": 1}}) | {"content": ""}
+    assert said(written) == said(echoed)
+    blocks = [{"type": "text", "text": "hi"}]
+    assert said({"role": "user", "content": " hi\n"}) == said({"role": "user", "content": blocks})
+    assert said(written) != said(message_of({"name": "f", "arguments": {"x": 1, "y": [3]}}))
 
 
 def test_observations_that_are_no_list_answer_every_call():

@@ -164,6 +164,29 @@ class TestConversations:
         assert episode.failure is None and episode.score == 1 and len(episode.turns) == 2
         assert episode.turns[0].next_observation == "{'error': 'Tool nothing not found.'}"
 
+    def test_no_call_beside_that_of_an_unknown_tool_reaches_the_agent(self):
+        def agent(task, base_url, api_key):
+            assert ask(base_url, api_key, [user("win")], tools=[TOOL]).content == "done"
+            return 1.0
+
+        both = json.dumps([{"name": name, "arguments": {}} for name in ("route", "nothing")])
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles([both, "done"]))
+        assert episode.failure is None and episode.score == 1
+        problems = "Not called, as another tool was not found.", "Tool nothing not found."
+        assert json.loads(episode.turns[0].next_observation) == [str({"error": problem}) for problem in problems]
+
+    def test_other_tools_begin_a_conversation_of_their_own(self):
+        def agent(task, base_url, api_key):
+            messages = [user("win")]
+            messages += [ask(base_url, api_key, messages), user("now with a tool")]
+            ask(base_url, api_key, messages, tools=[TOOL])
+            return 1.0
+
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles(["one", "two"]))
+        conversations = all_conversations([episode])
+        assert [one.tools for one in conversations] == [(), (TOOL,)]
+        assert [[turn.action for turn in one.turns] for one in conversations] == [["one"], ["two"]]
+
     def test_sub_agents_have_conversations_of_their_own(self):
         def agent(task, base_url, api_key):
             messages = [user("main")]
@@ -269,6 +292,18 @@ class TestConversations:
         for episode in play(tasks, AgentEnvironment(agent), make_roles("take red! Now.")):
             assert episode.failure is None and episode.num_turns == 2
 
+    def test_tokens_are_those_of_the_policy(self):
+        usage = {}
+
+        def agent(task, base_url, api_key):
+            usage.update(post(base_url, api_key, "chat/completions", {"messages": [user("win")]})["usage"])
+            return 1.0
+
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles("take red " * 8))
+        (transition,) = episode.transitions
+        assert usage["prompt_tokens"] == len(transition.state.ids)
+        assert usage["completion_tokens"] == len(transition.action_ids)
+
 
 class TestRewards:
     @pytest.mark.parametrize(
@@ -361,6 +396,15 @@ class TestCommands:
         start = time.monotonic()
         assert finish(_run_command(command, {}, "", "")) == 0.5
         assert time.monotonic() - start < 10
+
+    @pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
+    def test_a_proxy_is_not_for_the_policy(self, name, monkeypatch):
+        """What the user reaches without one stays so, in both spellings of the variable."""
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.setenv(name, "internal.example")
+        command = ["sh", "-c", 'test "$NO_PROXY $no_proxy" = "$1 $1" && echo 1', "", "internal.example,127.0.0.1"]
+        assert finish(_run_command(command, {}, "", "")) == 1.0
 
     def test_what_is_no_command(self):
         for wrong in (None, "", [], ["python", 3]):
@@ -557,6 +601,16 @@ def test_the_reward_of_a_step_that_opens_a_conversation():
     (episode,) = play([{}], environment, make_roles(["one", "two", "three"], max_turns=4))
     rewards = [[turn.reward for turn in one.turns] for one in (episode, *episode.segments)]
     assert episode.failure is None and rewards == [[0.375, 0.5], [0.5]]
+
+
+def test_a_limit_that_ends_the_task_keeps_the_answers_that_wait():
+    """Their conversations have ended, too: nothing comes after them."""
+    environment = delegating(StepResult("", conversation=ANOTHER), StepResult("go on"))
+    roles = make_roles(["one", "two"], max_turns=2, turn_limit="terminate")
+    (episode,) = play([{}], environment, roles)
+    conversations = all_conversations([episode])
+    assert [[turn.action for turn in one.turns] for one in conversations] == [["one"], ["two"]]
+    assert all(one.terminated and not one.truncated for one in conversations)
 
 
 def test_the_reward_of_the_step_that_ends_an_episode_is_that_of_all_conversations():

@@ -27,7 +27,7 @@ import pytest
 from helpers.scripts import run_script
 
 import trl_nlac.environments.math
-from trl_nlac.environments.math import AnswerVerifier, MathEnvironment, boxed_answer
+from trl_nlac.environments.math import AnswerVerifier, MathEnvironment, boxed_answer, make_tasks
 
 
 pytest.importorskip("math_verify")
@@ -173,6 +173,42 @@ def test_module_named_math_shadows_nothing(verifier):
     folder = Path(trl_nlac.environments.math.__file__).parent  # not even if the trainer runs there
     finished = subprocess.run(verifier._command, cwd=folder, input='["0.5", "1/2"]\n', capture_output=True, text=True)
     assert finished.returncode == 0 and finished.stdout == "true\n", finished.stderr
+
+
+class TestTasks:
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    @staticmethod
+    def write(path: Path, first: int, number: int) -> None:
+        sums = range(first, number)
+        rows = [{"problem": f"{i} + 1", "answer": f"{i + 1}", "level": f"Level {4 + i % 2}"} for i in sums]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(map(json.dumps, rows)))
+
+    def test_no_problem_is_for_training_and_for_evaluation(self, tmp_path):
+        """Those for evaluation are of one level, and the same in every run."""
+        self.write(tmp_path / "sums.jsonl", 0, 40)
+        splits = [make_tasks(str(tmp_path / "sums.jsonl"), num_eval_problems=5) for _ in range(2)]
+        train, evaluated = splits[0]
+        assert {*train["problem"], *evaluated["problem"]} == {f"{i} + 1" for i in range(40)}
+        assert len(train) == 35 and len(evaluated) == 5
+        assert all(int(problem.split()[0]) % 2 for problem in evaluated["problem"])
+        assert evaluated["problem"] == splits[1][1]["problem"]
+        assert all(row["answer"] == str(int(row["problem"].split()[0]) + 1) for row in evaluated)
+
+    def test_what_is_left_of_the_test_split_is_for_training(self, tmp_path):
+        self.write(tmp_path / "sums" / "train.jsonl", 0, 8)
+        self.write(tmp_path / "sums" / "test.jsonl", 8, 20)
+        train, evaluated = make_tasks(str(tmp_path / "sums"), num_eval_problems=2)
+        assert len(train) == 8 + 10 and len(evaluated) == 2
+        assert all(int(problem.split()[0]) >= 8 for problem in evaluated["problem"])
+
+    def test_too_few_problems(self, tmp_path):
+        self.write(tmp_path / "sums.jsonl", 0, 8)
+        with pytest.raises(ValueError, match="`num_eval_problems` is 5, but .* has 4 problems to draw them from"):
+            make_tasks(str(tmp_path / "sums.jsonl"), num_eval_problems=5)
 
 
 def test_example_script(tmp_path, monkeypatch):

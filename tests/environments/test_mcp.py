@@ -213,6 +213,17 @@ def test_prompts_in_blocks(paged):
     assert episode.score == 1 and episode.opening[-1] == {"role": "user", "content": "where is A1?"}
 
 
+def test_an_episode_without_an_answer_is_not_scored_by_the_last_one(paged):
+    environment = MCPEnvironment("", score=score)
+    rewards = []
+    for action in ("It is A1.", call("one")):
+        environment.reset(**PROMPT)
+        environment.step(action)
+        rewards.append(environment.final_reward())
+    environment.close()
+    assert rewards == [1, 0]
+
+
 def test_wrong_arguments_are_no_failure(paged):
     """Unless the server has ended the session."""
     answers = [call("one", order=1), "done"]

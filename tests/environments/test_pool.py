@@ -25,7 +25,7 @@ from datasets import Dataset
 from helpers.testing_utils import Countdown, make_config, make_roles, play
 
 from trl_nlac import NLACTrainer
-from trl_nlac.environments import StepResult
+from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments import pool as pool_module
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.environments.pool import EnvironmentPool
@@ -265,6 +265,71 @@ def test_factories_that_fail_are_named(error):
         EnvironmentPool(factory)
     with pytest.raises(ValueError, match=r"`environment_factory\['a'\]` .* fails: .*: no docker"):
         EnvironmentPool({"a": factory})
+
+
+def test_every_environment_has_to_pay():
+    class Unpaid:
+        def reset(self, **row):
+            pass
+
+    assert EnvironmentPool({"a": Countdown, "b": Countdown}).pays
+    assert not EnvironmentPool({"a": Countdown, "b": Unpaid}).pays
+
+
+def test_columns_have_to_fit_reset():
+    class Seeded(TextEnvironment):
+        takes_seed = True
+
+        def reset(self, seed, start):
+            return "win"
+
+        def step(self, action):
+            return StepResult("win")
+
+    pool = EnvironmentPool(Seeded)
+    pool.check_task({"start": 1})  # the seed is the trainer's
+    for task, problem in (({}, "missing .* argument: 'start'"), ({"start": 1, "end": 2}, "unexpected .* 'end'")):
+        with pytest.raises(ValueError, match=f"`reset` of Seeded does not take these: .*{problem}"):
+            pool.check_task(task)
+
+
+def test_a_class_is_no_instance():
+    with pytest.raises(TypeError, match="`environment_factory` returned the class Countdown. Return an instance"):
+        EnvironmentPool(lambda: Countdown)
+
+
+def test_trying_a_task_leaves_it_as_it_was():
+    class Appending(Countdown):
+        def reset(self, rooms):
+            rooms.append("attic")
+            return "win"
+
+    task = {"rooms": ["hall"]}
+    EnvironmentPool(Appending).try_reset(task)
+    assert task == {"rooms": ["hall"]}
+
+
+def test_one_that_fails_while_it_is_lent_makes_room():
+    pool = EnvironmentPool(Countdown, max_instances=1)
+    with pytest.raises(ConnectionError):
+        pool.try_reset({"start": 1, "fails_at": "reset"})
+    wait_until(lambda: not pool._num_closing)
+    assert pool.acquire("") is not None
+
+
+def test_one_that_was_moved_to_another_event_loop_plays_no_other_episode():
+    """What its coroutines wait for belongs to the first loop."""
+    pool = EnvironmentPool(Countdown)
+    moved = pool.acquire("")
+    pool._give_own_loops("")
+    pool.release(moved)
+    assert pool.acquire("") is not moved
+
+
+def test_jobs_without_an_instance_leave_no_thread():
+    pool, before = EnvironmentPool(None), threading.active_count()
+    assert [pool.call(lambda: 1, "counting") for _ in range(3)] == [1] * 3
+    wait_until(lambda: threading.active_count() <= before)
 
 
 class TestSharedInstances:

@@ -15,12 +15,14 @@
 """Environments in processes of their own: the same as in threads, and a process that dies is one failed episode."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -209,6 +211,21 @@ def test_signals_are_for_the_trainer():
 
     (episode,) = play([{}], lambda: Signalled(), workers="process")
     assert episode.failure is None and episode.turns[0].next_observation == f"{-signal.SIGTERM}"
+
+
+def test_processes_draw_different_numbers():
+    class Drawing(TextEnvironment):
+        def reset(self):
+            return f"{random.random()} {np.random.random()} {float(torch.rand(()))}"
+
+        def step(self, action):
+            pass
+
+    environments = [ProcessEnvironment(lambda: Drawing()) for _ in range(2)]
+    first, second = (environment.reset().split() for environment in environments)
+    for environment in environments:
+        environment.close()
+    assert len({*first, *second}) == 6
 
 
 def test_errors_bring_their_traceback(tmp_path):

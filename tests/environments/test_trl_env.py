@@ -103,6 +103,16 @@ class TestToolEnvironment:
         observation = ToolEnvironment(tools=[look]).step('{"name": "look", "arguments": {}}').observation
         assert observation == str({"error": read})
 
+    def test_a_tool_that_calls_exit_has_failed(self):
+        """Such as one that runs code of the model."""
+
+        def run():
+            """Run."""
+            raise SystemExit("no more")
+
+        result = ToolEnvironment(tools=[run]).step('{"name": "run", "arguments": {}}')
+        assert result == StepResult(str({"error": "no more"}))
+
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_class_can_say_that_it_is_done(self, is_async):
         class Until(Counter):

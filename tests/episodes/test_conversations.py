@@ -112,6 +112,14 @@ class TestConversations:
         np.testing.assert_array_equal(again.token_ids, episode.token_ids)
         assert len(again.turns) == 1 and again.turns[0].action == "stay"
 
+    def test_an_end_that_shows_nothing_is_no_message(self):
+        """An answer that ends the task is the last message, as that of a user would be empty."""
+        roles = make_roles([])
+        recorder = Recorder(roles.actions, roles.prompts, {})
+        recorder.begin([USER])
+        recorder.act("go", "go", roles.actions.completion("go", ""), StepResult("", 1.0, terminated=True))
+        assert conversation(recorder.episode(), roles.actions)["messages"] == [USER, said("go")]
+
     @pytest.mark.parametrize("names", [["look"], ["look", "wait"]])
     def test_the_words_of_a_user_after_results_stay_the_users(self, names):
         """A played turn is written as its messages were recorded, and read again as it was."""
@@ -177,6 +185,10 @@ class TestConversations:
             (
                 [USER, called("look", arguments="{door}")],
                 "message 1 has a tool call without a name, or whose arguments",
+            ),
+            (
+                [USER, {**said("go"), "tool_calls": [{"id": 7, **called("look")["tool_calls"][0]}]}],
+                "message 1 has a tool call whose id is not text",
             ),
             ([USER, called("look", arguments='["door"]')], "message 1 has a tool call without a name, or whose"),
             ([USER, said("go"), result()], "message 2 is the result of a tool that nothing called"),

@@ -499,6 +499,21 @@ class TestFaults:
                 assert episode.truncated and len(episode.turns) == 3 and episode.score == 0
         release.set()
 
+    def test_functions_that_take_too_long_keep_their_instances(self):
+        """They still read them: other episodes get new ones."""
+        release, made = threading.Event(), []
+
+        def wait(completions, **kwargs):
+            release.wait(20)
+
+        pool = EnvironmentPool(lambda: made.append(Faulty()) or made[-1], timeout=0.5)
+        roles = make_roles("take red", max_turns=8)
+        play_episodes(pool, [{}], roles, rewards=EpisodeRewards([wait]))
+        play_episodes(pool, [{}], roles)
+        release.set()
+        pool.close()
+        assert len(made) == 2
+
     @pytest.mark.parametrize("returned", [None, 1.0, "11", [0], [float("inf"), 0], ["1", 0], [1e308] * 2, [[], 0]])
     def test_reward_functions_that_return_no_rewards(self, returned):
         class Judge:

@@ -122,6 +122,10 @@ class TestLogs:
         for logs in (Dataset.from_list(rows), logs_dataset(rows)):
             assert [e.terminated for e in read_logs(logs, make_roles([]))] == [True, True, False, True]
 
+    def test_empty_columns_say_nothing(self):
+        (episode,) = read_logs(logs_dataset([{**make_rows(1)[0], "task": "", "tools": ""}]), make_roles([]))
+        assert episode.task == {} and episode.tools == ()
+
 
 class TestToolCalls:
     @staticmethod
@@ -235,6 +239,14 @@ class TestArguments:
         roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
         episodes = read_logs(load_logs(path), roles)
         assert [json.loads(e.turns[0].action)["arguments"] for e in episodes] == ARGUMENTS
+
+    def test_a_file_of_another_program(self, tmp_path):
+        """It begins with a byte order mark, and a text has separators of lines that are none of the file."""
+        path, rows = tmp_path / "logs.jsonl", make_rows(2)
+        rows[0]["messages"][0]["content"] = "one\u2028two\x85three"
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        path.write_text("\n".join(lines), encoding="utf-8-sig")
+        assert load_logs(path)["messages"] == [row["messages"] for row in rows]
 
     def test_a_file_with_a_broken_line(self, tmp_path):
         path = tmp_path / "logs.jsonl"

@@ -14,7 +14,7 @@
 
 import pytest
 from helpers.method_utils import DESK
-from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
+from helpers.testing_utils import Countdown, make_roles, make_roles_of, make_tokenizer, play
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import call_message
@@ -115,6 +115,19 @@ class TestEpisodeRewards:
         assert unreadable == {"role": "assistant", "content": call[:40].strip()}
         assert called["content"] == "There." and called["tool_calls"]
 
+    def test_completions_are_the_sampled_tokens(self):
+        """Also those of thoughts, which do not stay in the conversation."""
+        chat, seen = ChatEncoder(make_tokenizer("qwen3")), []
+        sampled = chat.template.encode("<think>\nHm.\n</think>\n\ntake red<|im_end|>")
+
+        def note(completion_ids, **kwargs):
+            seen.extend(completion_ids)
+            return [0.0]
+
+        roles = make_roles_of(chat, [sampled], max_turns=1)
+        play([{"start": 1}], Countdown, roles, rewards=EpisodeRewards([note]))
+        assert seen == [sampled]
+
     @pytest.mark.parametrize(("name", "problem"), [("raises", "no such key"), ("short", "gave 1 rewards")])
     def test_failures_are_warnings(self, caplog, name, problem):
         """One for all episodes, with the traceback for an error that ends training."""
@@ -133,6 +146,16 @@ class TestEpisodeRewards:
         (warning,) = [record.getMessage() for record in caplog.records if "no reward" in record.getMessage()]
         assert warning.startswith("3 episodes got no reward, and are truncated: ") and problem in warning
         assert problem in pool.last_failure
+
+    def test_one_episode_that_cannot_be_scored(self):
+        """A function returns a failure in place of its reward; the others have theirs."""
+
+        def judge(completions, **kwargs):
+            return [0.5, EnvironmentFailure("no judge")]
+
+        first, second = play([{"start": 1}] * 2, Countdown, rewards=EpisodeRewards([judge]))
+        assert first.score == 1.5 and first.failure is None
+        assert second.failure == "reward: EnvironmentFailure: no judge" and second.truncated and not second.turns
 
     def test_reward_function_errors(self):
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):

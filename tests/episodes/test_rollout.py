@@ -142,6 +142,40 @@ class TestPlayEpisodes:
         np.testing.assert_array_equal(logged.token_ids, episode.token_ids)
         assert logged.turns == episode.turns
 
+    def test_a_history_that_just_fits_is_whole(self):
+        class Corridor:
+            def reset(self):
+                return "win"
+
+            def step(self, action):
+                return StepResult(f"late {action[-1]}", terminated=action.endswith("7"))
+
+        def play_within(limit):
+            roles = make_roles([f"take {i}" for i in range(8)], max_turns=9, max_prompt_length=limit)
+            (episode,) = play([{}], Corridor, roles)
+            return episode.token_ids.tolist(), max(map(len, roles.generator.prompts))
+
+        whole, longest = play_within(None)
+        assert play_within(longest) == (whole, longest)
+        assert play_within(longest - 1)[1] < longest
+
+    def test_the_newest_turn_stays_where_it_fills_the_room(self):
+        """More than half of what the opening and the observation leave; older turns go."""
+
+        class Corridor:
+            def reset(self):
+                return "win"
+
+            def step(self, action):
+                return StepResult("late 1")
+
+        answer = " ".join(["take"] * 16)
+        prompts = NLACPrompts(**{**vars(COMPACT_PROMPTS), "history_cut": "trap"})
+        roles = make_roles(answer, prompts=prompts, max_turns=4, max_prompt_length=40)
+        (episode,) = play([{}], Corridor, roles)
+        states = [roles.chat.tokenizer.decode(prompt) for prompt in roles.generator.prompts]
+        assert [state.count(answer) for state in states] == [0, 1, 1, 1] and episode.failure is None
+
     def test_an_observation_that_does_not_fit_ends_the_episode(self):
         class Page:
             def reset(self):
@@ -504,6 +538,16 @@ class Failing(ScriptedGenerator):
         raise IndexError
 
 
+class Slow(ScriptedGenerator):
+    """Takes longer for an answer than environments may for a step."""
+
+    is_concurrent = True
+
+    def generate(self, *args, **kwargs):
+        time.sleep(1.2)
+        return super().generate(*args, **kwargs)
+
+
 class TestContinuousBatching:
     """Engines and servers answer each episode as soon as it waits for an action."""
 
@@ -515,6 +559,12 @@ class TestContinuousBatching:
         assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1)] * 4
         assert roles.generator.batch_sizes == [1] * 12
         assert roles.tally.metrics["policy/format_rate"] == [1.0] * 12
+
+    def test_the_time_limit_is_that_of_the_environment(self):
+        roles = make_roles([], max_turns=1)
+        roles.generator = Slow(roles.chat, "take 1")
+        (episode,) = play([{"number": 1}], Waiter, roles, timeout=1.0)
+        assert episode.failure is None and len(episode.turns) == 1
 
     def test_answers_do_not_depend_on_their_order(self):
         """Over a real connection; the agent's actions too, whose critiques and refinements draw seeds as well."""

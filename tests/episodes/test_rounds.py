@@ -42,6 +42,7 @@ from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes import rounds
+from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rounds import AsyncRollouts
 from trl_nlac.generation.base import Sampling
 from trl_nlac.generation.engine import SyncedGenerator
@@ -256,12 +257,12 @@ def test_environments_that_seed_torch_do_not_repeat_rounds():
         def step(self, action):
             return StepResult("win", 1.0, terminated=True)
 
-    def play(first_step):
+    def play(first_step, seed=7):
         seeds.clear()
         roles, players = make_roles("take red", max_turns=2), make_roles("take red", max_turns=2)
         roles.generator.share = lambda: None
         pool = EnvironmentPool(Seeding)
-        rollouts = AsyncRollouts(pool, roles, None, players, 1, 1, 7)
+        rollouts = AsyncRollouts(pool, roles, None, players, 1, 1, seed)
         for step in range(first_step, 4):
             rollouts.play([{}], step, waits=True, is_last=False)
         rollouts.play([{}], 4, waits=True, is_last=True)
@@ -273,6 +274,20 @@ def test_environments_that_seed_torch_do_not_repeat_rounds():
     seeds = []
     whole = play(0)
     assert len(set(whole)) == 6 and play(2) == whole[2:]
+    assert not set(play(0, seed=8)) & set(whole)
+
+
+def test_reward_functions_score_what_is_played_beside_training():
+    """And what was noted there is counted."""
+    roles, players = make_roles([], max_turns=2), make_roles("take red", max_turns=2)
+    roles.generator.share = lambda: None
+    rewards = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
+    pool = EnvironmentPool(Countdown)
+    rollouts = AsyncRollouts(pool, roles, rewards, players, 1, 1, 7)
+    (episode,) = rollouts.play([{"start": 1}], 0, waits=True, is_last=False)
+    pool.close()
+    assert episode.score == 1.5
+    assert roles.tally.metrics["policy/format_rate"] == [1.0] and not players.tally.metrics
 
 
 def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):

@@ -91,6 +91,18 @@ class TestEvaluation:
         assert [success for _, success in evaluation.outcomes] == [1.0] * 3
         assert [success for _, success in evaluation.verdicts] == [1.0] * 2
 
+    def test_the_seed_chooses_the_actions_to_judge(self):
+        pool = EnvironmentPool(Countdown)
+        tasks = dict.fromkeys(range(6), {"start": 2})
+
+        def judged(seed: int) -> set[tuple[int, int]]:
+            roles = make_roles("Future: closed win\nOptimality: Yes")
+            return {*evaluate_policy(pool, tasks, roles, num_critiques=2, seed=seed).judgements}
+
+        chosen = [judged(seed) for seed in range(4)]
+        pool.close()
+        assert judged(0) == chosen[0] and len({frozenset(one) for one in chosen}) > 1
+
     def test_during_training(self, tmp_path):
         trainer = make_trainer(tmp_path, {"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=TASKS)
         trainer.train()

@@ -118,6 +118,14 @@ class TestFormatMonitor:
         (cause,) = monitor.causes().values()
         assert "90% of the answers are cut off" in cause and "`max_completion_length` (256)" in cause
 
+    def test_prompts_that_are_too_long_come_first(self):
+        """Whatever becomes of the answers to the others."""
+        monitor = FormatMonitor(max_completion_length=256)
+        metrics = {"prompts/too_long_ratio": 0.3, "completions/clipped_ratio": 0.9, "critic/format_rate": 0.0}
+        assert monitor.update(metrics) == ["prompts/too_long_ratio"] and monitor.update(metrics) == []
+        (cause,) = monitor.causes().values()
+        assert "30% of the prompts" in cause and "`max_prompt_length`" in cause
+
     def test_a_healthy_run_is_silent(self):
         monitor = FormatMonitor(max_completion_length=256)
         metrics = {"completions/clipped_ratio": 0.1, "critic/format_rate": 0.5, "health/backup_fidelity": 0.1}
@@ -137,6 +145,11 @@ class TestSuccessMonitor:
             assert "Success fell from 0.9" in caplog.text and "raise `min_p`" in caplog.text
         assert self.play(monitor, 0.9, 200, rng) == 0
         assert self.play(monitor, 0.1, 200, rng) == 1
+
+    def test_a_fall_within_the_ratio_is_not_reported(self):
+        monitor = SuccessMonitor(warning_ratio=0.25)
+        assert not monitor.update([True] * 40) and not monitor.update([False] * 30)
+        assert monitor.update([False])
 
     def test_chance_is_no_fall(self):
         rng = random.Random(0)

@@ -97,6 +97,13 @@ class TestEpisodeMetrics:
             "environment/timeout_failure_rate": 0.5,
         }
 
+    def test_segments_are_part_of_their_episode(self):
+        whole = make_episode(num_turns=1)
+        segmented = replace(whole, segments=(make_episode(num_turns=2),))
+        assert reward_metrics([whole, segmented])["completions/max_length"] == 6.0  # two tokens in each turn
+        assert episode_metrics([whole, segmented], 1.0)["episode/num_segments"] == 1.5
+        assert "episode/num_segments" not in episode_metrics([whole], 1.0)
+
 
 def test_metrics_are_those_of_the_episodes_of_all_processes(monkeypatch):
     """Three episodes on two processes: two that win in one turn, and one that loses in three."""
@@ -109,12 +116,19 @@ def test_metrics_are_those_of_the_episodes_of_all_processes(monkeypatch):
     assert metrics.episode_metrics([], 1.0) == {}
 
 
+def test_the_mean_is_over_the_processes_that_have_a_metric(monkeypatch):
+    monkeypatch.setattr(metrics, "gather_object", lambda own: [*own, {"a": 3.0}, {}])
+    assert metrics.mean_over_processes({"a": 1.0, "b": 2.0}) == {"a": 2.0, "b": 2.0}
+
+
 def test_evaluations_without_the_metric_are_not_compared():
     """A critic has no AUROC where all episodes succeed."""
     results = {"eval_environment/failure_rate": 0.0, "eval_episode/success_rate": 1.0}
     assert why_not_comparable(results, "episode/success_rate", 0.5) is None
     assert "it has no `critic/auroc`" in why_not_comparable(results, "critic/auroc", 0.5)
     assert why_not_comparable({**results, "eval_critic/auroc": 0.7}, "eval_critic/auroc", 0.5) is None
+    unplayed = {"eval_environment/failure_rate": 0.5}  # the others had no turn
+    assert "not one of its episodes was played" in why_not_comparable(unplayed, "episode/success_rate", 0.5)
 
 
 def test_a_dataset_is_not_compared_by_one_whose_name_begins_alike():

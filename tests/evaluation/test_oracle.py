@@ -14,15 +14,17 @@
 
 import asyncio
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from helpers.method_utils import asked
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import make_episode, make_roles
 
 from trl_nlac.environments import ServiceDesk, TextEnvironment
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.evaluation.oracle import examine_critic
+from trl_nlac.evaluation.oracle import examine_critic, judge_refinements, oracle_metrics
+from trl_nlac.types import Answer, Critique, Refinement, Transition
 
 
 def test_several_futures_are_refined_as_in_training():
@@ -130,3 +132,33 @@ def test_an_oracle_without_probes(monkeypatch):
     pool = EnvironmentPool(lambda: make_environment(ServiceDesk.from_seed(0)))
     monkeypatch.setattr(type(pool.oracle), "probes", lambda *args: [])
     assert examine_critic(pool, make_roles([]), num_probes=2, seed=0) == {}
+
+
+class Graded:
+    """Knows how good each action is, and thinks any future possible."""
+
+    GRADES = {"best": 1.0, "good": 0.5, "as good": 0.5, "bad": 0.0}
+
+    def quality(self, transition, action):
+        return self.GRADES[action]
+
+    def future_is_right(self, transition, action, future):
+        return True
+
+
+def test_only_a_better_action_is_an_improvement():
+    transition, no = Transition(make_episode(), 0), Critique("closed", False)
+    judged = [(transition, "good", no, refined) for refined in ("best", "as good", "bad", None)]
+    assert oracle_metrics(Graded(), judged)["oracle/refined_better_rate"] == 0.25
+
+
+def test_logs_are_not_compared_with_an_oracle():
+    """They can come from another world."""
+    played = make_episode()
+    transitions = [Transition(played, 0), Transition(replace(played, is_log=True), 0)]
+    refinements = [
+        Refinement(attempt, attempt, Critique("closed", True), Answer(None, (), attempt, attempt))
+        for attempt in ("best", "bad")
+    ]
+    rates = judge_refinements(Graded(), transitions, refinements)
+    assert rates == {"oracle/future_accuracy": 1.0, "oracle/verdict_yes_rate": 1.0}

@@ -147,6 +147,7 @@ class TestEchoes:
 
     def test_an_answer_ends_before_a_text_of_stop(self):
         assert self.REPLY["content"] == "take red"
+        assert reply_message("take red END </code>", [], ("</code>", "END"))["content"] == "take red "
 
     @pytest.mark.parametrize(
         "content, arguments, is_same",
@@ -201,6 +202,12 @@ class TestAnswers:
         assert [name for name, _ in events] == [f"event: {body['type']}" for body in bodies]
         assert bodies[0]["type"] == "response.created" and bodies[-1]["type"] == "response.completed"
         Response.model_validate(bodies[-1]["response"])
+
+    def test_a_stream_has_no_usage_that_was_not_asked_for(self):
+        reply = Reply(reply_message("take red", [], ()), 7, 3)
+        for options in (None, {"include_usage": False}):
+            question = read_chat({"messages": [USER], "stream": True, "stream_options": options})
+            assert "usage" not in "".join(chat_events(question, reply))
 
     def test_half_characters_of_a_request_do_not_break_its_stream(self):
         reply = Reply(reply_message("take red", [], ()), 7, 3)

@@ -14,10 +14,14 @@
 
 """An agent whose model is on a server. `test_vllm_agent.py` has the same with real vLLM."""
 
+import json
 import math
+import threading
+import time
 
 import pytest
 import torch
+from helpers.chat_server import ChatServer
 from helpers.completions_server import CompletionsServer
 from transformers import AutoTokenizer
 
@@ -25,7 +29,8 @@ from trl_nlac import NLACAgent
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.environments.worker import EnvironmentWorker
-from trl_nlac.generation.endpoint import EndpointEngine
+from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.endpoint import ChatEndpoint, EndpointEngine
 from trl_nlac.generation.engine import FixedGenerator
 from trl_nlac.options.roles import RoleOptions
 
@@ -177,3 +182,35 @@ def test_other_threads_can_ask(server):
         finally:
             worker.stop()
         assert len(here) == len(there) == len(agent.act_all(STATES)) == len(STATES)
+
+
+class TestChat:
+    def test_what_is_sent(self):
+        """What every server knows, with seeds of 31 bits."""
+        server = ChatServer(lambda messages: "Good.")
+        with server.running() as url:
+            sampling = Sampling(8, temperature=0.5, top_p=0.9, min_p=0.1)
+            answers = ChatEndpoint(url, "teacher", 2).answer(STATES[:2], sampling, [3, 2**31 + 4])
+        assert answers == [("Good.", True)] * 2
+        sent = sorted(server.requests, key=lambda request: request["seed"])
+        common = {"model": "teacher", "max_completion_tokens": 8, "temperature": 0.5, "top_p": 0.9}
+        assert sent == [{**common, "messages": STATES[i], "seed": seed} for i, seed in enumerate((3, 4))]
+
+    def test_an_answer_that_was_cut_has_not_ended(self):
+        choice = {"message": {"role": "assistant", "content": "Go"}, "finish_reason": "length"}
+        with ChatServer(lambda messages: json.dumps({"choices": [choice]}).encode()).running() as url:
+            assert ChatEndpoint(url, "teacher", 2).answer(STATES[:1], Sampling(1), [0]) == [("Go", False)]
+
+    def test_no_more_requests_at_a_time_than_allowed(self):
+        places = threading.Semaphore(2)
+
+        def answer(messages: list[dict]) -> str:
+            if not places.acquire(blocking=False):
+                return "These are too many."
+            time.sleep(0.05)
+            places.release()
+            return "Good."
+
+        with ChatServer(answer).running() as url:
+            answers = ChatEndpoint(url, "teacher", 2).answer([*STATES, *STATES], Sampling(8), [*range(8)])
+        assert answers == [("Good.", True)] * 8

@@ -12,7 +12,10 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+import threading
+from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import peft
@@ -25,8 +28,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.generation.base import Sampling
-from trl_nlac.generation.engine import SyncedGenerator, cache_shortage
+from trl_nlac.generation.base import Completion, Sampling
+from trl_nlac.generation.engine import Adapter, SyncedGenerator, cache_shortage
 
 
 def test_what_a_cache_has_no_room_for():
@@ -101,3 +104,84 @@ def test_weights_of_an_interrupted_sync_are_not_used():
     engine.stops = False
     with generator.session(model):
         assert generator.generate(*asked) == expected
+
+
+@pytest.mark.parametrize(("forgets", "syncs"), [(False, [1, 0, 1]), (True, [1, 1, 1])])
+def test_weights_are_loaded_where_the_engine_has_others(forgets, syncs):
+    """Or none, after it has slept."""
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    engine = TinyEngine(model, None)
+    engine.forgets_weights = forgets
+    generator, counted = SyncedGenerator(engine, None, []), []
+    for factor in (1, 1, -1):
+        model.get_input_embeddings().weight.data.mul_(factor)
+        with generator.session(model):
+            pass
+        counted.append(generator.take_metrics()["generation/num_syncs"])
+    assert counted == syncs
+
+
+class AdapterEngine(TinyEngine):
+    """Keeps the numbers of the adapters that are loaded. Its answers wait to be let go."""
+
+    def __init__(self, model):
+        super().__init__(model, None)
+        self.loaded: list[int] = []
+        self.running: Counter[Adapter] = Counter()
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def add_adapter(self, number):
+        self.loaded.append(number)
+        return Adapter(number, Path("run") / str(number))
+
+    def drop_adapter(self, adapter):
+        assert not self.running[adapter], "an answer lost its adapter"
+        self.loaded.remove(adapter.number)
+
+    def generate(self, prompts, params, adapter, bar):
+        self.running[adapter] += 1
+        self.began.set()
+        assert self.may_end.wait(20)
+        self.running[adapter] -= 1
+        return [Completion([1], True)] * len(prompts)
+
+
+class TestAdapters:
+    @pytest.fixture
+    def engine(self):
+        return AdapterEngine(get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LoraConfig()))
+
+    @staticmethod
+    def use(generator, value: float, shares: bool = False) -> list[int]:
+        """Hold a session with other weights, and return the adapters that are loaded then."""
+        for name, parameter in generator.engine.model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.fill_(value)
+        with generator.session(generator.engine.model):
+            if shares:
+                generator.share()
+        return generator.engine.loaded
+
+    def test_the_last_two_stay_loaded_and_the_shared_one(self, engine):
+        """Those of the policy and of the target, and that of episodes that are played beside training."""
+        generator = SyncedGenerator(engine, None, [])
+        generator.beside()
+        assert self.use(generator, 1.0) == [1] and self.use(generator, 2.0) == [1, 2]
+        assert self.use(generator, 1.0) == [1, 2]  # it is not loaded again
+        assert self.use(generator, 3.0, shares=True) == [1, 3]
+        assert self.use(generator, 4.0) == [3, 4] and self.use(generator, 5.0) == [3, 4, 5]
+        assert self.use(generator, 6.0, shares=True) == [3, 5, 6]
+        assert self.use(generator, 7.0) == [6, 7]
+
+    def test_one_is_dropped_when_its_last_answer_is_there(self, engine):
+        generator = SyncedGenerator(engine, None, [])
+        beside, answers = generator.beside(), []
+        self.use(generator, 1.0, shares=True)
+        asking = threading.Thread(target=lambda: answers.append(beside.generate([[1]], Sampling(1), [0])))
+        asking.start()
+        assert engine.began.wait(20)
+        self.use(generator, 2.0, shares=True)
+        threading.Timer(0.2, engine.may_end.set).start()
+        assert self.use(generator, 3.0) == [2, 3]
+        asking.join(20)
+        assert answers == [[Completion([1], True)]]

@@ -13,12 +13,14 @@
 # limitations under the License.
 
 
+import peft
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from trl_nlac.generation.prefix_cache import PrefixCache, Reading, RoomyLayer
+from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.generation.prefix_cache import PrefixCache, Reading, RoomyLayer, can_be_continued
 from trl_nlac.generation.reading import plan, shared_beginnings
 
 
@@ -157,3 +159,16 @@ def test_a_layer_with_room_holds_what_a_plain_one_does():
         layer.crop(-10)
         layer.update(*states)
     assert torch.equal(layers[0].keys, layers[1].keys)
+
+
+class TestModels:
+    @pytest.mark.parametrize(("rope_type", "expected"), [("default", True), ("dynamic", False), ("longrope", False)])
+    def test_keys_that_depend_on_the_length_of_the_text(self, rope_type, expected):
+        model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+        model.config.rope_parameters["rope_type"] = rope_type
+        assert can_be_continued(model) == expected
+
+    def test_virtual_tokens_before_the_prompt(self):
+        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
+        assert not can_be_continued(model)

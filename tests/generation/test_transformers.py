@@ -158,6 +158,15 @@ class TestTransformersGenerator:
         assert model.training
         model.eval()
 
+    def test_a_session_goes_on_after_one_within_it(self, model, tokenizer):
+        generator = make_generator(tokenizer)
+        asked = make_prompts(tokenizer)[:1], Sampling(max_tokens=8, temperature=0.0), [0]
+        with generator.session(model):
+            expected = generator.generate(*asked)
+            with generator.session(model):
+                assert generator.generate(*asked) == expected
+            assert generator.generate(*asked) == expected
+
 
 class WithoutLogitsToKeep(LlamaForCausalLM):
     """Returns the logits of all tokens, like older models."""

@@ -131,6 +131,11 @@ class TestConversations:
         assert found.rows[0]["messages"][0]["content"] == "One.\n\nTwo." and found.rows[0]["tools"] == [TOOL]
         assert list(found.notes.values()) == [1] and "greeting" in next(iter(found.notes))
 
+    @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+    def test_thoughts_are_kept_under_their_name(self, tmp_path, name):
+        said = {**SAID, name: "It did not arrive."}
+        assert read(tmp_path, {"messages": [*ASKED, said], "reward": 1}).rows[0]["messages"][-1] == said
+
     def test_pretty_printed_list(self, tmp_path):
         rows = [{"messages": [*ASKED, SAID], "reward": i} for i in range(3)]
         (tmp_path / "logs.json").write_text(json.dumps(rows, indent=2))
@@ -201,6 +206,12 @@ class TestRequests:
         cut = request(ASKED, SAID, reward=0)
         cut["response"]["choices"][0]["finish_reason"] = "length"
         assert read(tmp_path, cut).rows[0]["terminated"] is False
+        goes_on = request([*ASKED, SAID, {"role": "user", "content": "Go on."}], SAID, reward=1)
+        assert [row["terminated"] for row in read(tmp_path, cut, goes_on).rows] == [True]
+
+    def test_runs_that_say_the_same_are_several_conversations(self, tmp_path):
+        found = read(tmp_path, *(request(ASKED, SAID, reward=reward) for reward in (1, 0, 0.5)))
+        assert [row["reward"] for row in found.rows] == [1.0, 0.0, 0.5]
 
 
 class TestFiles:
@@ -213,6 +224,13 @@ class TestFiles:
         (tmp_path / "logs.txt").touch()
         with pytest.raises(ValueError, match=name):
             read_logs([tmp_path / name], no_buffer)
+
+    def test_a_byte_order_mark(self, tmp_path):
+        """As some editors write it at the beginning of a file."""
+        text = json.dumps({"messages": [*ASKED, SAID], "reward": 1})
+        (tmp_path / "logs.jsonl").write_text(text, encoding="utf-8-sig")
+        found = read_logs([tmp_path], no_buffer)
+        assert len(found.rows) == 1 and not found.unreadable
 
     def test_nothing_in_it(self, tmp_path):
         found = read(tmp_path, "hello", "[" * 100_000)

@@ -14,14 +14,15 @@
 
 import json
 
+import pytest
 from helpers.log_samples import run, simulation
 
 from trl_nlac.log_formats.reading import read_logs
 
 
-def read(folder, value):
+def read(folder, value, outcome: str | None = None):
     (folder / "results.json").write_text(json.dumps(value, indent=2))
-    return read_logs([folder / "results.json"], lambda path: None)
+    return read_logs([folder / "results.json"], lambda path: None, outcome)
 
 
 def test_runs(tmp_path):
@@ -63,3 +64,10 @@ def test_simulations_of_the_second_version(tmp_path):
     assert found.rows[0]["messages"][3]["tool_call_id"] == "c1"
     assert found.rows[0]["messages"][-1]["content"] == "Done, thanks. ###STOP###"
     assert found.unreadable.total() == 3 and found.unreadable["it has no outcome"] == 1
+
+
+@pytest.mark.parametrize(
+    "results", [[run(0, 1.0, judged=0.25)], {"simulations": [{**simulation(1.0), "judged": 0.25}]}], ids=["τ", "τ²"]
+)
+def test_another_outcome(tmp_path, results):
+    assert [row["reward"] for row in read(tmp_path, results, "judged").rows] == [0.25]

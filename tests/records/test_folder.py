@@ -14,13 +14,16 @@
 
 import json
 import logging
+import math
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from helpers.records_utils import CONFIG, read
 from helpers.testing_utils import make_trainer
+from transformers import TrainerState
 
-from trl_nlac.records.folder import RECORD_FILE, completions_file, kind_of, set_aside
+from trl_nlac.records.folder import RECORD_FILE, TrainingLogCallback, completions_file, kind_of, set_aside
 
 
 def test_training_log(tmp_path):
@@ -32,6 +35,14 @@ def test_training_log(tmp_path):
     assert "eval_episode/success_rate_low" in lines[0] and "train_runtime" in lines[-1]
     assert [line["environment/steps"] for line in lines if "loss" in line] == [8, 16]
     assert lines[1:3] == trainer.state.log_history[:2]
+
+
+def test_numbers_that_json_does_not_have_are_null_in_the_log(tmp_path):
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    logs = {"loss": math.nan, "grad_norm": math.inf, "learning_rate": 0.5}
+    TrainingLogCallback().on_log(args, TrainerState(global_step=3), None, logs)
+    line = '{"step": 3, "loss": null, "grad_norm": null, "learning_rate": 0.5}\n'
+    assert (tmp_path / "training_log.jsonl").read_text() == line
 
 
 @pytest.mark.parametrize(
@@ -85,3 +96,17 @@ class TestSetAside:
         assert log.read_text() == '{"step": 1}\n'
         assert (tmp_path / "_superseded" / "1" / "training_log.jsonl").read_text() == '{"step": 3}\n{"ste'
         assert (tmp_path / "completions" / "notes.parquet").exists()
+
+    def test_records_since_the_last_log_are_in_the_checkpoint(self, tmp_path):
+        """Those of training, and not those of evaluations."""
+        (tmp_path / "completions").mkdir()
+        names = [completions_file(tmp_path, step, kind).name for step in (2, 3, 5) for kind in ("", "eval")]
+        for name in names:
+            (tmp_path / "completions" / name).touch()
+        set_aside(tmp_path, 4, recorded=2)
+        kept = {path.name for path in (tmp_path / "completions").iterdir()}
+        assert kept == {
+            "completions_00002.parquet",
+            "eval_completions_00002.parquet",
+            "eval_completions_00003.parquet",
+        }

@@ -57,7 +57,7 @@ config |= dict(eval_strategy="steps", eval_steps=1, hub_private_repo=True, num_e
 trainer = make_trainer({str(home / "run")!r}, config, eval_dataset=TASKS)
 trainer.train()
 trainer.push_to_hub(dataset_name="me/tasks")
-print(trainer.push_replay_to_hub("replay"))
+print(trainer.push_replay_to_hub("replay", private=True))
 config |= dict(hub_model_id="me/underway", eval_strategy="no")
 make_trainer({str(home / "other")!r}, config, eval_dataset=TASKS).train()
 trainer.replay = type(trainer.replay)(10)
@@ -116,6 +116,7 @@ class TestPush:
         (name,) = (name for name in files if name.endswith(".parquet"))
         rows = pq.read_table(io.BytesIO(files[name])).to_pylist()
         speakers = [json.loads(message)["role"] for message in rows[0]["messages"]]
+        assert hub.private["datasets/me/replay"]
         assert len(rows) == 8 and speakers == ["user", "assistant", "user", "assistant", "user"]
         assert "8 episodes" in files["README.md"].decode() and "configs:" in files["README.md"].decode()
         assert f"{hub.url}/datasets/me/replay" in hub.printed

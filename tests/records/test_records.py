@@ -19,10 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.records_utils import CONFIG
 from helpers.testing_utils import make_episode, make_roles, make_trainer, play
 
 from trl_nlac.evaluation.metrics import tool_metrics
+from trl_nlac.types import Prompt, TrainingExample
 
 
 def test_a_log_has_the_kinds_of_failures_that_occurred(tmp_path):
@@ -55,6 +57,15 @@ def test_metrics_that_were_not_logged_go_on_after_a_checkpoint(tmp_path):
     resumed.load_state_dict(json.loads(json.dumps(records.state_dict())))
     resumed.metrics["critic/loss"].append(3.0)
     assert resumed.take(0)["critic/loss"] == 2.0
+
+
+def test_losses_of_examples_without_weight_are_left_out(tmp_path):
+    records = make_trainer(tmp_path, CONFIG).records
+    weights = [("critic", 1.0), ("critic", 0.0), ("policy", 0.5)]
+    examples = [TrainingExample(name, Prompt.of([1]), (2,), weight, 0) for name, weight in weights]
+    records.add_losses(examples, torch.tensor([2.0, 90.0, 4.0]), torch.zeros(3), 12, lambda sums: sums)
+    log = records.take(0)
+    assert (log["critic/loss"], log["policy/loss"], log["tokens/trained"]) == (2.0, 4.0, 12)
 
 
 def test_a_fall_of_success_is_reported_across_a_checkpoint(tmp_path, caplog):

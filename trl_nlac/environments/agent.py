@@ -417,7 +417,7 @@ async def _run_command(command: str | list[str], task: dict[str, Any], base_url:
     """
     words = shlex.split(command) if isinstance(command, str) else command
     words = [_COLUMN.sub(lambda match: str(task.get(match[1], match[0])), word) for word in words]
-    bypass = ",".join(part for part in (os.environ.get("NO_PROXY"), "127.0.0.1") if part)
+    bypass = ",".join(part for part in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1") if part)
     variables = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": bypass, "no_proxy": bypass}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(

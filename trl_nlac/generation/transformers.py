@@ -122,6 +122,7 @@ class TransformersGenerator:
 
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
         with unwrapping as unwrapped, self._gathering(unwrapped), self._uncounted(model):
+            outer = self._model, self._reader  # of a session in which this one is
             self._model = unwrapped.eval()
             self._reader = Reader(unwrapped, self.tokenizer, self._prefix_cache(), reads_ahead=self.gathers)
             try:
@@ -130,7 +131,7 @@ class TransformersGenerator:
                 self._kept = None  # it may have ended in the middle of a change
                 raise
             finally:
-                self._model = self._reader = None
+                self._model, self._reader = outer
                 unwrapped.train(training)
         if unwrapped.is_gradient_checkpointing:  # TRL enables it without these
             kwargs = dict(self.gradient_checkpointing_kwargs or {})

@@ -1,0 +1,72 @@
+# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+import re
+
+import pytest
+from helpers.testing_utils import ScriptedGenerator
+from transformers import AutoTokenizer
+
+from trl_nlac import NLACAgent
+from trl_nlac.agent.log_review import LogReview, critic_metrics
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.options.roles import RoleOptions
+
+
+class NumberCritic(ScriptedGenerator):
+    """Gives the action "go 3" a verdict score of 3 - 5."""
+
+    def score(self, prompts, completions):
+        decode = self.chat.tokenizer.decode
+        numbers = [int(re.findall(r"go (\d)<\|end\|><\|user\|> Critique", decode(prompt))[-1]) for prompt in prompts]
+        says_yes = ["yes" in decode(completion).lower() for completion in completions]
+        return [(number - 5.0) * yes for number, yes in zip(numbers, says_yes, strict=True)]
+
+
+@pytest.fixture
+def agent():
+    chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
+    generator = NumberCritic(chat, "Future: closed win\nOptimality: No")
+    options = RoleOptions(action_format="text", max_format_retries=0)
+    return NLACAgent(generator, chat, options, COMPACT_PROMPTS)
+
+
+def row(reward: float, *numbers: int) -> dict:
+    messages = []
+    for number in numbers:
+        messages += [{"role": "user", "content": "next"}, {"role": "assistant", "content": f"go {number}"}]
+    return {"messages": messages, "reward": reward}
+
+
+def test_findings_are_the_surest_step_of_each_failure(agent):
+    """Steps of successes are none, nor those that the critic would take."""
+    rows = [row(0.0, 4, 3), row(1.0, 0, 0), row(0.0, 4, 1, 2), row(0.0, 8, 9)]
+    findings, number = LogReview(rows, [], 8, 0).find(agent, 3)
+    assert [(found.conversation, found.step, found.score) for found in findings] == [(2, 1, -4.0), (0, 1, -2.0)]
+    assert [(found.action, found.num_steps, found.reward) for found in findings] == [
+        ("go 1", 3, 0.0),
+        ("go 3", 2, 0.0),
+    ]
+    assert number == 7
+    assert LogReview(rows, [], 8, 0).find(agent, 1) == (findings[:1], 7)
+    assert LogReview(rows, [], 3, 0).find(agent, 3)[1] <= 3
+
+
+def test_agreement_with_outcomes(agent):
+    """At each end the critic is right, and before it is not."""
+    held_out = [row(1.0, 0, 9), row(0.0, 8, 1)]
+    metrics = critic_metrics(LogReview([], held_out, 8, 0).judge_held_out(agent), 1.0)
+    assert (metrics["steps"], metrics["readable"]) == (4, 1.0)
+    assert (metrics["agreement"], metrics["agreement_of_last_steps"]) == (0.5, 1.0)
