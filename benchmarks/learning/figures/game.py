@@ -21,8 +21,8 @@ python -m benchmarks.learning.figures.game --json benchmarks/results/learning_ga
 The cells:
 
 python -m benchmarks.learning.run --tasks guess_the_number --seeds 0 1 2 \\
-    --methods nlac nlac_unsharpened nlac_unsharpened_distill hindsight self_distillation scalar grpo rft \\
-    base_refined taught --cells benchmarks/results/learning_game
+    --methods nlac nlac_compliant nlac_unsharpened nlac_unsharpened_distill nlac_unsharpened_compliant hindsight \\
+    self_distillation scalar grpo rft base_refined taught --cells benchmarks/results/learning_game
 """
 
 from collections.abc import Callable
@@ -36,7 +36,18 @@ from benchmarks.learning.methods.settings import AS_LIKELY
 
 
 CELLS = RESULTS / "learning_game"
-METHODS = ("nlac", *AS_LIKELY, "hindsight", "self_distillation", "scalar", "grpo", "rft", "base_refined", "taught")
+METHODS = (
+    "nlac",
+    "nlac_compliant",
+    *AS_LIKELY,
+    "hindsight",
+    "self_distillation",
+    "scalar",
+    "grpo",
+    "rft",
+    "base_refined",
+    "taught",
+)
 SEEN = {
     "success": "episode/success_rate",
     "length": "episode/length",

@@ -182,12 +182,14 @@ ENDURING = {
 DISTILLED = {"policy_loss_type": "distill", "num_refinements": 1}
 SELDOM = dict(episodes_per_iteration=32, samples_per_iteration=128)  # few samples for each environment step
 LEAN = "nlac_lean"
+COMPLIANT = {"trainer": "compliant"}
 EXTRACTION = {
     "nlac_policy_distill": DISTILLED,
     "nlac_policy_distill_reverse": {**DISTILLED, "trainer": "reverse"},
     LEAN: {**DISTILLED, **SELDOM},
     "nlac_candidates_4": {"num_refinement_candidates": 4},
     "nlac_rehearsed_refinements": {"rehearse_refinements": True},
+    "nlac_compliant": COMPLIANT,
     "nlac_verdict_weighted": {"trainer": "verdict_weighted"},
     "nlac_useful_critiques": {"trainer": "useful_critiques"},
 }
@@ -199,7 +201,11 @@ SHARPENING = {
 }
 # What the critic foresees is drawn as the model holds it for likely, and so are the successors of its targets.
 AT_1 = {"role_sampling": {"critique": {"temperature": 1.0}, "successor": {"temperature": 1.0}}}
-AS_LIKELY = {"nlac_unsharpened": AT_1, "nlac_unsharpened_distill": {**AT_1, **DISTILLED}}
+AS_LIKELY = {
+    "nlac_unsharpened": AT_1,
+    "nlac_unsharpened_distill": {**AT_1, **DISTILLED},
+    "nlac_unsharpened_compliant": {**AT_1, **COMPLIANT},
+}
 VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
 TAUGHT = "taught"  # a control, with as much rehearsal as NLAC
 BASELINES = {
