@@ -363,12 +363,30 @@ class TestTraining:
         assert trainer.state.log_history[0]["policy/loss"] == pytest.approx(mean(expected), rel=1e-3)
         assert mean(expected) > 0.01
 
+    def test_refined_actions_that_do_other_than_told_are_not_learned(self, tmp_path, monkeypatch):
+        """They are still counted."""
+        config = {"mask_noncompliant_refinements": True, "max_steps": 1, "logging_steps": 1}
+        trainer = make_trainer(tmp_path, config, RecordingTrainer)
+        refine, told = trainer._refine, []
+
+        def repeat_the_first(*args):
+            first, *others = refine(*args)
+            told.extend(other.refined_action.token_ids for other in others)
+            return [replace(first, attempt=first.refined_action.parsed), *others]
+
+        monkeypatch.setattr(trainer, "_refine", repeat_the_first)
+        trainer.train()
+        examples = [example for batch in trainer.micro_batches for example in batch.examples]
+        assert sorted(e.completion_ids for e in examples if e.loss == "policy") == sorted(told) and len(told) == 3
+        assert trainer.state.log_history[0]["health/refine_compliance"] == 0.75
+
     @pytest.mark.parametrize(
         ("option", "value"),
         [
             ("num_refinements", 2),
             ("num_refinement_candidates", 4),
             ("refine_best_actions", False),
+            ("mask_noncompliant_refinements", True),
             ("rehearse_refinements", True),
             ("beta", 0.1),
         ],

@@ -35,6 +35,7 @@ OF_REFINED_ACTIONS = {
     "num_refinements": 1,
     "num_refinement_candidates": 1,
     "refine_best_actions": True,
+    "mask_noncompliant_refinements": False,
     "rehearse_refinements": False,
 }
 # Options of an iteration that follow from others where they are left open.
@@ -209,6 +210,11 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
             paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
             same where the chat template knows chains of thought, of which conversations keep only a part.
+        mask_noncompliant_refinements (`bool`, *optional*, defaults to `False`):
+            Whether refined actions that do other than their critiques say are excluded from the policy loss: one that
+            repeats an action that was not called the best, or changes one that was. No loss trains the refinement
+            policy, and once it repeats what was criticised, the policy learns its own actions and can collapse onto
+            one of them. The paper trains on all.
         replay_refinement_fraction (`float`, *optional*, defaults to `0.0`):
             Share of transitions whose stored action is refined, after its Bellman target, which has seen the next
             observation. That takes two generations less than a fresh action and its critique. `0` refines fresh
@@ -438,6 +444,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         metadata={
             "help": "Whether an action that its critique calls the best is refined, too. If False, it is its own "
             "refinement."
+        },
+    )
+    mask_noncompliant_refinements: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether refined actions that do other than their critiques say are excluded from the policy loss."
         },
     )
     replay_refinement_fraction: float = field(

@@ -512,23 +512,6 @@ class TestExtraction:
             assert example.weight == pytest.approx(expected * weights.get(example.transition_id, 1.0), abs=1e-20)
         assert trainer.state.log_history[0]["policy/preference"] == pytest.approx(factor, abs=1e-20)
 
-    def test_the_policy_learns_nothing_that_its_critique_did_not_ask_for(self, tmp_path, monkeypatch):
-        task = small_task("service_desk_told", 0)
-        settings = {**default_settings(task, "nlac"), "role_sampling": {"refine": {"temperature": 3.0}}}
-        args = acting_config(task, str(tmp_path), 0, max_steps=4, logging_steps=4, **settings)
-        trainer = extraction.CompliantTrainer(model=task.model, args=args, **task.trainer_arguments)
-        made = []
-        make = trainer._make_batches
-        monkeypatch.setattr(trainer, "_make_batches", lambda *of: made.append((of[2], make(*of))) or made[-1][1])
-        trainer.train()
-        [(refinements, batches)] = made
-        found = [refinement for refinement in refinements if refinement is not None]
-        taught = [example.completion_ids for batch in batches for example in batch if example.loss == "policy"]
-        expected = [one.refined_action.token_ids for one in found if one.complies]
-        assert sorted(taught) == sorted(expected) and 0 < len(expected) < len(found)
-        compliance = trainer.state.log_history[0]["health/refine_compliance"]
-        assert compliance == pytest.approx(len(expected) / len(found))
-
     def test_critiques_of_refined_episodes_that_win_are_useful(self):
         """Rounds: the policy alone loses, a refined action wins, the policy alone wins, a refined action loses."""
         right, wrong = "route billing amber photo noon", "route legal amber photo noon"

@@ -175,6 +175,20 @@ class TestPolicyExamples:
         values = [(example.completion_ids, example.transition_id, example.weight) for example in examples]
         assert values == [((5, 0), 3, 0.25), ((5, 1), 7, 1.0)]
 
+    def test_those_that_do_other_than_their_critiques_say_can_be_left_out(self):
+        roles = make_roles([])
+        transition = make_transitions(roles)[0]
+        judged = [(verdict, action) for verdict in (False, True) for action in "ab"]
+        refinements = [
+            Refinement("a", "a", Critique("", verdict), Answer(transition.state_action, (5,), action, action))
+            for verdict, action in judged
+        ]
+        samples = [Sample(transition, 0, 1.0, 1.0)] * 4
+        examples = policy_examples(roles, samples, refinements, masks_noncompliant=True)
+        kept = [of for of, example in zip(judged, examples, strict=True) if example is not None]
+        assert kept == [(False, "b"), (True, "a")]
+        assert None not in policy_examples(roles, samples, refinements)
+
 
 class TestRefinementExamples:
     def test_those_that_do_as_their_critiques_say(self):

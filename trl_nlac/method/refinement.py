@@ -312,7 +312,11 @@ def refinement_prompts(roles: Roles, state_actions: list[Prompt], critiques: lis
 
 
 def policy_examples(
-    roles: Roles, samples: list[Sample], refinements: list[Refinement | None], distills: bool = False
+    roles: Roles,
+    samples: list[Sample],
+    refinements: list[Refinement | None],
+    distills: bool = False,
+    masks_noncompliant: bool = False,
 ) -> list[TrainingExample | None]:
     """
     Make the examples of the policy loss (equation 6).
@@ -326,13 +330,15 @@ def policy_examples(
             The refinement in the state of each.
         distills (`bool`, *optional*, defaults to `False`):
             Whether the refinement policy's whole distribution is the target, so that the example keeps its prompt.
+        masks_noncompliant (`bool`, *optional*, defaults to `False`):
+            Whether to leave out refined actions that do other than their critiques say.
 
     Returns:
-        `list[TrainingExample | None]`: `None` where there is no refined action.
+        `list[TrainingExample | None]`: `None` where there is no refined action, or it is left out.
     """
     return [
         None
-        if refinement is None
+        if refinement is None or (masks_noncompliant and not refinement.complies)
         else TrainingExample(
             "policy",
             roles.builder.opened(sample.transition.state),

@@ -32,17 +32,6 @@ from trl_nlac.method.refinement import Attempt, refinement_rounds
 from trl_nlac.types import Answer, Episode, Refinement, Sample, TrainingExample, Transition
 
 
-class CompliantTrainer(NLACTrainer):
-    """
-    NLAC whose policy learns no refined action that does other than its critique says. One that repeats what was not
-    called the best teaches the policy what it does anyway.
-    """
-
-    def _make_batches(self, samples, targets, refinements):
-        compliant = [one if one is not None and one.complies else None for one in refinements]
-        return super()._make_batches(samples, targets, compliant)
-
-
 class VerdictWeightedTrainer(NLACTrainer):
     """
     NLAC whose policy learns a refined action by how much the critic prefers it to the fresh one: with the weight

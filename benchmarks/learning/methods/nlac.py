@@ -20,12 +20,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 
-from benchmarks.learning.methods.extraction import (
-    CompliantTrainer,
-    ReverseTrainer,
-    UsefulCriticTrainer,
-    VerdictWeightedTrainer,
-)
+from benchmarks.learning.methods.extraction import ReverseTrainer, UsefulCriticTrainer, VerdictWeightedTrainer
 from benchmarks.learning.methods.roles import blind_critiques
 from benchmarks.learning.playing import LearningCurve, Player, train_until_spent
 from benchmarks.learning.tasks import LearningTask
@@ -98,7 +93,6 @@ class StaleRollouts(AsyncRollouts):
 TRAINERS = {
     "nlac": NLACTrainer,
     "blind": BlindTrainer,
-    "compliant": CompliantTrainer,
     "verdict_weighted": VerdictWeightedTrainer,
     "useful_critiques": UsefulCriticTrainer,
     "reverse": ReverseTrainer,

@@ -182,7 +182,7 @@ ENDURING = {
 DISTILLED = {"policy_loss_type": "distill", "num_refinements": 1}
 SELDOM = dict(episodes_per_iteration=32, samples_per_iteration=128)  # few samples for each environment step
 LEAN = "nlac_lean"
-COMPLIANT = {"trainer": "compliant"}
+COMPLIANT = {"mask_noncompliant_refinements": True}
 EXTRACTION = {
     "nlac_policy_distill": DISTILLED,
     "nlac_policy_distill_reverse": {**DISTILLED, "trainer": "reverse"},
