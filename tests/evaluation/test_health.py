@@ -88,6 +88,12 @@ class TestHealth:
             for name, value in {"rehearsal_ratio": 0.5, "beta": 0.1}.items():
                 assert (f"raise `{name}` ({value})" in told) == (name in set_already) and f"`{name}`" in told
             assert ("`rehearsal_dataset`" in told) == ("rehearsal_ratio" not in set_already)
+        for masks in (False, True):
+            monitor = HealthMonitor(0.7, masks_noncompliant=masks)
+            for _ in range(5):
+                monitor.update({"health/refine_compliance": 0.9, "health/backup_fidelity": 0.9})
+            assert ("`mask_noncompliant_refinements=True`" in monitor.describe("health/refine_compliance")) != masks
+            assert "mask_noncompliant" not in monitor.describe("health/backup_fidelity")
         monitor = FormatMonitor(256, rehearsal_ratio=0.25)
         monitor.update({"critic/format_rate": 0.0})
         assert "raise `rehearsal_ratio` (0.25)" in monitor.causes()["critic/format_rate"]

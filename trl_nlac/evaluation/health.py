@@ -89,11 +89,14 @@ class HealthMonitor:
             That of the run, for the advice.
         beta (`float`, *optional*, defaults to `0.0`):
             That of the run, for the advice.
+        masks_noncompliant (`bool`, *optional*, defaults to `False`):
+            `mask_noncompliant_refinements` of the run, for the advice.
     """
 
     warning_ratio: float
     rehearsal_ratio: float = 0.0
     beta: float = 0.0
+    masks_noncompliant: bool = False
     _count: Counter = field(default_factory=Counter)
     _level: dict[str, float] = field(default_factory=dict)
     _best: dict[str, float] = field(default_factory=dict)
@@ -134,10 +137,14 @@ class HealthMonitor:
         if self.rehearsal_ratio:
             rehearse = f"raise `rehearsal_ratio` ({self.rehearsal_ratio:g})"
         near = f"raise `beta` ({self.beta:g})" if self.beta else "keep the policy near the initial weights with `beta`"
+        remedies = f"Lower `learning_rate`, {rehearse}, or {near}."
+        if name == "health/refine_compliance" and not self.masks_noncompliant:
+            remedies += (
+                " With `mask_noncompliant_refinements=True` the policy does not learn what does other than told."
+            )
         return (
             f"The model is forgetting the role of the {_WATCHED[name]}: `{name}` fell from {self._best[name]:.2f} to "
-            f"{self._level[name]:.2f}. One set of weights plays all roles. Lower `learning_rate`, {rehearse}, or "
-            f"{near}."
+            f"{self._level[name]:.2f}. One set of weights plays all roles. {remedies}"
         )
 
     def state_dict(self) -> dict[str, Any]:

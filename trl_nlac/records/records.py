@@ -82,7 +82,9 @@ class Records:
         self._counted: Counter[str] = Counter()  # of this process's roles
         self.num_samples = 0
         rehearsal = args.rehearsal_ratio
-        self.health = HealthMonitor(args.health_warning_ratio, rehearsal_ratio=rehearsal, beta=args.beta)
+        self.health = HealthMonitor(
+            args.health_warning_ratio, rehearsal, args.beta, masks_noncompliant=args.mask_noncompliant_refinements
+        )
         self.success = SuccessMonitor(args.health_warning_ratio, keeps_best=bool(args.load_best_model_at_end))
         self.formats = FormatMonitor(args.max_completion_length, rehearsal_ratio=rehearsal)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
