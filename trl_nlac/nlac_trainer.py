@@ -956,8 +956,13 @@ class NLACTrainer(AtomicSavingTrainer):
         if args.critic_loss_coef:
             of_critic = critic_examples(self.roles, samples, targets, distills=args.critic_loss_type == "distill")
         if args.policy_loss_coef:
-            distills, masks = args.policy_loss_type == "distill", args.mask_noncompliant_refinements
-            of_policy = policy_examples(self.roles, samples, refinements, distills, masks)
+            of_policy = policy_examples(
+                self.roles,
+                samples,
+                refinements,
+                distills=args.policy_loss_type == "distill",
+                masks_noncompliant=args.mask_noncompliant_refinements,
+            )
         self._leave_out_unanswerable(
             [sample for sample, *examples in zip(samples, of_critic, of_policy, strict=True) if not any(examples)]
         )

@@ -16,12 +16,10 @@
 
 import json
 import math
-import threading
-import time
 
 import pytest
 import torch
-from helpers.chat_server import ChatServer
+from helpers.chat_server import ChatServer, answers_at_a_time
 from helpers.completions_server import CompletionsServer
 from transformers import AutoTokenizer
 
@@ -202,15 +200,6 @@ class TestChat:
             assert ChatEndpoint(url, "teacher", 2).answer(STATES[:1], Sampling(1), [0]) == [("Go", False)]
 
     def test_no_more_requests_at_a_time_than_allowed(self):
-        places = threading.Semaphore(2)
-
-        def answer(messages: list[dict]) -> str:
-            if not places.acquire(blocking=False):
-                return "These are too many."
-            time.sleep(0.05)
-            places.release()
-            return "Good."
-
-        with ChatServer(answer).running() as url:
+        with ChatServer(answers_at_a_time(2, "Good.")).running() as url:
             answers = ChatEndpoint(url, "teacher", 2).answer([*STATES, *STATES], Sampling(8), [*range(8)])
         assert answers == [("Good.", True)] * 8

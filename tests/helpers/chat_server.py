@@ -15,6 +15,7 @@
 """A fake server with OpenAI's chat interface, over real HTTP."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
@@ -43,6 +44,20 @@ class ChatServer:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             yield f"http://127.0.0.1:{server.server_port}/v1"
             server.shutdown()
+
+
+def answers_at_a_time(number: int, text: str) -> Callable[[list[dict]], str]:
+    """Return what answers with a text, or with a complaint where more than a number of requests are open."""
+    places = threading.Semaphore(number)
+
+    def answer(messages: list[dict]) -> str:
+        if not places.acquire(blocking=False):
+            return "These are too many."
+        time.sleep(0.05)
+        places.release()
+        return text
+
+    return answer
 
 
 class _Handler(JSONHandler):
