@@ -76,6 +76,7 @@ ON_POLICY = dict(
 )
 METHODS = {
     "nlac": (nlac.train, TRAINING),
+    "nlac_fresh_actions": (nlac.train, merge_settings(TRAINING, {"replay_refinement_fraction": 0.0})),
     "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED, NO_REFINED_ACTIONS)),
     SELF_DISTILLATION: (
         nlac.train,
