@@ -223,8 +223,11 @@ class TestCells:
 
     def test_changes_of_the_command_line_are_in_the_cell(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        changes = {"num_refinements": 2, "role_sampling": {"critique": {"temperature": 0.5}}, "bootstrap": "explicit"}
+        changes = {"num_refinements": 2, "role_sampling": {"critique": {"temperature": 0.5}}, "target_max_age": 3}
         cell = run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), changes)
+        acting = cell["acting"]
+        assert (acting["bootstrap"], acting["target_max_age"], acting["max_completion_length"]) == ("implicit", 3, 64)
+        assert not set(acting) & set(cell["settings"])
         assert cell["settings"]["role_sampling"] == {**NLAC["role_sampling"], "critique": {"temperature": 0.5}}
         words = shlex.split(cell["command"])
         assert run.read_settings(words[words.index("10") + 1 :]) == changes
