@@ -694,8 +694,18 @@ class TestBaselines:
         report = baselines.baselines(cells)
         assert report["tasks"][TOLD]["verdicts"]["rft_long"]["verdict"] == expected
         text = baselines.text(report)
-        assert f"NLAC is **{expected}** RFT (long)" in text and "RFT (long)'s curve is flat" in text
+        corrected = "" if expected.startswith("not") else " (also after correction, p "
+        assert f"NLAC is **{expected}**{corrected}" in text and "RFT (long)'s curve is flat" in text
         assert "| RFT (long) | 3 | 0.50 (0.48 to 0.51) | +0.00 (-0.01 to +0.01) | not reached (0 of 3) |" in text
+
+    def test_verdicts_are_corrected_for_their_number(self):
+        cells = make_cells("nlac", [[0.0, success] for success in (0.9, 0.95, 1.0)])
+        cells += make_cells("rft_long", [[0.0, success] for success in (0.75, 0.85, 0.8)])
+        alone = baselines.text(baselines.baselines(cells))
+        many = [cell for name in ("grpo_long", "rft_unanchored") for cell in make_cells(name, [[0.0, 0.9]] * 3)]
+        together = baselines.text(baselines.baselines([*cells, *many]))
+        assert "NLAC is **above** (also after correction, p 0.035) RFT (long)" in alone
+        assert "NLAC is **above** (but not after correction, p 0.11) RFT (long)" in together
 
     def test_a_curve_that_rises_is_not_flat(self):
         cells = [*make_cells("nlac", [[0.0, 0.9]]), *make_cells("grpo_long", [self.RISING] * 3)]

@@ -34,6 +34,7 @@ python -m benchmarks.learning.run --methods scalar_five --tasks service_desk_tol
 from statistics import mean
 
 from benchmarks import reporting
+from benchmarks.learning.figures.correction import add_corrected
 from benchmarks.learning.figures.costs import LEVEL
 from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
 from benchmarks.learning.figures.summary import CELLS, RESULTS, mean_costs, measured, reach
@@ -123,6 +124,15 @@ def verdict(compared: dict | None) -> str:
     return BELOW if compared["high"] < 0 else NOT_APART
 
 
+def judged(compared: dict | None) -> str:
+    """Judge a difference as [`verdict`], and say what a correction for all comparisons of the page makes of it."""
+    word = verdict(compared)
+    if word not in (ABOVE, BELOW):
+        return f"**{word}**"
+    clear = "also after" if compared["p_holm"] < 0.05 else "but not after"
+    return f"**{word}** ({clear} correction, p {compared['p_holm']:.2g})"
+
+
 def slope(risen: dict | None) -> str:
     """Say of a method, `{}`, whether its curve still rises: whether the interval of [`rise`] is above zero."""
     if risen is not None and risen["low"] is not None:
@@ -147,6 +157,9 @@ def baselines(cells: list[dict]) -> dict:
             compared = difference(arms["nlac"]["final"], arms[rival]["final"])
             verdicts[rival] = {"difference": compared, "verdict": verdict(compared)}
         tasks[task] = {"arms": arms, "verdicts": verdicts}
+    add_corrected(
+        {(task, rival): of["difference"] for task, found in tasks.items() for rival, of in found["verdicts"].items()}
+    )
     return {"tasks": tasks, "machines": reporting.machines(cells)}
 
 
@@ -166,9 +179,9 @@ def text(report: dict) -> str:
         names += REACH_NAMES
         parts += [f"{task_label(task)}:", "", reporting.table(names, rows), ""]
         parts += ["Mean costs of training:", "", cost_table({label(m): arm["costs"] for m, arm in arms.items()}), ""]
-        for rival, judged in found["verdicts"].items():
+        for rival, of in found["verdicts"].items():
             parts += [
-                f"NLAC is **{judged['verdict']}** {label(rival)}, by {gap(judged['difference'])}; "
+                f"NLAC is {judged(of['difference'])} {label(rival)}, by {gap(of['difference'])}; "
                 f"{slope(arms[rival]['rise']).format(label(rival))}.",
                 "",
             ]

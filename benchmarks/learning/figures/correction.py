@@ -39,3 +39,9 @@ def holm(differences: dict[Hashable, dict | None]) -> dict[Hashable, float]:
         largest = max(largest, min(1.0, (len(plain) - rank) * plain[name]))
         corrected[name] = largest
     return corrected
+
+
+def add_corrected(differences: dict[Hashable, dict | None]) -> None:
+    """Write the corrected p-value of each difference that [`holm`] tests into it (`p_holm`)."""
+    for name, p_value in holm(differences).items():
+        differences[name]["p_holm"] = round(p_value, 4)

@@ -32,8 +32,8 @@ Self-distillation is that of `learning_baselines`, see baselines.py.
 """
 
 from benchmarks import reporting
-from benchmarks.learning.figures.baselines import ABOVE, BELOW, REACH_NAMES, reach_words, verdict
-from benchmarks.learning.figures.correction import holm
+from benchmarks.learning.figures.baselines import REACH_NAMES, judged, reach_words
+from benchmarks.learning.figures.correction import add_corrected
 from benchmarks.learning.figures.costs import LEVEL
 from benchmarks.learning.figures.seeds import difference, of_cells
 from benchmarks.learning.figures.summary import CELLS, COUNTED, RESULTS, area, latest, mean_costs, measured, reach
@@ -79,18 +79,8 @@ def extraction(cells: list[dict]) -> dict:
         for method, of in ways.items()
         for name, compared in of.get("minus_nlac", {}).items()
     }
-    for name, p_value in holm(gaps).items():
-        gaps[name]["p_holm"] = round(p_value, 4)
+    add_corrected(gaps)
     return {"tasks": tasks, "machines": reporting.machines(cells)}
-
-
-def judged(compared: dict | None) -> str:
-    """Judge a difference to NLAC, and say what a correction for all comparisons of the page makes of it."""
-    word = verdict(compared)
-    if word not in (ABOVE, BELOW):
-        return f"**{word}**"
-    clear = "also after" if compared["p_holm"] < 0.05 else "but not after"
-    return f"**{word}** ({clear} correction, p {compared['p_holm']:.2g})"
 
 
 def text(report: dict) -> str:
