@@ -23,6 +23,10 @@ A seed whose folder under --runs has its results is not run again. Other options
 folder is then another one:
 
 python -m benchmarks.improve --bootstrap implicit
+
+The simpler rival, supervised fine-tuning on the successes among the same conversations, for as many steps:
+
+python -m benchmarks.improve --sft --json benchmarks/results/improve_sft.json
 """
 
 import argparse
@@ -32,10 +36,13 @@ import time
 from functools import cache, partial
 from pathlib import Path
 
+from datasets import Dataset
+
 from benchmarks import reporting
 from benchmarks.learning.methods.settings import NLAC, acting_config
 from benchmarks.learning.tasks import LearningTask, make_task
-from benchmarks.offline import collect
+from benchmarks.offline import collect, train_sft
+from trl_nlac import NLACConfig
 from trl_nlac.cli.main import main as command
 from trl_nlac.environments.embedded.service_desk import format_call
 
@@ -69,6 +76,30 @@ def write_rows(rows, path: Path) -> str:
     return str(path)
 
 
+def play(task: LearningTask, acting: NLACConfig, num_episodes: int, expert_share: float) -> list[dict]:
+    """Play, and let the expert take a share of the episodes."""
+    logs, _ = collect(task, acting, num_episodes)
+    rows = [{"messages": row["messages"], "reward": row["reward"], "task": json.loads(row["task"])} for row in logs]
+    for i in random.Random(acting.seed).sample(range(len(rows)), round(expert_share * len(rows))):
+        rows[i] = expert_row(task, rows[i]["task"])
+    return rows
+
+
+def fine_tune(name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path) -> dict:
+    """Play, and fine-tune all weights on the successes, with NLAC's learning rate and rehearsal."""
+    task = task_of(name, seed)
+    acting = acting_config(task, str(folder), seed)
+    rows = play(task, acting, num_episodes, expert_share)
+    successes = [
+        {"messages": row["messages"], "reward": row["reward"]}
+        for row in rows
+        if row["reward"] >= acting.success_threshold
+    ]
+    metrics, seconds = train_sft(task, acting, Dataset.from_list(successes), max_steps)
+    success = {name: value for name, value in metrics.items() if name.startswith("episode/success_rate")}
+    return {"num_successes": len(successes), **success, "seconds": seconds}
+
+
 def improve(
     name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path, options: list[str]
 ) -> dict:
@@ -76,11 +107,8 @@ def improve(
     task = task_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    logs, _ = collect(task, acting_config(task, str(folder / "acting"), seed), num_episodes)
+    rows = play(task, acting_config(task, str(folder / "acting"), seed), num_episodes, expert_share)
     playing = time.perf_counter() - start
-    rows = [{"messages": row["messages"], "reward": row["reward"], "task": json.loads(row["task"])} for row in logs]
-    for i in random.Random(seed).sample(range(len(rows)), round(expert_share * len(rows))):
-        rows[i] = expert_row(task, rows[i]["task"])
     settings = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in NLAC.items()}
     words = {
         "model_name_or_path": task.model,
@@ -149,17 +177,21 @@ def main() -> None:
     parser.add_argument("--num_episodes", type=int, default=256, help="logged episodes")
     parser.add_argument("--expert_share", type=float, default=0.25, help="share of them that an expert played")
     parser.add_argument("--max_steps", type=int, default=200, help="gradient steps")
+    parser.add_argument("--sft", action="store_true", help="fine-tune on the successes instead")
     parser.add_argument("--report_model", type=Path, help="another model, with which the first report is timed, too")
     parser.add_argument("--runs", type=Path, default=Path("runs/improve"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args, others = parser.parse_known_args()
+    if args.sft and (args.page or args.report_model or others):
+        parser.error(f"--sft has no table, no report and none of the command's options ({' '.join(others)})")
     cells = {}
     for seed in args.seeds:
-        name = f"{args.task}_{args.num_episodes}_{args.expert_share}_{args.max_steps}_{seed}"
-        folder = args.runs / "_".join([name, *(word.strip("-") for word in others)])
-        options = (args.task, seed, args.num_episodes, args.expert_share, args.max_steps, folder, others)
-        cells[str(seed)] = reporting.kept(folder / "results.json", partial(improve, *options))
+        options = (args.task, seed, args.num_episodes, args.expert_share, args.max_steps)
+        name = "_".join(map(str, (args.task, args.num_episodes, args.expert_share, args.max_steps, seed)))
+        folder = args.runs / "_".join([name, *(["sft"] if args.sft else []), *(word.strip("-") for word in others)])
+        measure = partial(fine_tune, *options, folder) if args.sft else partial(improve, *options, folder, others)
+        cells[str(seed)] = reporting.kept(folder / "results.json", measure)
         if args.report_model:
             cells[str(seed)]["first_report"] = time_first_report(
                 args.report_model, folder / "logs.jsonl", folder / "first_report"

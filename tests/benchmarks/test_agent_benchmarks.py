@@ -19,6 +19,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import agent as agent_benchmark
+from benchmarks import improve as improve_benchmark
 from benchmarks import offline as offline_benchmark
 from benchmarks import reporting
 from benchmarks.learning.figures.seeds import over_seeds
@@ -76,3 +77,16 @@ def test_learning_from_logs(monkeypatch):
     assert cell["num_episodes"] == 16 and 16 <= cell["num_transitions"] <= 32
     assert ("remark" in cell["sft_successes"]) == (cell["num_successes"] == 0)
     assert all(0 <= cell[method]["success"] < 0.2 for method in ("base", "nlac", "sft_all", "sft_successes"))
+
+
+def test_fine_tuning_on_what_the_expert_won(monkeypatch, tmp_path):
+    """Only won conversations are learned from, those of the expert among them."""
+    task, learned = replace(make_task("service_desk_told", 0), final_episodes=1), []
+    monkeypatch.setattr(improve_benchmark, "task_of", lambda name, seed: task)
+    train = improve_benchmark.train_sft
+    monkeypatch.setattr(improve_benchmark, "train_sft", lambda *args: learned.append(args[2]) or train(*args))
+    cell = improve_benchmark.fine_tune("service_desk_told", 0, 16, 0.25, max_steps=1, folder=tmp_path)
+    assert set(learned[0]["reward"]) == {1.0}
+    assert cell["num_successes"] == len(learned[0]) >= 4
+    assert sum(len(messages) == 3 for messages in learned[0]["messages"]) >= 4  # the expert's first call wins
+    assert 0 <= cell["episode/success_rate_low"] <= cell["episode/success_rate"] < 0.3
