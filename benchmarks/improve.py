@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args, others = parser.parse_known_args()
     if args.sft and (args.page or args.report_model or others):
-        parser.error(f"--sft has no table, no report and none of the command's options ({' '.join(others)})")
+        parser.error(" ".join(["--sft takes neither --page nor --report_model nor options of the command", *others]))
     cells = {}
     for seed in args.seeds:
         options = (args.task, seed, args.num_episodes, args.expert_share, args.max_steps)
