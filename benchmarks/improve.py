@@ -33,13 +33,14 @@ import argparse
 import json
 import random
 import time
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from datasets import Dataset
 
 from benchmarks import reporting
-from benchmarks.learning.methods.settings import NLAC, acting_config
+from benchmarks.learning.methods.settings import MIN_P, NLAC, acting_config
 from benchmarks.learning.tasks import LearningTask, make_task
 from benchmarks.offline import collect, train_sft
 from trl_nlac import NLACConfig
@@ -86,7 +87,10 @@ def play(task: LearningTask, acting: NLACConfig, num_episodes: int, expert_share
 
 
 def fine_tune(name: str, seed: int, num_episodes: int, expert_share: float, max_steps: int, folder: Path) -> dict:
-    """Play, and fine-tune all weights on the successes, with NLAC's learning rate and rehearsal."""
+    """
+    Play, and fine-tune all weights on the successes, with NLAC's learning rate and rehearsal. None of them is held
+    out, where the command learns from four fifths.
+    """
     task = task_of(name, seed)
     acting = acting_config(task, str(folder), seed)
     rows = play(task, acting, num_episodes, expert_share)
@@ -95,8 +99,14 @@ def fine_tune(name: str, seed: int, num_episodes: int, expert_share: float, max_
         for row in rows
         if row["reward"] >= acting.success_threshold
     ]
+    if not successes:
+        raise ValueError(
+            f"None of the {num_episodes} conversations was won, so that there is nothing to fine-tune on. Raise "
+            "--num_episodes or --expert_share."
+        )
+    acting = replace(acting, **MIN_P)  # the default, with which the command evaluates
     metrics, seconds = train_sft(task, acting, Dataset.from_list(successes), max_steps)
-    success = {name: value for name, value in metrics.items() if name.startswith("episode/success_rate")}
+    success = {key: value for key, value in metrics.items() if key.startswith("episode/success_rate")}
     return {"num_successes": len(successes), **success, "seconds": seconds}
 
 
@@ -184,7 +194,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the table")
     args, others = parser.parse_known_args()
     if args.sft and (args.page or args.report_model or others):
-        parser.error(" ".join(["--sft takes neither --page nor --report_model nor options of the command", *others]))
+        given = f": {' '.join(others)}" if others else ""
+        parser.error(f"--sft takes neither --page nor --report_model nor options of the command{given}")
     cells = {}
     for seed in args.seeds:
         options = (args.task, seed, args.num_episodes, args.expert_share, args.max_steps)

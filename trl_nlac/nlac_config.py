@@ -214,8 +214,8 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             Whether refined actions that do other than their critiques say are excluded from the policy loss: one that
             repeats an action that was not called the best, or changes one that was. No loss trains the refinement
             policy, and once it repeats what was criticised, the policy learns its own actions and can collapse onto
-            one of them. Where critiques hardly ever call an action the best, this excludes all of the policy's own
-            actions, and can do harm. The paper trains on all.
+            one of them. Where critiques hardly ever call an action the best, the policy then learns none that it
+            already takes, which went well on one benchmark and badly on another. The paper trains on all.
         replay_refinement_fraction (`float`, *optional*, defaults to `0.0`):
             Share of transitions whose stored action is refined, after its Bellman target, which has seen the next
             observation. That takes two generations less than a fresh action and its critique. `0` refines fresh

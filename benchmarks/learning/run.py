@@ -182,7 +182,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
     trains = method not in ("base", "base_refined")
     settings = merge_settings(default_settings(task, method) if trains else {}, changes)
     acting_settings = {name: settings.pop(name) for name in list(settings) if name in real_models.ACTING}
-    options = ACTING if task.is_tiny else real_models.ACTING
+    shared = ACTING if task.is_tiny else real_models.ACTING
     acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_settings)
     if not trains:
         player = play_base(task, acting, refines=method == "base_refined")
@@ -198,7 +198,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "model": args.model or Path(task.model).name,
         "sampling": {name: vars(acting)[name] for name in ("temperature", "top_p", "top_k", "min_p")},
         "settings": settings,
-        "acting": {name: value for name, value in {**options, **acting_settings}.items() if name not in settings},
+        "acting": {name: value for name, value in {**shared, **acting_settings}.items() if name not in settings},
         "command": " ".join(
             [f"python -m benchmarks.learning.run --tasks {task_name} --methods {method} --seeds {seed}"]
             + ([f"--model {args.model}"] if args.model else [])
