@@ -291,6 +291,12 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in slugs(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_line_is_a_comment_by_accident(page):
+    """Sphinx's Markdown drops a line that begins with a percent sign."""
+    assert not re.findall(r"^ *%.*", prose(page), re.MULTILINE)
+
+
 def test_autodoc_finds_everything():
     """Without Sphinx, which the tests do not need: what `docs/conf.py` makes of a page."""
     on_source_read = runpy.run_path(str(ROOT / "docs" / "conf.py"))["on_source_read"]
