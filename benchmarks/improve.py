@@ -94,11 +94,7 @@ def fine_tune(name: str, seed: int, num_episodes: int, expert_share: float, max_
     task = task_of(name, seed)
     acting = acting_config(task, str(folder), seed)
     rows = play(task, acting, num_episodes, expert_share)
-    successes = [
-        {"messages": row["messages"], "reward": row["reward"]}
-        for row in rows
-        if row["reward"] >= acting.success_threshold
-    ]
+    successes = [row for row in rows if row["reward"] >= acting.success_threshold]
     if not successes:
         raise ValueError(
             f"None of the {num_episodes} conversations was won, so that there is nothing to fine-tune on. Raise "
@@ -199,7 +195,7 @@ def main() -> None:
     cells = {}
     for seed in args.seeds:
         options = (args.task, seed, args.num_episodes, args.expert_share, args.max_steps)
-        name = "_".join(map(str, (args.task, args.num_episodes, args.expert_share, args.max_steps, seed)))
+        name = f"{args.task}_{args.num_episodes}_{args.expert_share}_{args.max_steps}_{seed}"
         folder = args.runs / "_".join([name, *(["sft"] if args.sft else []), *(word.strip("-") for word in others)])
         measure = partial(fine_tune, *options, folder) if args.sft else partial(improve, *options, folder, others)
         cells[str(seed)] = reporting.kept(folder / "results.json", measure)

@@ -32,8 +32,17 @@ from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 
 CELLS = RESULTS / "learning_generalisation"
-METHODS = ("nlac", "nlac_fresh_actions", "nlac_policy_distill", "self_distillation", "grpo", "rft")
-METHODS += ("base", "base_refined", "taught")
+METHODS = (
+    "nlac",
+    "nlac_fresh_actions",
+    "nlac_policy_distill",
+    "self_distillation",
+    "grpo",
+    "rft",
+    "base",
+    "base_refined",
+    "taught",
+)
 
 
 def generalisation(cells: list[dict]) -> dict:
