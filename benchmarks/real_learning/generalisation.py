@@ -28,7 +28,7 @@ critic is taught to quote the rule that it judges by.
 
 import argparse
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -178,6 +178,9 @@ def run_cell(
         train, settings = METHODS[method]
         curve = train(task, acting, budget, interval, **settings)
         player, points = curve.player, curve.points
+    final = {"held_out": points[-1], "train": player.evaluate("train")}
+    if method != "base_refined":  # its player does not act by `sampling` alone
+        final["greedy"] = player.evaluate(sampling=replace(player.roles.samplings["evaluation"], temperature=0.0))
     return {
         "task": task.name,
         "method": method,
@@ -192,7 +195,7 @@ def run_cell(
         "interval": interval,
         **measured_with,
         "points": points,
-        "final": {"held_out": points[-1], "train": player.evaluate("train")},
+        "final": final,
     }
 
 

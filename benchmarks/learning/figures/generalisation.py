@@ -47,8 +47,9 @@ METHODS = (
 
 def generalisation(cells: list[dict]) -> dict:
     """
-    Return the success of every method before training, and after it on desks of training and on others, and where
-    desks have an oracle the accuracy of the critic's verdicts before and after.
+    Return the success of every method before training, and after it on desks of training and on others, on these also
+    greedily where that was measured; and where desks have an oracle the accuracy of the critic's verdicts before and
+    after.
     """
     methods = {}
     for method in METHODS:
@@ -57,6 +58,7 @@ def generalisation(cells: list[dict]) -> dict:
             success = {
                 "before": of_cells(found, lambda cell: measured(cell["points"][0], "success")),
                 "unseen": of_cells(found, lambda cell: measured(cell["final"]["held_out"], "success")),
+                "greedy": of_cells(found, lambda cell: measured(cell["final"].get("greedy", {}), "success")),
                 "trained": of_cells(found, lambda cell: measured(cell["final"]["train"], "success")),
             }
             verdicts = {
@@ -72,7 +74,10 @@ def generalisation(cells: list[dict]) -> dict:
 
 def text(report: dict) -> str:
     """Write the tables. Only where there is an oracle, there are verdicts."""
-    names = {"before": "unseen desks, before", "unseen": "after", "trained": "desks of training, after"}
+    names = {"before": "unseen desks, before", "unseen": "after", "greedy": "after, greedy"}
+    names["trained"] = "desks of training, after"
+    if not any(of["greedy"] for of in report["methods"].values()):
+        del names["greedy"]
     verdicts = {"verdicts_before": "right verdicts on unseen desks, before", "verdicts_after": "after"}
     if not any(of[when] for of in report["methods"].values() for when in verdicts):
         verdicts = {}
