@@ -29,6 +29,7 @@ from trl.trainer.base_config import _BaseConfig
 
 import trl_nlac
 from trl_nlac import NLACConfig, environments
+from trl_nlac.options.environments import EnvironmentOptions
 from trl_nlac.options.generation import GenerationOptions
 from trl_nlac.options.records import RecordOptions
 from trl_nlac.options.roles import RoleOptions
@@ -73,7 +74,7 @@ def test_environments_names_what_it_exports():
 
 def test_every_option_is_in_the_docstring_and_the_other_way_round():
     inherited = {field.name for field in dataclasses.fields(_BaseConfig)}
-    configs = [NLACConfig, RoleOptions, GenerationOptions, RecordOptions]
+    configs = [NLACConfig, RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions]
     fields = {field.name: field for field in dataclasses.fields(NLACConfig)}
     overridden = {name for config in configs for name in config.__annotations__} & fields.keys()
     documented = dict(OPTION.findall("".join(config.__doc__ for config in configs)))

@@ -23,7 +23,8 @@ from typing import Any
 from trl.trainer.base_config import _BaseConfig
 
 from .options.checks import check, check_at_least, check_between, check_choices, check_positive, check_types
-from .options.generation import MAX_SECONDS, GenerationOptions
+from .options.environments import EnvironmentOptions
+from .options.generation import GenerationOptions
 from .options.records import RecordOptions
 from .options.roles import RoleOptions
 from .secrets import hide_secrets, remember_secrets
@@ -44,15 +45,16 @@ SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment 
 
 
 @dataclass
-class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
+class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions, _BaseConfig):
     r"""
     Configuration class for the [`NLACTrainer`].
 
     This class includes only the parameters that are specific to NLAC training. For a full list of training arguments,
     please refer to the [`~transformers.TrainingArguments`] documentation. Note that default values in this class may
     differ from those in [`~transformers.TrainingArguments`]. How the roles act and generate is in
-    [`~options.roles.RoleOptions`], what generates in [`~options.generation.GenerationOptions`], and what a run writes
-    down in [`~options.records.RecordOptions`].
+    [`~options.roles.RoleOptions`], what generates in [`~options.generation.GenerationOptions`], the instances of
+    environments in [`~options.environments.EnvironmentOptions`], and what a run writes down in
+    [`~options.records.RecordOptions`].
 
     Parameters:
         > Parameters that control the model
@@ -88,9 +90,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             buffer from the start.
         reward_weights (`list[float]`, *optional*):
             Weights of the reward functions. If `None`, 1 each.
-        max_concurrent_environments (`int`, *optional*):
-            Number of environment instances that exist at the same time on each process. If `None`, one for each
-            episode.
         async_rollouts (`bool`, *optional*, defaults to `False`):
             Whether episodes are played with the engine of a vLLM server while the model trains. An iteration trains on
             the buffer, and gets the episodes that have ended. If not, training waits for them, and a run with the same
@@ -99,13 +98,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode to those
             that train on it first. If `None`, those of two iterations. With those of one, each iteration gets the
             episodes that began in the iteration before.
-        environment_workers (`str`, *optional*, defaults to `"thread"`):
-            Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
-            processes; `"process"`, each in a process of its own, for environments that compute in Python and would
-            hold up one another and training; `"ray"`, each in a process of a Ray cluster, on all its machines.
-        environment_timeout (`float`, *optional*, defaults to `300.0`):
-            Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
-            count as hanging: the episode is truncated and the instance is discarded. At least 0.01. If `None`, never.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Training stops, with a checkpoint, once the environment failed in more than this share of the last 100
             episodes.
@@ -306,10 +298,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
     reward_weights: list[float] | None = field(
         default=None, metadata={"help": "Weights of the reward functions. If None, 1 each."}
     )
-    max_concurrent_environments: int | None = field(
-        default=None,
-        metadata={"help": "Number of environment instances that exist at the same time on each process."},
-    )
     async_rollouts: bool = field(
         default=False,
         metadata={"help": "Whether episodes are played with the engine of a vLLM server while the model trains."},
@@ -320,18 +308,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "help": "With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode "
             "to those that train on it first. If None, those of two iterations."
         },
-    )
-    environment_workers: str = field(
-        default="thread",
-        metadata={
-            "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
-            "other processes; 'process', each in a process of its own, for environments that compute in Python and "
-            "would hold up one another and training; 'ray', each in a process of a Ray cluster, on all its machines.",
-            "choices": ["thread", "process", "ray"],
-        },
-    )
-    environment_timeout: float | None = field(
-        default=300.0, metadata={"help": "Seconds after which a call of an environment or of reward functions hangs."}
     )
     max_environment_failure_rate: float = field(
         default=0.5,
@@ -535,7 +511,7 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
         Raises:
             ValueError: If one has a wrong type or value; the message names it.
         """
-        for options in (RoleOptions, GenerationOptions, RecordOptions):
+        for options in (RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions):
             options.__post_init__(self)
         self._check_values()
         self._check_what_is_trained()
@@ -552,14 +528,12 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "target_update_unit",
             "rehearsal_source",
             "on_forgetting",
-            "environment_workers",
         )
         check_at_least(
             self,
             1,
             "per_device_train_batch_size",
             "gradient_accumulation_steps",
-            "max_concurrent_environments",
             "replay_buffer_size",
             "target_sync_steps",
             "max_idle_iterations",
@@ -607,7 +581,6 @@ class NLACConfig(RoleOptions, GenerationOptions, RecordOptions, _BaseConfig):
             "health_warning_ratio",
             "replay_refinement_fraction",
         )
-        check_between(self, 0.01, MAX_SECONDS, "environment_timeout")  # less is over before anything is done
         check_positive(self, "replay_buffer_memory", most=10**9)
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")

@@ -264,7 +264,7 @@ def main():
     tasks.to_json(output_dir / "tasks.jsonl")
     keywords = {"world": world, "seed": script_args.world_seed, "action_format": training_args.action_format}
     environment = "trl_nlac.environments.embedded:demo_environment"
-    note_origin(output_dir, [environment], keywords, str(output_dir / "tasks.jsonl"))
+    note_origin(output_dir, [environment], keywords, str(output_dir / "tasks.jsonl"), options=training_args)
     print_table(evaluations[0], evaluations[-1])
     print(f"""
 Trained for {seconds:.0f} s. {output_dir} has the model, learning_curve.png, results.json and the records of the run.

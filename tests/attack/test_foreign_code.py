@@ -142,6 +142,8 @@ def test_trust_is_asked_for_and_says_what_it_imports(downloaded, marker, capsys)
         ('{"environment_factory": ["a:b"], "environment_kwargs": 7}', "damaged"),
         ('{"environment_factory": ["a:b"], "reward_weights": ["x"]}', "damaged"),
         ('{"environment_factory": [["a:b"]]}', "damaged"),
+        ('{"environment_factory": ["a:b"], "environment_options": {"environment_workers": "x"}}', "damaged"),
+        ('{"environment_factory": ["a:b"], "environment_options": {"fork": 1}}', "damaged"),
         ("[1]", "damaged"),
         ("{", "damaged"),
     ],

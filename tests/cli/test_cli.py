@@ -35,16 +35,18 @@ from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.options import (
     add_agent_arguments,
     load_environment,
+    load_environments,
     load_object,
     load_player,
     load_rows,
     write_json,
 )
-from trl_nlac.cli.origin import fill_from_run, note_origin
+from trl_nlac.cli.origin import fill_from_run, note_origin, origin_flags
 from trl_nlac.cli.parser import Parser
 from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs
+from trl_nlac.options.environments import EnvironmentOptions
 
 
 ROOT = Path(__file__).parents[2]
@@ -466,6 +468,47 @@ def test_paths_with_an_equals_sign(folder):
         assert args.environment_factory == [name]
 
 
+def test_environments_play_as_in_the_run(folder):
+    """That is what was trained with: so many at the same time, within so many seconds."""
+    (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text("{}")
+    own = EnvironmentOptions(max_concurrent_environments=2, environment_timeout=7.0)
+    note_origin("run", ["guess.py:GuessTheNumber"], {"limit": 7}, None, options=own)
+    flags = shlex.split(origin_flags("run"))
+    assert flags[-4:] == ["--max_concurrent_environments", "2", "--environment_timeout", "7.0"]
+    parser = Parser()
+    add_agent_arguments(parser)
+    named, trusted = ["--environment_factory", "guess.py:GuessTheNumber"], ["--trust_remote_code"]
+    for words, found in [
+        (trusted, (2, 7.0)),
+        ([*trusted, "--environment_timeout", "9"], (2, 9.0)),
+        (flags, (2, 7.0)),
+        (named, (None, 300.0)),
+        ([*named, "--max_concurrent_environments", "3"], (3, 300.0)),
+    ]:
+        args = parser.parse_args(["run", *words])
+        fill_from_run(args)
+        pool, _ = load_environments(args)
+        pool.close()
+        assert (pool.max_instances, pool.timeout) == found
+    for option, value in [("max_concurrent_environments", "0"), ("environment_workers", "fork")]:
+        with pytest.raises(CommandError, match=f"`{option}` must be .*, got '?{value}"):
+            load_environments(parser.parse_args(["run", *named, f"--{option}", value]))
+
+
+def test_the_format_of_a_base_model_is_that_of_training(folder):
+    """Otherwise an evaluation before training and one after it differ by more than training."""
+    parser = Parser()
+    add_agent_arguments(parser)
+    prompts = ["--environment_factory", "trl_nlac.environments.pool:Prompts", "--reward_funcs", "guess.py:pay"]
+    for words, action_format in [(prompts, "text"), (["--environment_factory", "guess.py:GuessTheNumber"], "react")]:
+        agent, pool, _ = load_player(parser.parse_args([TINY_MODEL, *words]))
+        pool.close()
+        assert agent.options.action_format == action_format
+    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", brings_tools=True)
+    assert agent.options.action_format == ("tool_call" if agent.roles.chat.calls_tools else "text")
+
+
 def test_options_of_an_evaluation(folder, capsys, monkeypatch):
     asked = {}
 
@@ -619,12 +662,12 @@ class TestPlay:
             ),
         ],
     )
-    def test_environments_that_fail(self, folder, capsys, monkeypatch, result, message):
-        monkeypatch.setattr("trl_nlac.cli.options.ENVIRONMENT_TIMEOUT", 1.0)
+    def test_environments_that_fail(self, folder, capsys, result, message):
         reset, step = "def reset(self):\n        return 'begin'", f"def step(self, action):\n        return {result}"
         words = f"import time\nfrom trl_nlac.environments import StepResult\nclass Fails:\n    {reset}\n    {step}\n"
         (folder / "fails.py").write_text(words)
-        words = ["--environment_factory", "fails.py:Fails", "--auto", "--option", "action_format=text", "max_turns=1"]
+        words = ["--environment_factory", "fails.py:Fails", "--environment_timeout", "1", "--auto"]
+        words += ["--option", "action_format=text", "max_turns=1"]
         assert main(["play", TINY_MODEL, *words]) == 2
         assert message in capsys.readouterr().err
 

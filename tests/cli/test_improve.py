@@ -61,7 +61,8 @@ def logs(tmp_path, monkeypatch) -> Path:
     Path("logs.jsonl").write_text("\n".join(lines))
     Path("desk.py").write_text(
         "from trl_nlac.environments.embedded import make_environment, make_tasks\n"
-        "def desk():\n    return make_environment(make_tasks('service_desk', 0)[0])\n"
+        "made = []\n"
+        "def desk():\n    made.append(1)\n    return make_environment(make_tasks('service_desk', 0)[0])\n"
     )
     Path("tasks.jsonl").write_text("\n".join(json.dumps({"request": request}) for request in DESK.requests[:2]))
     return tmp_path
@@ -70,6 +71,7 @@ def logs(tmp_path, monkeypatch) -> Path:
 def test_from_logs_to_a_better_model(logs, capsys):
     """One command: report, adapter with its roles and its guard, and success before and after."""
     words = ["--environment_factory", "desk.py:desk", "--dataset_name", "tasks.jsonl", "--max_steps", "1"]
+    words += ["--max_concurrent_environments", "1"]
     size = [
         "--per_device_train_batch_size",
         "2",
@@ -93,6 +95,7 @@ def test_from_logs_to_a_better_model(logs, capsys):
     for part in ("before", "after"):
         assert report[part]["critic"]["steps"] == 2 and report[part]["judged_steps"] == 4
         assert 0 <= report[part]["environment"]["episode/success_rate"] <= 1
+    assert len(sys.modules["desk"].made) == 1  # for two tasks: the module is loaded again for each evaluation
     assert 0 < report["seconds"]["first_report"] < report["seconds"]["all"]
     held_out, training = (Path("improved/logs", name).read_text() for name in ("held_out.jsonl", "training.jsonl"))
     assert (held_out.count("\n"), training.count("\n")) == (2, 6)

@@ -78,6 +78,11 @@ class NLACAgent:
             `act(messages, tools)`.
         model ([`~transformers.PreTrainedModel`], *optional*):
             The model, if the generator samples from a model in this process.
+        brings_tools (`bool`, *optional*, defaults to `False`):
+            Whether conversations bring their tools and their own words about answers, as the requests of a program do.
+            Without an `action_format`, actions are then tool calls, or `"text"` where the chat template has none.
+        is_single_step (`bool`, *optional*, defaults to `False`):
+            Whether tasks are prompts, whose answers are taken as they are. Without an `action_format`, it is `"text"`.
     """
 
     def __init__(
@@ -88,11 +93,14 @@ class NLACAgent:
         prompts: NLACPrompts | None = None,
         tools: list[dict[str, Any]] | None = None,
         model: PreTrainedModel | None = None,
+        brings_tools: bool = False,
+        is_single_step: bool = False,
     ):
         self.model = model
         self.tools = tools or []
         options = options or RoleOptions()
-        self.options = replace(options, action_format=choose_format(options.action_format, chat, self.tools))
+        action_format = choose_format(options.action_format, chat, self.tools, brings_tools, is_single_step)
+        self.options = replace(options, action_format=action_format)
         self.roles = Roles(generator, chat, prompts or NLACPrompts(), self.options)
         self._lock = threading.RLock()
 
@@ -107,6 +115,8 @@ class NLACAgent:
         revision: str | None = None,
         trust_remote_code: bool = False,
         backend_kwargs: dict[str, Any] | None = None,
+        brings_tools: bool = False,
+        is_single_step: bool = False,
         **options,
     ) -> "NLACAgent":
         """
@@ -135,6 +145,10 @@ class NLACAgent:
             backend_kwargs (`dict[str, Any]`, *optional*):
                 Additional arguments: of [`~transformers.AutoModelForCausalLM.from_pretrained`], of `vllm.LLM`, or, for
                 a server, of `openai.AsyncOpenAI` (`api_key`, `timeout`) and `served_model_name`.
+            brings_tools (`bool`, *optional*, defaults to `False`), is_single_step (`bool`, *optional*, defaults to
+            `False`):
+                What conversations are, which decides the format of actions where neither `options` nor the model has
+                one, see above.
             **options:
                 Options of [`~options.roles.RoleOptions`], such as `temperature`, in place of those that were saved.
 
@@ -163,7 +177,7 @@ class NLACAgent:
             backend_kwargs or {},
         )
         fit_to_context(role_options, context_of(generator, loaded))
-        return cls(generator, chat, role_options, prompts, tools, loaded)
+        return cls(generator, chat, role_options, prompts, tools, loaded, brings_tools, is_single_step)
 
     def act(
         self,

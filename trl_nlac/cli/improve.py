@@ -355,6 +355,9 @@ def _play(
             tools=script_args.tools,
             reward_funcs=script_args.reward_funcs,
             reward_weights=config.reward_weights,
+            max_concurrent_environments=config.max_concurrent_environments,
+            environment_workers=config.environment_workers,
+            environment_timeout=config.environment_timeout,
         )
     )
     try:

@@ -20,6 +20,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -37,13 +38,13 @@ from ..environments.pool import NO_TASK, EnvironmentPool
 from ..episodes.logs import load_logs
 from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
+from ..options.environments import EnvironmentOptions
 from ..secrets import remember_secrets
 from ..training.arguments import first_rows
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .parser import Parser
 
 
-ENVIRONMENT_TIMEOUT = 300.0  # s, as in training by default
 _MISSING = object()
 FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -152,7 +153,7 @@ def try_reset(
     Raises:
         CommandError: If that fails, or there is no environment for a task; the message names the columns.
     """
-    pool = _make_pool(environment, tools, timeout)
+    pool = _make_pool(environment, tools, EnvironmentOptions(environment_timeout=timeout))
     try:
         for rows in datasets:
             for task in [NO_TASK] if rows is None else first_rows(rows, is_routed=isinstance(environment, dict)):
@@ -162,10 +163,16 @@ def try_reset(
 
 
 def _make_pool(
-    environment: Callable | dict[str, Callable] | None, tools: list[Callable] | None, timeout: float | None
+    environment: Callable | dict[str, Callable] | None, tools: list[Callable] | None, options: EnvironmentOptions
 ) -> EnvironmentPool:
     try:
-        return EnvironmentPool(environment, tools, timeout=timeout)
+        return EnvironmentPool(
+            environment,
+            tools,
+            options.max_concurrent_environments,
+            options.environment_timeout,
+            options.environment_workers,
+        )
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         raise CommandError(f"--environment_factory: {type(error).__name__}: {describe_error(error)}") from error
 
@@ -331,6 +338,14 @@ def add_environment_arguments(parser: Parser, of_run: bool = True) -> None:
         "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
     )
     parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
+    of_environments = {  # left out where they are not given, so that those of a run are taken
+        "max_concurrent_environments": (int, "environment instances at the same time"),
+        "environment_workers": (str, "where they play: thread, process or ray"),
+        "environment_timeout": (float, "seconds after which a call of an environment hangs"),
+    }
+    for name, (kind, meaning) in of_environments.items():
+        default = " (default: that of the run, if it names the environment)" if of_run else ""
+        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=meaning + default)
     tasks = "tasks: a dataset of the Hub, or a file" + (" (default: those of the run)" if of_run else "")
     parser.add_argument("--dataset_name", help=tasks)
     parser.add_argument("--dataset_config", help="configuration of the dataset")
@@ -340,8 +355,13 @@ def add_environment_arguments(parser: Parser, of_run: bool = True) -> None:
     add_role_options(parser)
 
 
-def load_agent(args: argparse.Namespace, tools: list[dict[str, Any]] | None = None) -> NLACAgent:
-    """Load the agent of [`add_model_arguments`] and [`add_role_options`]; `tools` are JSON schemas."""
+def load_agent(
+    args: argparse.Namespace,
+    tools: list[dict[str, Any]] | None = None,
+    brings_tools: bool = False,
+    is_single_step: bool = False,
+) -> NLACAgent:
+    """Load the agent of [`add_model_arguments`] and [`add_role_options`]; the rest is as for [`NLACAgent`]."""
     options = read_options(args.option)
     with one_line_errors_of_files(args.model):
         return NLACAgent.from_pretrained(
@@ -350,6 +370,8 @@ def load_agent(args: argparse.Namespace, tools: list[dict[str, Any]] | None = No
             args.prompts,
             tools,
             trust_remote_code=args.trust_remote_code,
+            brings_tools=brings_tools,
+            is_single_step=is_single_step,
             **options,
         )
 
@@ -357,7 +379,7 @@ def load_agent(args: argparse.Namespace, tools: list[dict[str, Any]] | None = No
 def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, EpisodeRewards | None]:
     """Load the agent, the environments and the reward functions of [`add_agent_arguments`]."""
     pool, rewards = load_environments(args)
-    agent = load_agent(args, pool.tool_schemas)
+    agent = load_agent(args, pool.tool_schemas, pool.brings_tools, pool.is_single_step)
     return agent, pool, rewards
 
 
@@ -365,13 +387,18 @@ def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, Episod
     """Load the environments and the reward functions of [`add_environment_arguments`]."""
     environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
-    pool = _make_pool(environment, tools, ENVIRONMENT_TIMEOUT)
+    given = {field.name for field in fields(EnvironmentOptions)} & vars(args).keys()
+    with one_line_errors():
+        options = EnvironmentOptions(**{name: vars(args)[name] for name in given})
+    pool = _make_pool(environment, tools, options)
     with one_line_errors():
         untrained = {
             "trainer_state": None,
             "log_metric": lambda name, value: None,
         }  # arguments that functions can take
-        rewards = load_rewards(reward_funcs, args.reward_weights, lambda: untrained, pool.pays)
+        rewards = load_rewards(
+            reward_funcs, args.reward_weights, lambda: untrained, pool.pays, options.environment_workers
+        )
     return pool, rewards
 
 

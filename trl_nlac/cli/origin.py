@@ -24,9 +24,11 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..options.environments import EnvironmentOptions
 from ..secrets import HIDDEN, hide_secrets
 from .errors import CommandError, one_line_errors
 from .options import FILES, check_model, split_name
@@ -49,6 +51,7 @@ def note_origin(
     tools: list[str] | None = None,
     reward_funcs: list[str] | None = None,
     reward_weights: list[float] | None = None,
+    options: EnvironmentOptions | None = None,
 ) -> None:
     """
     Write down the origin of a run, for `trl-nlac evaluate` and `play`. Secrets among the keyword arguments are left
@@ -69,6 +72,8 @@ def note_origin(
             Standalone tools, and functions that score episodes, as `module:function`.
         reward_weights (`list[float]`, *optional*):
             Weights of these functions.
+        options ([`~options.environments.EnvironmentOptions`], *optional*):
+            How environments played, such as an [`NLACConfig`]. If `None`, the defaults.
     """
     run = Path(output_dir)
     run.mkdir(parents=True, exist_ok=True)
@@ -81,8 +86,14 @@ def note_origin(
         "tools": _of_run(tools, run),
         "reward_funcs": _of_run(reward_funcs, run),
         "reward_weights": reward_weights,
+        "environment_options": _of_environments(options or EnvironmentOptions()),
     }
     (run / ORIGIN).write_text(json.dumps(hide_secrets(origin), indent=2) + "\n")
+
+
+def _of_environments(options: EnvironmentOptions) -> dict[str, Any]:
+    """Return the options of environments alone, which can be among those of a run."""
+    return {option.name: vars(options)[option.name] for option in fields(EnvironmentOptions)}
 
 
 def _of_run(names: list[str] | None, run: Path) -> list[str] | None:
@@ -156,7 +167,12 @@ def read_origin(run: str | Path) -> dict[str, Any]:
         if not all(name.isprintable() for name in [*names, *texts]):  # it is shown in a terminal
             raise ValueError("a name in it cannot be printed")
         [*map(float, origin.get("reward_weights") or [])]
-        return {**origin, "environment_kwargs": dict(origin.get("environment_kwargs") or {})}
+        options = EnvironmentOptions(**origin.get("environment_options") or {})
+        return {
+            **origin,
+            "environment_kwargs": dict(origin.get("environment_kwargs") or {}),
+            "environment_options": _of_environments(options),
+        }
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CommandError(f"{path} is damaged: {error}.") from error
 
@@ -171,6 +187,10 @@ def origin_flags(run: str | Path) -> str:
             words += [f"--{option}", *map(str, values)]
         if option == "environment_factory" and origin.get("environment_kwargs"):
             words += ["--environment_kwargs", json.dumps(origin["environment_kwargs"])]
+    for option in fields(EnvironmentOptions) if origin else ():
+        value = origin["environment_options"][option.name]
+        if value not in (None, option.default):
+            words += [f"--{option.name}", str(value)]
     return shlex.join(words)
 
 
@@ -220,6 +240,8 @@ def _take_code(args: argparse.Namespace, saved: dict[str, Any]) -> None:
                 "of its keyword arguments."
             )
         args.environment_kwargs = json.dumps(saved["environment_kwargs"])
+    for name, value in saved["environment_options"].items():
+        vars(args).setdefault(name, value)
     args.environment_factory, args.tools = _here(saved.get("environment_factory"), run), _here(saved.get("tools"), run)
     if args.reward_funcs is None:
         args.reward_funcs = _here(saved.get("reward_funcs"), run)

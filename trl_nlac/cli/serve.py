@@ -51,7 +51,7 @@ def run(words: list[str]) -> None:
             raise CommandError(f"--{name} must be from {least} to {MAX_NUMBER}, got {vars(args)[name]}.")
     with one_line_errors_of_files(args.model):
         check_model(args.model)
-    agent = load_agent(args)
+    agent = load_agent(args, brings_tools=True)
     with one_line_errors_of_files(args.model):
         guard = Guard.from_pretrained(args.model)
     try:

@@ -175,6 +175,7 @@ def note_run(script_args: TrainArguments, args: NLACConfig) -> None:
         tools=script_args.tools,
         reward_funcs=script_args.reward_funcs,
         reward_weights=args.reward_weights,
+        options=args,
     )
 
 

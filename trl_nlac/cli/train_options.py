@@ -22,6 +22,7 @@ from transformers import TrainingArguments
 from trl import ModelConfig, TrlParser
 
 from ..nlac_config import NLACConfig
+from ..options.environments import EnvironmentOptions
 from ..options.generation import GenerationOptions
 from ..options.records import RecordOptions
 from ..options.roles import RoleOptions
@@ -182,7 +183,7 @@ class TrainParser(TrlParser):
         inherited = _names(TrainingArguments) - _SHOWN
         subjects = {
             "general": {"config", "accelerate_config", "help", "help_all"},
-            "environment and tasks": _names(TrainArguments),
+            "environment and tasks": _names(TrainArguments) | _names(EnvironmentOptions),
             "base model": _names(ModelConfig),
             "roles": _names(RoleOptions),
             "generation": _names(GenerationOptions),

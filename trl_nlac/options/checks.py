@@ -30,6 +30,7 @@ from ..terminal import shown
 
 
 MAX_WHOLE = 10**9  # no option counts further
+MAX_SECONDS = 10**9
 
 
 def check(options: Any, name: str, valid: bool, requirement: str) -> None:

@@ -17,10 +17,7 @@
 import os
 from dataclasses import dataclass, field
 
-from .checks import check, check_at_least, check_between, check_choices, check_positive, check_types
-
-
-MAX_SECONDS = 10**9
+from .checks import MAX_SECONDS, check, check_at_least, check_between, check_choices, check_positive, check_types
 
 
 @dataclass
