@@ -107,6 +107,21 @@ class TestAnswers:
         server.close(key)
         assert chosen.finish_reason == "length" and written.status == "incomplete"
 
+    def test_a_text_of_stop_ends_an_answer(self):
+        """Also one that went on from there to the limit of its tokens."""
+        options = {"action_format": "text", "max_completion_length": 4, "temperature": 0.0}
+        agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
+        server = Server()
+        key = server.open(ServedAgent(agent), "sk-mine")
+        with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+            asked = {"model": "policy", "messages": STATE}
+            whole = client.chat.completions.create(**asked).choices[0]
+            text = whole.message.content
+            chosen = client.chat.completions.create(**asked, stop=[text[2:]]).choices[0]
+        server.close(key)
+        assert whole.finish_reason == "length" and len(text) > 2
+        assert (chosen.message.content, chosen.finish_reason) == (text[:2], "stop")
+
     def test_clients_that_are_gone_get_no_answer(self, agent, monkeypatch):
         act_on, batches = agent.act_on, []
         began, may_answer = threading.Event(), threading.Event()

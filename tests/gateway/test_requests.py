@@ -143,10 +143,14 @@ class TestReading:
 
 
 class TestEchoes:
-    REPLY = reply_message("take red</code>", [("lookup", {"b": 1, "a": 2})], ("</code>",))
+    REPLY = reply_message("take red", [("lookup", {"b": 1, "a": 2})], ("</code>",))
 
     def test_an_answer_ends_before_a_text_of_stop(self):
-        assert self.REPLY["content"] == "take red"
+        """Calls would come after it."""
+        assert reply_message("take red</code>", [("lookup", {})], ("</code>",)) == {
+            "role": "assistant",
+            "content": "take red",
+        }
         assert reply_message("take red END </code>", [], ("</code>", "END"))["content"] == "take red "
 
     @pytest.mark.parametrize(

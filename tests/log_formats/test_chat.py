@@ -176,6 +176,17 @@ class TestRequests:
         assert [row["reward"] for row in found.rows] == [1.0, 1.0, 1.0]
         assert found.unreadable == {"it has no outcome": 1} and list(found.notes.values()) == [2]
 
+    def test_a_request_that_is_repeated_begins_no_conversation(self, tmp_path):
+        """A client asks again when it got no answer, at once or later. Its first step did not end the run."""
+        goes_on = [*ASKED, CALLED, SEEN]
+        for calls in (
+            [(ASKED, CALLED), (ASKED, CALLED), (goes_on, SAID)],
+            [(ASKED, CALLED), (goes_on, SAID), (ASKED, CALLED)],
+        ):
+            found = read(tmp_path, *(request(*call, conversation_id="r1", reward=1) for call in calls))
+            assert speakers(found) == [["system", "user", "assistant", "tool", "assistant"]]
+            assert found.notes == {"a request that the same run repeats, with the same answer": 1}
+
     def test_an_id_of_each_request_splits_no_conversation(self, tmp_path):
         run = {"metadata": {"conversation_id": "r1"}}
         found = read(

@@ -229,7 +229,7 @@ class TestLogRecords:
         other = {"traceId": "t1", "spanId": self.SPAN["spanId"], "body": {"stringValue": "a line of a program"}}
         unknown = record("gen_ai.user.message", {"traceId": "t9", "spanId": "1"}, {"content": "of no span"})
         found = read(tmp_path, records_of(records[-1], other, unknown), otlp(self.SPAN), records_of(*records[:-1]))
-        assert not found.unreadable
+        assert found.unreadable == {"a message of a call whose span is in no file": 1}
         [row] = found.rows
         assert row["messages"] == [
             {"role": "user", "content": "Weather in Paris?"},
@@ -245,9 +245,26 @@ class TestLogRecords:
         [row] = read(tmp_path, otlp(self.SPAN), records_of(details)).rows
         assert [message["content"] for message in row["messages"]] == ["Weather in Paris?", "It rains."]
 
+    def test_calls_whose_spans_are_in_no_file(self, tmp_path):
+        """Sampled out, or in a file that is not named."""
+        span = {"traceId": "t1", "spanId": "7"}
+        noted = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": TEXT, "gen_ai.output.messages": [ANSWER]}
+        details = record("gen_ai.client.inference.operation.details", span, **noted)
+        found = read(tmp_path, records_of(details, record(*score(1.0)[:1], span, **score(1.0)[1])))
+        assert [row["reward"] for row in found.rows] == [1.0] and not found.unreadable
+
     def test_that_are_missing(self, tmp_path):
         [reason] = read(tmp_path, otlp(self.SPAN)).unreadable
         assert reason.endswith("records them; if they are in log records, name these files, too")
+
+
+@pytest.mark.parametrize("times", [("01.5Z", "05Z"), ("01.500000Z", "05.250000Z"), ("01+00:00", "05.25+00:00")])
+def test_seconds_with_any_number_of_digits(tmp_path, times):
+    spans = [chat_span("t1", 1, TEXT, [ANSWER]), chat_span("t1", 2, [*TEXT, ANSWER, *TEXT], [ANSWER], [score(1)])]
+    for span, time in zip(spans, times, strict=True):
+        span["startTimeUnixNano"] = f"2026-05-01T10:00:{time}"
+    found = read(tmp_path, otlp(*reversed(spans)))
+    assert [len(row["messages"]) for row in found.rows] == [4] and not found.notes
 
 
 def test_answers_that_were_cut(tmp_path):

@@ -122,6 +122,21 @@ def test_tables_of_a_run(tmp_path):
     assert found.unreadable == {failed: 1, "there is no message of the assistant": 1}
 
 
+def test_tables_of_a_run_with_tool_calls(tmp_path):
+    """The markup of a chat template would be learned as plain text; in ReAct and as plain text JSON is an action."""
+    call = '{"name": "look", "arguments": {"x": 1}}'
+    texts = [f"<tool_call>\n{call}\n</tool_call>", f"Thought: x\nAction: {call}", call]
+    rows = [
+        {"prompt": "Begin.", "turns": [{"text": text, "action": call, "next_observation": "3"}], "return": 1.0}
+        for text in texts
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=EPISODE), tmp_path / "episodes.parquet")
+    found = read_logs([tmp_path / "episodes.parquet"], lambda path: None)
+    assert [messages[1][1] for messages in conversations(found)] == texts[1:]
+    (reason,) = found.unreadable
+    assert reason.startswith("a table of episodes has no tool calls") and found.unreadable[reason] == 1
+
+
 @pytest.mark.parametrize("damage", ["no parquet", "other columns"])
 def test_other_files(tmp_path, damage):
     path = tmp_path / "logs.parquet"

@@ -90,9 +90,11 @@ class ServedAgent:
         num_candidates = _number(question.body, "num_candidates", self.num_candidates, least=1)
         turn = await self.agent.act(question.messages, question.tools, refine, num_candidates)
         calls = parse_tool_calls(turn.action) if question.tools and turn.action is not None else []
-        message = reply_message(_content(turn, bool(calls)), calls, question.stop)
+        content = _content(turn, bool(calls))
+        is_stopped = any(text in content for text in question.stop)
+        message = reply_message(content, calls, question.stop)
         prompt = self.agent.agent.encode(question.messages, question.tools)
-        return Reply(message, prompt.num_tokens, len(turn.token_ids), turn.finished)
+        return Reply(message, prompt.num_tokens, len(turn.token_ids), turn.finished or is_stopped)
 
     async def _decide(self, proposal: Proposal) -> dict[str, Any]:
         judgement = await self.agent.critique(proposal.messages, proposal.action, proposal.tools)

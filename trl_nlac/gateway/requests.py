@@ -120,9 +120,13 @@ class Reply:
 
 
 def reply_message(content: str, calls: Sequence[tuple[str, dict[str, Any]]], stop: tuple[str, ...]) -> Message:
-    """Write an answer as a message: its text up to the first text of `stop`, and its calls with ids of their own."""
+    """
+    Write an answer as a message: its text up to the first text of `stop`, or else all of it and its calls, which follow
+    it, with ids of their own.
+    """
     for text in stop:
-        content = content.partition(text)[0]
+        content, is_stopped, _ = content.partition(text)
+        calls = [] if is_stopped else calls
     message: Message = {"role": "assistant", "content": content if content or not calls else None}
     if calls:
         message["tool_calls"] = [

@@ -62,7 +62,8 @@ class _Conversation:
 def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) -> None:
     """
     Join calls into conversations: one continues another if it begins with all of its messages. A history that was not
-    only appended to, by compaction or sub-agents, begins another conversation with the outcome of the same run.
+    only appended to, by compaction or sub-agents, begins another conversation with the outcome of the same run. A
+    request that a run repeats, as clients do when an answer is lost, and that it went on from, is none.
 
     Args:
         calls (`Iterable[ModelCall]`):
@@ -88,8 +89,15 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             keys = (*keys, ())
         ends[end] = conversation
     for group, ends in open_ends.items():
-        if group is not None and len(ends) > 1:
-            found.notes["another conversation of the same run: its history was not only appended to"] += len(ends) - 1
+        if group is not None:
+            repeated = _repeated(ends) if len(ends) > 1 else set()
+            ends = {end: conversation for end, conversation in ends.items() if end not in repeated}
+            for note, number in (
+                ("a request that the same run repeats, with the same answer", len(repeated)),
+                ("another conversation of the same run: its history was not only appended to", len(ends) - 1),
+            ):
+                if number:
+                    found.notes[note] += number
         for conversation in ends.values():
             outcome = conversation.outcome if group is None else outcomes.get(group)
             found.add(
@@ -100,3 +108,14 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
                     "tools": conversation.tools,
                 }
             )
+
+
+def _repeated(ends: Iterable[tuple[tuple[str, ...], ...]]) -> set[tuple[tuple[str, ...], ...]]:
+    """Return the ends with which another begins, or which another is, once what tells equal ones apart is left out."""
+    repeated, begun = set(), set()
+    for end in sorted(ends, key=len, reverse=True):  # one that was said twice is longer by what tells it apart
+        keys = tuple(key for key in end if key)
+        if keys in begun:
+            repeated.add(end)
+        begun.update(keys[:i] for i in range(1, len(keys) + 1))
+    return repeated

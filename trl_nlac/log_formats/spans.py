@@ -39,6 +39,7 @@ _MESSAGE_EVENTS = {f"gen_ai.{role}.message": role for role in ("system", "user",
 _CHOICE = "gen_ai.choice"
 _CUT = ("length", "max_tokens", "MAX_TOKENS")
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError)  # what reading a value of another form raises
+_TIME = re.compile(r"(.*?)(?:\.(\d+))?(?:Z|[+-]\d\d:?\d\d)?", re.DOTALL)
 _NO_SPAN = "a span does not have OpenTelemetry's form"
 
 
@@ -84,7 +85,9 @@ def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversa
     outcomes = _outcomes(spans, conversations, outcome, found)
     calls = []
     for span in sorted(spans, key=_time):
-        if span.attributes.get("gen_ai.operation.name") not in _OPERATIONS:
+        if _noted(span).get("gen_ai.operation.name") not in _OPERATIONS:
+            if any(event in _MESSAGE_EVENTS or event == _CHOICE for event, _ in span.events):
+                found.refuse("a message of a call whose span is in no file")
             continue
         try:
             calls.append(_call(span, conversations[span.trace], outcomes, found))
@@ -164,9 +167,10 @@ def _start(value: dict[str, Any]) -> str:
     return str(next((time for time in times if time is not None), ""))
 
 
-def _time(span: _Span) -> tuple[int, str]:
-    """What spans are sorted by: numbers in text, or dates."""
-    return len(span.start), span.start
+def _time(span: _Span) -> tuple[int, str, str]:
+    """What spans are sorted by: numbers in text, or dates, whose seconds can have any number of digits."""
+    whole, fraction = _TIME.fullmatch(span.start).groups("")
+    return len(whole), whole, fraction
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -236,12 +240,17 @@ def _own_conversation(span: _Span) -> str:
     return next((str(place[_CONVERSATION]) for place in places if place.get(_CONVERSATION)), "")
 
 
+def _noted(span: _Span) -> dict[str, Any]:
+    """The attributes of a call: its span's, and those of the event with its details, which can be in a log alone."""
+    details = next((attributes for event, attributes in span.events if event == _DETAILS), {})
+    return {**details, **span.attributes}
+
+
 def _call(span: _Span, conversations: set[str], outcomes: dict[str, float], found: LoggedConversations) -> ModelCall:
     """Read a call; one that names no conversation belongs to the only one of its trace, or else to the trace."""
     if span.attributes.get("error.type"):
         raise UnreadableError("the call of a model failed")
-    details = next((attributes for event, attributes in span.events if event == _DETAILS), {})
-    noted = {**details, **span.attributes}
+    noted = _noted(span)
     messages, answers = _of_attributes(noted)
     if not answers:
         messages, answers = _of_events(span.events)

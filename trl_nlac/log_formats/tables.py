@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Json
 
-from ..chat.actions import ActionFormat
+from ..chat.actions import ActionFormat, parse_react
+from ..chat.tool_calls import parse_tool_calls
 from ..episodes.conversations import conversation
 from ..replay.files import read_episodes
 from .base import LoggedConversations
@@ -32,6 +33,7 @@ from .chat import read_conversations
 _BUFFER = {"token_ids", "turns", "opening"}
 _TABLE = {"prompt", "turns", "return"}
 _FAILED = "its environment failed, so that its return is no outcome"
+_CALLS = "a table of episodes has no tool calls: name a checkpoint of the run, whose replay buffer has them"
 
 
 def read_parquet(
@@ -92,6 +94,9 @@ def _add_episode(row: dict[str, Any], found: LoggedConversations) -> None:
     if row.get("failure") is not None:
         found.refuse(_FAILED)
         return
+    if any(_is_call(turn["text"] or "", turn["action"] or "") for turn in row["turns"] or []):
+        found.refuse(_CALLS)
+        return
     messages = [{"role": "user", "content": row["prompt"] or ""}]
     for turn in row["turns"] or []:
         messages.append({"role": "assistant", "content": turn["text"] or turn["action"] or ""})
@@ -100,6 +105,11 @@ def _add_episode(row: dict[str, Any], found: LoggedConversations) -> None:
         del messages[-1]
     ended = {"terminated": bool(row.get("terminated")), "task": row.get("task") or None}
     found.add({"messages": messages, "reward": row["return"], **ended})
+
+
+def _is_call(text: str, action: str) -> bool:
+    """Whether an action is a tool call that its text has in a chat template's markup, which is no plain text."""
+    return bool(parse_tool_calls(action)) and parse_react(text) is None and text.strip() != action.strip()
 
 
 def _conversation(row: dict[str, Any], found: LoggedConversations) -> dict[str, Any]:
