@@ -39,6 +39,8 @@ class TestNLACConfig:
                 "`save_only_model=True`",
             ),
             ({"enable_jit_checkpoint": True}, "`enable_jit_checkpoint=True` saves in the middle of a step"),
+            ({"accelerator_config": {"split_batches": True}}, "'split_batches': True}` divides batches"),
+            ({"accelerator_config": {"dispatch_batches": True}}, "'dispatch_batches': True}` divides batches"),
             ({"auto_find_batch_size": True}, "set `max_tokens_per_batch`"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
             ({"beta": -0.1}, "`beta` must be between 0 and 1,000,000, got -0.1"),

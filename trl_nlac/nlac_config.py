@@ -184,8 +184,10 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         beta (`float`, *optional*, defaults to `0.0`):
             KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
             training speed. The divergence of the policy's tokens from the initial weights, estimated as in
-            [`~trl.GRPOTrainer`], is multiplied by it and added to the policy loss. With an adapter no second model is
-            loaded: the reference is the model without it, or with a copy of it if `model` is a [`~peft.PeftModel`].
+            [`~trl.GRPOTrainer`], is multiplied by it and added to the policy loss. With an adapter there is no second
+            model: the reference is the model without it, or with a copy of it if `model` is a [`~peft.PeftModel`] or
+            the adapter begins by changing the base weights (PiSSA, OLoRA and others). Under ZeRO-3 and FSDP2 a whole
+            model is loaded again by its name, also if `model` was changed in memory.
         bootstrap (`str`, *optional*, defaults to `"explicit"`):
             Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
@@ -587,6 +589,12 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         fits = self.replay_buffer_size >= self.max_turns  # an episode must fit
         check(self, "replay_buffer_size", fits, f"at least `max_turns={self.max_turns}`")
         check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
+        for name in ("split_batches", "dispatch_batches"):
+            if vars(self.accelerator_config)[name]:
+                raise ValueError(
+                    f"`accelerator_config={{'{name}': True}}` divides batches among processes, and each process plays "
+                    "tasks of its own here: some would never be played. Leave it out."
+                )
         if self.enable_jit_checkpoint:
             raise ValueError(
                 "`enable_jit_checkpoint=True` saves in the middle of a step, from which a run does not resume as it "

@@ -31,6 +31,7 @@ from transformers import (
 from trl_nlac import NLACConfig
 from trl_nlac.method import head
 from trl_nlac.method.batches import NLACCollator
+from trl_nlac.method.head import answer_states
 from trl_nlac.method.losses import batch_losses
 from trl_nlac.training.chunked_head import can_chunk_head
 from trl_nlac.types import Prompt, TrainingExample
@@ -196,3 +197,17 @@ def test_a_model_that_rounds_what_it_returns_does_not_round_the_losses():
     losses.sum().backward()
     assert losses.dtype == torch.float32 and losses.equal(exact)
     assert (model.lm_head.weight.grad - gradient).norm() < 0.01 * gradient.norm()
+
+
+@pytest.mark.parametrize("keeps_logits", [True, False])
+def test_a_teacher_has_no_dropout(keeps_logits):
+    """Not in an adapter of its output layer either, where the student has it."""
+    adapter = LoraConfig(**LORA, target_modules=["lm_head"], lora_dropout=0.5)
+    model = get_peft_model(make_model("whole"), adapter)
+    example = TrainingExample("critic", Prompt.of([1, 2, 3]), (4, 5, 6, 7), teacher_prompt=Prompt.of([1, 2, 3]))
+    batch = NLACCollator(0, keeps_logits=keeps_logits)([example])
+    states = answer_states(model.eval(), batch.teacher)
+    exact = states.logits(torch.arange(4))
+    model.train()
+    assert all(states.logits(torch.arange(4)).equal(exact) for _ in range(3))
+    assert all(module.training for module in model.modules())

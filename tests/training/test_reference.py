@@ -12,16 +12,20 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from helpers.testing_utils import RecordingTrainer, assert_same, make_trainer, weights
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.training.reference import Reference
 
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -58,13 +62,39 @@ def kl_by_hand(initial, model, inputs) -> torch.Tensor:
     return torch.stack(values)
 
 
-@pytest.mark.parametrize("kind", ["full", "lora", "pretrained_adapter", "pretrained_embeddings"])
+def make_tuned() -> PreTrainedModel:
+    """A model whose weights are no longer those of its name."""
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.mlp.up_proj.weight").mul_(1.5)
+    return model
+
+
+KINDS = {
+    "full": lambda: {},
+    "tuned": lambda: {"model": make_tuned()},
+    "lora": lambda: {"peft_config": LORA},
+    "pretrained_adapter": lambda: {"model": make_pretrained_adapter()},
+    # The weights of embeddings have names that end with that of their adapter.
+    "pretrained_embeddings": lambda: {"model": make_pretrained_adapter("embed_tokens")},
+    # These begin by changing the base weights.
+    "olora": lambda: {"peft_config": replace(LORA, init_lora_weights="olora")},
+    "olora_before": lambda: {"model": get_peft_model(make_tuned(), replace(LORA, init_lora_weights="olora"))},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_the_hand(tmp_path, kind):
-    """The weights of embeddings have names that end with that of their adapter."""
-    kwargs = {"full": {}, "lora": {"peft_config": LORA}, "pretrained_adapter": {"model": make_pretrained_adapter()}}
-    kwargs["pretrained_embeddings"] = {"model": make_pretrained_adapter("embed_tokens")}
-    trainer = make_trainer(tmp_path, CONFIG, RecordingTrainer, **kwargs[kind])
+    kwargs = KINDS[kind]()
+    if "model" in kwargs:
+        kwargs["model"].eval()
+        ids = torch.arange(9)[None]
+        with torch.no_grad():
+            given = kwargs["model"](ids).logits.clone()
+    trainer = make_trainer(tmp_path, CONFIG, RecordingTrainer, **kwargs)
     initial = deepcopy(trainer.model).eval()
+    with torch.no_grad():
+        assert "model" not in kwargs or initial(ids).logits.equal(given)
     before = weights(trainer.model)
     trainer.train()
     logs = [log["policy/kl"] for log in trainer.state.log_history if "policy/kl" in log]
@@ -146,9 +176,26 @@ def test_initial_weights_have_no_dropout(tmp_path):
     assert len(first) and first.equal(second) and model.training
 
 
-def test_without_a_name_there_are_no_initial_weights(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bias": "lora_only"}, "an adapter with `bias='lora_only'` trains biases of the base model itself"),
+        ({"use_dora": True}, None),
+    ],
+)
+def test_adapters_that_change_the_base_model(tmp_path, changes, message):
+    kwargs = {"peft_config": replace(LORA, **changes)}
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        make_trainer(tmp_path, CONFIG, **kwargs)
+
+
+def test_weights_in_shards_need_a_name(tmp_path):
+    """Of them no copy can be made. Otherwise a model needs none."""
+    trainer = make_trainer(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
     model.config._name_or_path = ""
+    assert make_trainer(tmp_path, CONFIG, model=model, processing_class=trainer.processing_class).reference.model
+    sharded = SimpleNamespace(distributed_type=DistributedType.FSDP)
     with pytest.raises(ValueError, match=r"`beta=0.1` loads the initial weights again"):
-        make_trainer(tmp_path, CONFIG, model=model, processing_class=make_trainer(tmp_path).processing_class)
-    assert make_trainer(tmp_path).reference is None
+        Reference(model, make_trainer(tmp_path / "x", CONFIG).args, sharded)
+    assert trainer.reference is None

@@ -15,6 +15,7 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from helpers.testing_utils import RecordingTrainer, assert_same, make_roles, make_trainer, weights
 
 from trl_nlac import nlac_trainer
@@ -151,6 +152,13 @@ class TestDataset:
 
 
 class TestOptions:
+    @pytest.mark.parametrize("completion", ["take red", [], [{"role": "assistant", "content": "take red"}] * 2])
+    def test_a_completion_is_one_message(self, tmp_path, completion):
+        """Of text only the first letter would be trained, and of several messages the first."""
+        rows = [{"prompt": [{"role": "user", "content": "Which?"}], "completion": completion}]
+        with pytest.raises(ValueError, match="Row 0 of `rehearsal_dataset`: `completion` must be a list of one"):
+            make_trainer(tmp_path, {"rehearsal_ratio": 0.5}, rehearsal_dataset=Dataset.from_list(rows))
+
     def test_two_sources_are_refused(self):
         with pytest.raises(ValueError, match="there is a `rehearsal_dataset` as well"):
             make_rehearsal(dataset=make_rehearsal_dataset("rooms", size=2))

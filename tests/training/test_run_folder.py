@@ -289,11 +289,14 @@ class TestForeignCheckpoint:
         with pytest.raises(RunRefused, match=message):
             make_trainer(run, config, **changes).train(resume_from_checkpoint=True)
 
-    def test_an_adapter_of_another_rank(self, tmp_path):
+    def test_an_adapter_of_another_rank_or_scale(self, tmp_path):
         make_trainer(tmp_path, {**CONFIG, "max_steps": 1}, peft_config=ADAPTER).train()
         config = {**CONFIG, "max_steps": 2}
-        with pytest.raises(RunRefused, match=r"shape of the adapter \(changed\)"):
-            make_trainer(tmp_path, config, peft_config=replace(ADAPTER, r=4)).train(resume_from_checkpoint=True)
+        for part, other in {"shape": {"r": 4}, "scale": {"lora_alpha": 64}}.items():
+            with pytest.raises(RunRefused, match=rf"{part} of the adapter \(changed\)"):
+                make_trainer(tmp_path, config, peft_config=replace(ADAPTER, **other)).train(
+                    resume_from_checkpoint=True
+                )
         make_trainer(tmp_path, config, peft_config=ADAPTER).train(resume_from_checkpoint=True)
 
     def test_another_optimizer_in_place_of_one_that_was_deleted(self, finished, tmp_path):

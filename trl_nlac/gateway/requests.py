@@ -121,8 +121,8 @@ class Reply:
 
 def reply_message(content: str, calls: Sequence[tuple[str, dict[str, Any]]], stop: tuple[str, ...]) -> Message:
     """
-    Write an answer as a message: its text up to the first text of `stop`, or else all of it and its calls, which follow
-    it, with ids of their own.
+    Write an answer as a message: its text up to the first text of `stop`, or else all of it and the calls after it,
+    with ids of their own.
     """
     for text in stop:
         content, is_stopped, _ = content.partition(text)

@@ -106,9 +106,16 @@ class AnswerStates:
     def logits(self, chosen: torch.Tensor) -> torch.Tensor:
         """
         Compute the logits of chosen tokens, `(n,)` to `(n, V)`. Where weights are sharded, they are there only while
-        the model calls its head: within the `value` of [`answer_values`].
+        the model calls its head: within the `value` of [`answer_values`]. There is no dropout, also where the model is
+        in training by then.
         """
-        return functional_call(self.head, self.weights, (self.rows[chosen],))
+        modes = [(module, module.training) for module in self.head.modules()]
+        self.head.eval()
+        try:
+            return functional_call(self.head, self.weights, (self.rows[chosen],))
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
 
 @torch.no_grad()

@@ -208,13 +208,14 @@ def describe_run(
 
 
 def _describe_adapter(model: "PreTrainedModel | PeftModel") -> dict[str, Any]:
-    """Describe what decides on the shapes of an adapter's weights."""
+    """Describe what decides on the shapes of an adapter's weights, and on the factors that they get."""
     if not is_peft_model(model):
         return {"type": "none"}
     config = model.peft_config[model.active_adapter].to_dict()
     shape = {name: config.get(name) for name in ("r", "rank_pattern", "target_modules", "modules_to_save", "use_dora")}
     sets = {name: sorted(value) if isinstance(value, set | list) else value for name, value in shape.items()}
-    return {"type": config["peft_type"].value, "shape": _digest(sets)}
+    scale = {name: config.get(name) for name in ("lora_alpha", "alpha_pattern", "use_rslora")}
+    return {"type": config["peft_type"].value, "shape": _digest(sets), "scale": _digest(scale)}
 
 
 def _digest(value: Any) -> dict[str, str]:

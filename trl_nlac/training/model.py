@@ -14,6 +14,7 @@
 
 """Load the model to train."""
 
+from copy import copy
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,13 @@ def load_model(
         )
     if peft_config is not None:
         model = _add_adapter(model, peft_config, args)
-    elif is_peft_model(model) and args.beta:
-        _add_reference_adapter(model)
+    if is_peft_model(model) and args.beta and (bias := vars(model.active_peft_config).get("bias", "none")) != "none":
+        raise ValueError(
+            f"`beta={args.beta}` needs the initial weights, and an adapter with `bias={bias!r}` trains biases of the "
+            "base model itself. Set `bias='none'`, or `beta=0`."
+        )
+    if is_peft_model(model) and args.beta and not (peft_config is not None and _begins_as_base(peft_config)):
+        _add_reference_adapter(model, args.beta)
     if is_peft_model(model):
         _check_virtual_tokens(model)
     if is_peft_model(model) and args.gradient_checkpointing:
@@ -290,17 +296,31 @@ def _add_adapter(model: PreTrainedModel, peft_config: "PeftConfig", args: NLACCo
     return model
 
 
-def _add_reference_adapter(model: "PeftModel") -> None:
-    """Keep a frozen copy of the adapter to train, which may have been trained before."""
+def _begins_as_base(config: "PeftConfig") -> bool:
+    """Whether a model with a new adapter is the model without it, as long as nothing was trained."""
+    return vars(config).get("init_lora_weights", True) in (True, "gaussian", "eva")
+
+
+def _add_reference_adapter(model: "PeftModel", beta: float) -> None:
+    """
+    Keep a frozen copy of the adapter to train, which may have been trained before.
+
+    Raises:
+        ValueError: If the model cannot have a second adapter.
+    """
     if REFERENCE_ADAPTER in model.peft_config:
         return
     trained = model.active_adapter
-    model.add_adapter(REFERENCE_ADAPTER, model.peft_config[trained])
+    config = copy(model.peft_config[trained])
+    if "init_lora_weights" in vars(config):
+        config.init_lora_weights = False  # other ways to begin can change the base weights
+    with named(f"`beta={beta}`, which keeps a copy of the adapter,"):
+        model.add_adapter(REFERENCE_ADAPTER, config)
     for name, parameter in list(model.named_parameters()):
         parts = name.split(".")
         if trained in parts:
-            copy = ".".join(REFERENCE_ADAPTER if part == trained else part for part in parts)
-            model.get_parameter(copy).data.copy_(parameter.data)
+            twin = ".".join(REFERENCE_ADAPTER if part == trained else part for part in parts)
+            model.get_parameter(twin).data.copy_(parameter.data)
 
 
 def _check_virtual_tokens(model: "PeftModel") -> None:

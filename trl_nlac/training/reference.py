@@ -16,6 +16,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,7 @@ from ..method.batches import MicroBatch
 from ..method.head import answer_values
 from ..method.losses import token_logps
 from ..nlac_config import NLACConfig
+from ..shards import is_zero3
 from .model import REFERENCE_ADAPTER, load_by_name
 
 
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
 
 class Reference:
     """
-    The weights before training. With an adapter this is the trained model without it, or with the copy of an adapter
-    that was there before; otherwise a second, frozen model.
+    The weights before training. With an adapter this is the trained model without it, or with a copy of it from before
+    training; otherwise a second, frozen model: a copy, or where weights are sharded the one of the same name.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
@@ -53,7 +55,7 @@ class Reference:
             How to quantize the second model.
 
     Raises:
-        ValueError: If a second model is needed, and the first has no name or path to load it from.
+        ValueError: If a second model must be loaded, and the first has no name or path.
     """
 
     def __init__(
@@ -66,16 +68,10 @@ class Reference:
         self.model: nn.Module | None = None
         if is_peft_model(model):
             return
-        name = get_config_model_id(model.config)
-        if not name:
-            raise ValueError(
-                f"`beta={args.beta}` loads the initial weights again, and `model` has no name or path in its "
-                "configuration. Pass `model` by name or path, train an adapter (`peft_config`), or set `beta=0`."
-            )
-        like_model = {"dtype": model.dtype, "attn_implementation": model.config._attn_implementation}
-        reference = load_by_name(name, args, quantization_config, **like_model)
-        if args.disable_dropout:
-            disable_dropout_in_model(reference)
+        if is_zero3(args.deepspeed_plugin) or accelerator.distributed_type == DistributedType.FSDP:
+            reference = _load_again(model, args, quantization_config)
+        else:
+            reference = deepcopy(model).requires_grad_(False)
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
             self.model = prepare_deepspeed(reference, accelerator)
         elif accelerator.distributed_type == DistributedType.FSDP:
@@ -118,3 +114,20 @@ class Reference:
         with use_adapter(with_adapters, REFERENCE_ADAPTER if REFERENCE_ADAPTER in with_adapters.peft_config else None):
             yield model
         model.train()
+
+
+def _load_again(
+    model: PreTrainedModel, args: NLACConfig, quantization_config: "BitsAndBytesConfig | None"
+) -> PreTrainedModel:
+    """Load a model by its name a second time: of weights in shards no copy can be made."""
+    name = get_config_model_id(model.config)
+    if not name:
+        raise ValueError(
+            f"`beta={args.beta}` loads the initial weights again, and `model` has no name or path in its "
+            "configuration. Pass `model` by name or path, train an adapter (`peft_config`), or set `beta=0`."
+        )
+    like_model = {"dtype": model.dtype, "attn_implementation": model.config._attn_implementation}
+    reference = load_by_name(name, args, quantization_config, **like_model)
+    if args.disable_dropout:
+        disable_dropout_in_model(reference)
+    return reference

@@ -26,6 +26,7 @@ from datasets import Dataset
 
 from ..chat.encoder import ChatEncoder
 from ..method.rehearsal import ASKED_ROLES
+from ..terminal import shown
 from ..types import Prompt, RunRefused, TrainingExample
 
 
@@ -191,10 +192,15 @@ def _checked(dataset: Dataset) -> Dataset:
 
 
 def _example(number: int, row: dict, chat: ChatEncoder) -> TrainingExample:
-    tools = row.get("tools")
+    tools, messages = row.get("tools"), row["completion"]
+    if not isinstance(messages, list) or len(messages) != 1:
+        raise ValueError(
+            f"Row {number} of `rehearsal_dataset`: `completion` must be a list of one message of the assistant, got "
+            f"{shown(messages)}. Earlier messages belong to `prompt`."
+        )
     try:
         token_ids = chat.start(row["prompt"], json.loads(tools) if isinstance(tools, str) else tools)
-        completion = tuple(chat.completion(row["completion"][0]))
+        completion = tuple(chat.completion(messages[0]))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(
             f"Row {number} of `rehearsal_dataset` cannot be encoded as chat messages: {type(error).__name__}: {error}"
