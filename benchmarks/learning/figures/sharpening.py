@@ -23,7 +23,7 @@ The cells:
 
 python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delayed --temperatures 1 0.5 0 \\
     --methods nlac nlac_critiques_at_1 hindsight hindsight_acts_sharply --cells benchmarks/results/learning_sharpening
-python -m benchmarks.learning.run --tasks service_desk_hinted --temperatures 1 0.5 0 --seeds 0 1 2 \\
+python -m benchmarks.learning.run --tasks service_desk_hinted --temperatures 1 0.5 0 \\
     --methods nlac hindsight --cells benchmarks/results/learning_sharpening
 python -m benchmarks.learning.run --tasks service_desk_noisy service_desk_delayed --temperatures 1 0.5 0 \\
     --methods self_distillation --cells benchmarks/results/learning_sharpening
