@@ -59,6 +59,7 @@ def test_calls_of_a_trace_become_a_conversation(tmp_path):
     }
     root = chat_span("t1", 1, [], [], [score(1.0)])
     root["attributes"] = attributes_of({"gen_ai.operation.name": "invoke_agent"})
+    root["events"].append({"name": "gen_ai.user.message", "attributes": attributes_of({"content": "Weather?"})})
     found = read(tmp_path, otlp(second, tool), otlp(first, root))
     assert found.format == "OpenTelemetry spans" and not found.unreadable
     [row] = found.rows

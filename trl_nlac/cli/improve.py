@@ -48,6 +48,7 @@ from ..terminal import printable
 from .buffer import load_actions
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_environments, load_rows
+from .origin import environment_options
 from .parser import Parser
 from .train import make_trainer, note_run
 from .train_options import TrainArguments, TrainParser
@@ -355,9 +356,7 @@ def _play(
             tools=script_args.tools,
             reward_funcs=script_args.reward_funcs,
             reward_weights=config.reward_weights,
-            max_concurrent_environments=config.max_concurrent_environments,
-            environment_workers=config.environment_workers,
-            environment_timeout=config.environment_timeout,
+            **environment_options(config),
         )
     )
     try:

@@ -338,14 +338,11 @@ def add_environment_arguments(parser: Parser, of_run: bool = True) -> None:
         "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
     )
     parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
-    of_environments = {  # left out where they are not given, so that those of a run are taken
-        "max_concurrent_environments": (int, "environment instances at the same time"),
-        "environment_workers": (str, "where they play: thread, process or ray"),
-        "environment_timeout": (float, "seconds after which a call of an environment hangs"),
-    }
-    for name, (kind, meaning) in of_environments.items():
-        default = " (default: that of the run, if it names the environment)" if of_run else ""
-        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=meaning + default)
+    default = " Default: that of the run, if it names the environment." if of_run else ""
+    for option in fields(EnvironmentOptions):  # left out where they are not given, so that those of a run are taken
+        parser.add_argument(
+            f"--{option.name}", type=_read_value, default=argparse.SUPPRESS, help=option.metadata["help"] + default
+        )
     tasks = "tasks: a dataset of the Hub, or a file" + (" (default: those of the run)" if of_run else "")
     parser.add_argument("--dataset_name", help=tasks)
     parser.add_argument("--dataset_config", help="configuration of the dataset")
@@ -387,7 +384,7 @@ def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, Episod
     """Load the environments and the reward functions of [`add_environment_arguments`]."""
     environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
-    given = {field.name for field in fields(EnvironmentOptions)} & vars(args).keys()
+    given = {option.name for option in fields(EnvironmentOptions)} & vars(args).keys()
     with one_line_errors():
         options = EnvironmentOptions(**{name: vars(args)[name] for name in given})
     pool = _make_pool(environment, tools, options)
@@ -409,8 +406,12 @@ def read_options(words: list[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals:
             raise CommandError(f"--option {word} must be written name=value.")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name] = value
+        options[name] = _read_value(value)
     return options
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

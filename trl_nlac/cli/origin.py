@@ -86,12 +86,12 @@ def note_origin(
         "tools": _of_run(tools, run),
         "reward_funcs": _of_run(reward_funcs, run),
         "reward_weights": reward_weights,
-        "environment_options": _of_environments(options or EnvironmentOptions()),
+        "environment_options": environment_options(options or EnvironmentOptions()),
     }
     (run / ORIGIN).write_text(json.dumps(hide_secrets(origin), indent=2) + "\n")
 
 
-def _of_environments(options: EnvironmentOptions) -> dict[str, Any]:
+def environment_options(options: EnvironmentOptions) -> dict[str, Any]:
     """Return the options of environments alone, which can be among those of a run."""
     return {option.name: vars(options)[option.name] for option in fields(EnvironmentOptions)}
 
@@ -171,7 +171,7 @@ def read_origin(run: str | Path) -> dict[str, Any]:
         return {
             **origin,
             "environment_kwargs": dict(origin.get("environment_kwargs") or {}),
-            "environment_options": _of_environments(options),
+            "environment_options": environment_options(options),
         }
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CommandError(f"{path} is damaged: {error}.") from error

@@ -14,6 +14,7 @@
 
 """Calls of a model, each with all messages before it, as conversations."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,15 +90,15 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             keys = (*keys, ())
         ends[end] = conversation
     for group, ends in open_ends.items():
-        if group is not None:
-            repeated = _repeated(ends) if len(ends) > 1 else set()
+        if group is not None and len(ends) > 1:
+            repeated = _repeated(ends)
             ends = {end: conversation for end, conversation in ends.items() if end not in repeated}
-            for note, number in (
-                ("a request that the same run repeats, with the same answer", len(repeated)),
-                ("another conversation of the same run: its history was not only appended to", len(ends) - 1),
-            ):
-                if number:
-                    found.notes[note] += number
+            found.notes += Counter(  # without those of which there are none
+                {
+                    "a request that the same run repeats, with the same answer": len(repeated),
+                    "another conversation of the same run: its history was not only appended to": len(ends) - 1,
+                }
+            )
         for conversation in ends.values():
             outcome = conversation.outcome if group is None else outcomes.get(group)
             found.add(

@@ -86,7 +86,8 @@ def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversa
     calls = []
     for span in sorted(spans, key=_time):
         if _noted(span).get("gen_ai.operation.name") not in _OPERATIONS:
-            if any(event in _MESSAGE_EVENTS or event == _CHOICE for event, _ in span.events):
+            is_record = not span.attributes  # one that stayed alone; a span that is no call can have such events, too
+            if is_record and any(event in _MESSAGE_EVENTS or event == _CHOICE for event, _ in span.events):
                 found.refuse("a message of a call whose span is in no file")
             continue
         try:

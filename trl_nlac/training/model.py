@@ -89,13 +89,8 @@ def load_model(
         )
     if peft_config is not None:
         model = _add_adapter(model, peft_config, args)
-    if is_peft_model(model) and args.beta and (bias := vars(model.active_peft_config).get("bias", "none")) != "none":
-        raise ValueError(
-            f"`beta={args.beta}` needs the initial weights, and an adapter with `bias={bias!r}` trains biases of the "
-            "base model itself. Set `bias='none'`, or `beta=0`."
-        )
-    if is_peft_model(model) and args.beta and not (peft_config is not None and _begins_as_base(peft_config)):
-        _add_reference_adapter(model, args.beta)
+    if is_peft_model(model) and args.beta:
+        _keep_initial_adapter(model, args.beta, is_new=peft_config is not None)
     if is_peft_model(model):
         _check_virtual_tokens(model)
     if is_peft_model(model) and args.gradient_checkpointing:
@@ -301,14 +296,20 @@ def _begins_as_base(config: "PeftConfig") -> bool:
     return vars(config).get("init_lora_weights", True) in (True, "gaussian", "eva")
 
 
-def _add_reference_adapter(model: "PeftModel", beta: float) -> None:
+def _keep_initial_adapter(model: "PeftModel", beta: float, is_new: bool) -> None:
     """
-    Keep a frozen copy of the adapter to train, which may have been trained before.
+    Keep a frozen copy of the adapter to train, unless the initial model is the one without it.
 
     Raises:
-        ValueError: If the model cannot have a second adapter.
+        ValueError: If the adapter trains weights of the base model, or the model cannot have a second one.
     """
-    if REFERENCE_ADAPTER in model.peft_config:
+    bias = vars(model.active_peft_config).get("bias", "none")
+    if bias != "none":
+        raise ValueError(
+            f"`beta={beta}` needs the initial weights, and an adapter with `bias={bias!r}` trains biases of the base "
+            "model itself. Set `bias='none'`, or `beta=0`."
+        )
+    if REFERENCE_ADAPTER in model.peft_config or (is_new and _begins_as_base(model.active_peft_config)):
         return
     trained = model.active_adapter
     config = copy(model.peft_config[trained])

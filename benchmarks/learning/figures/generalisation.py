@@ -74,10 +74,8 @@ def generalisation(cells: list[dict]) -> dict:
 
 def text(report: dict) -> str:
     """Write the tables. Only where there is an oracle, there are verdicts."""
-    names = {"before": "unseen desks, before", "unseen": "after", "greedy": "after, greedy"}
-    names["trained"] = "desks of training, after"
-    if not any(of["greedy"] for of in report["methods"].values()):
-        del names["greedy"]
+    greedy = {"greedy": "after, greedy"} if any(of["greedy"] for of in report["methods"].values()) else {}
+    names = {"before": "unseen desks, before", "unseen": "after", **greedy, "trained": "desks of training, after"}
     verdicts = {"verdicts_before": "right verdicts on unseen desks, before", "verdicts_after": "after"}
     if not any(of[when] for of in report["methods"].values() for when in verdicts):
         verdicts = {}
