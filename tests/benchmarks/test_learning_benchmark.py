@@ -25,6 +25,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 from benchmarks.learning.figures import (
+    again,
     baselines,
     bases,
     costs,
@@ -866,3 +867,54 @@ def test_ways_to_a_policy_are_compared_by_seed():
     assert "| NLAC (candidates 4) | 1 | 0.60 | +0.00 | 0.40 | +0.10 |" in text
     assert "| NLAC (lean) | 1 | 1.00 | +0.40 | 0.10 | -0.20 |" in text  # the area of the first 100 of its 500 steps
     assert "| NLAC | 100 | 1 | 3,000 | – | – | 10 |" in text
+
+
+class TestAgain:
+    def cells(self, changes: list[float], **settings) -> tuple[list[dict], list[dict]]:
+        """Return a table's cells, and newer ones whose success differs by `changes`, one for each seed."""
+        old = make_cells("nlac", [[0.0, 0.5]] * len(changes))
+        new = make_cells("nlac", [[0.0, 0.5 + change] for change in changes])
+        return old, [{**cell, "commit": "0123456789", "settings": settings} for cell in new]
+
+    @pytest.mark.parametrize(
+        ("changes", "said", "num_same"),
+        [
+            ([0.1, 0.0, -0.1], again.STANDS, 1),
+            ([0.1, 0.11, 0.12], "higher now", 0),
+            ([-0.1, -0.11, -0.12], "lower now", 0),
+            ([0.3, 0.3], again.TOO_FEW, 0),
+        ],
+    )
+    def test_verdicts(self, changes, said, num_same):
+        old, new = self.cells(changes)
+        report = again.again(new, old)
+        row = report["tasks"][TOLD]["nlac"]
+        assert (again.verdict(row), row["num_same"]) == (said, num_same)
+        text = again.text(report)
+        assert f"| {num_same} | 100 | {'100' if changes[0] >= 0 else 'not reached'} | {said} |" in text
+        judged = int(said != again.TOO_FEW)
+        assert f"**{int(said == again.STANDS)} of {judged} rows" in text and "0123456." in text
+
+    def test_runs_with_other_settings_are_not_compared(self):
+        old, new = self.cells([0.0, 0.0, 0.0], learning_rate=1.0)
+        with pytest.raises(ValueError, match=r"no cell .*'nlac', 0\) with the settings of the new one"):
+            again.again(new, old)
+        old, new = self.cells([0.0], bootstrap="explicit")  # the default, which the older cell does not state
+        assert again.again(new, old)["tasks"][TOLD]["nlac"]["num_same"] == 1
+
+    def test_the_committed_report_is_that_of_the_committed_cells(self):
+        report = again.again(read_cells(again.AGAIN), read_cells(again.CELLS))
+        assert report == json.loads((ROOT / "benchmarks" / "results" / "learning_again.json").read_text())
+        assert again.text(report) in (ROOT / "docs" / "source" / "results_again.md").read_text()
+
+
+def test_every_committed_cell_names_a_commit():
+    folders = (ROOT / "benchmarks" / "results").glob("*/")
+    nameless = [
+        str(path.relative_to(ROOT))
+        for folder in folders
+        for path in folder.rglob("*.json")
+        for cell in [json.loads(path.read_text())]
+        if not re.fullmatch(r"[0-9a-f]{40}", cell.get("published") or cell.get("commit") or "")
+    ]
+    assert nameless == []

@@ -168,8 +168,7 @@ def training_costs(cells: list[dict], counted: list[dict]) -> dict:
     Return the mean costs of training of one method on a task. What `cells` do not count is the mean of those of
     `counted` that have the same settings, of which `num_other_runs` says the number, or missing if there are none.
     """
-    first = cells[0]
-    same = [cell for cell in counted if cell["budget"] == first["budget"] and _is_same(changed_settings(cell, first))]
+    same = [cell for cell in counted if have_same_settings(cell, cells[0])]
     missing = {cost for cost in SPENT if any(cost not in cell["points"][-1] for cell in cells)}
     means = {
         cost: mean(cell["points"][-1][cost] for cell in (same if cost in missing else cells))
@@ -179,10 +178,16 @@ def training_costs(cells: list[dict], counted: list[dict]) -> dict:
     return {"num_other_runs": len(same) if missing else 0, **means}
 
 
-def _is_same(changes: dict) -> bool:
-    """Whether changes only state the default of an option."""
+def have_same_settings(cell: dict, other: dict) -> bool:
+    """
+    Whether two cells have the same budget and settings. What the first states and the second does not may be the
+    default of an option.
+    """
     defaults = {option.name: option.default for option in fields(NLACConfig)}
-    return all(name in defaults and value == defaults[name] for name, value in changes.items())
+    changes = changed_settings(cell, other)
+    return cell["budget"] == other["budget"] and all(
+        name in defaults and value == defaults[name] for name, value in changes.items()
+    )
 
 
 def compare(ablated: list[dict], plain: list[dict]) -> dict:
