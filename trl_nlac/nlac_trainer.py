@@ -108,6 +108,7 @@ from .training.checkpoint import (
     read_state,
     save_rows,
     save_state,
+    warn_of_base_model,
     warn_of_kept_options,
 )
 from .training.chunked_head import can_chunk_head
@@ -597,6 +598,7 @@ class NLACTrainer(AtomicSavingTrainer):
         check_identity(checkpoint, state["identity"], self._identity)
         self.rehearsal.check(checkpoint)
         warn_of_kept_options(checkpoint, state["kept_options"], self.args)
+        warn_of_base_model(checkpoint, self.model)
         saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         step, ends = saved.global_step, last_steps(run)
         last = max(ends, default=-1)

@@ -17,6 +17,8 @@
 import json
 import logging
 import multiprocessing
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -298,6 +300,19 @@ class TestForeignCheckpoint:
                     resume_from_checkpoint=True
                 )
         make_trainer(tmp_path, config, peft_config=ADAPTER).train(resume_from_checkpoint=True)
+
+    def test_an_adapter_of_another_base_model(self, tmp_path, caplog):
+        """A checkpoint of an adapter lacks the weights of the base model, so that no shape tells them apart."""
+        make_trainer(tmp_path / "run", {**CONFIG, "max_steps": 1}, peft_config=ADAPTER).train()
+        (tmp_path / "link").symlink_to(TINY_MODEL)
+        other = shutil.copytree(TINY_MODEL, tmp_path / "other")
+        for steps, model in ((2, tmp_path / "link"), (3, other)):
+            caplog.clear()
+            config = {**CONFIG, "max_steps": steps}
+            trainer = make_trainer(tmp_path / "run", config, model=str(model), peft_config=ADAPTER)
+            trainer.train(resume_from_checkpoint=True)
+            warned = rf"checkpoint-{steps - 1} was trained on the base model '.*', and the run resumes on '{other}'"
+            assert bool(re.search(warned, caplog.text)) == (model == other)
 
     def test_another_optimizer_in_place_of_one_that_was_deleted(self, finished, tmp_path):
         """As the page on checkpoints describes it."""

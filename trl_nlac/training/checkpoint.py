@@ -283,6 +283,21 @@ def warn_of_kept_options(checkpoint: Path, saved: dict[str, float], args: "NLACC
             )
 
 
+def warn_of_base_model(checkpoint: Path, model: "PreTrainedModel | PeftModel") -> None:
+    """Warn of an adapter whose checkpoint names another base model. It holds the weights of the adapter alone."""
+    if not is_peft_model(model):
+        return
+    from peft import PeftConfig
+
+    names = [of.base_model_name_or_path for of in (PeftConfig.from_pretrained(checkpoint), model.active_peft_config)]
+    saved, own = (str(Path(name).resolve()) if name and Path(name).exists() else name for name in names)
+    if saved and own and saved != own:
+        logger.warning(
+            f"The adapter of {checkpoint} was trained on the base model {names[0]!r}, and the run resumes on "
+            f"{names[1]!r}. If these are not copies of each other, resume with `model={names[0]!r}`."
+        )
+
+
 # Options on which Bellman targets depend, and those on which micro-batches do, beside them.
 _OF_TARGETS = ("bootstrap", "num_futures", "single_step", "success_threshold", "reasoning")
 _OF_BATCHES = ("critic_loss_type", "policy_loss_type", "per_device_train_batch_size", "gradient_accumulation_steps")
