@@ -31,6 +31,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from transformers import (
+    EarlyStoppingCallback,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ProcessorMixin,
@@ -78,7 +79,14 @@ from .method.roles import Roles
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
-from .records.folder import TrainingLogCallback, check_unused, checkpoints, last_steps, set_aside
+from .records.folder import (
+    END_OF_TRAINING,
+    TrainingLogCallback,
+    check_unused,
+    checkpoints,
+    last_steps,
+    set_aside,
+)
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.lock import locked
 from .records.notes import noted_warnings, write_settings
@@ -88,6 +96,7 @@ from .shards import forget_gathered, has_gathered_weights
 from .training.arguments import (
     check_arguments,
     check_best_metric,
+    check_optimizer,
     check_tasks,
     check_types,
     named,
@@ -315,6 +324,7 @@ class NLACTrainer(AtomicSavingTrainer):
                 args = NLACConfig(f"{model_name.split('/')[-1]}-NLAC")
         args.check()
         check_best_metric(args, eval_dataset)
+        check_optimizer(args)
         warn_of_unused(args)
         if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
             environment_factory = Prompts
@@ -474,6 +484,8 @@ class NLACTrainer(AtomicSavingTrainer):
         )
         self._saved_losses: list[float] | None = None  # of the checkpoint
         self._loss_start = 0  # step since which they are summed
+        self._logged_before: list[dict[str, float]] = []  # at step 0, before training started
+        self._is_compared = True  # the last evaluation, with others
         self.had_ended = False
         self.stop_signals = StopSignals()
         set_seed(args.seed, device_specific=True)  # processes sample differently
@@ -507,7 +519,8 @@ class NLACTrainer(AtomicSavingTrainer):
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 Checkpoint to resume from, or `True` for the newest one in `output_dir`. What the folder has of later
-                steps is set aside. A run that has ended already is loaded, and nothing of it is written again.
+                steps is set aside. From its newest checkpoint, a run that has ended already is loaded, and nothing of
+                it is written again.
             *args, **kwargs:
                 As in [`~transformers.Trainer.train`].
 
@@ -534,6 +547,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
             self._loss_start = 0
+            # Transformers begins a new history; the log of the run keeps these, too.
+            self._logged_before = [log for log in self.state.log_history if checkpoint is None and log["step"] == 0]
             # A run that an error ended leaves these behind. A checkpoint has batches and failures of its own.
             self._batches.clear()
             self.failures.failed.clear()
@@ -587,13 +602,11 @@ class NLACTrainer(AtomicSavingTrainer):
             first = 0 if self.state.log_history else -1  # what this trainer has evaluated is no remnant
             set_aside(run, first, first, with_model=self.args.overwrite_output_dir)
             return None, False
-        is_newest = resume_from_checkpoint is True
-        if is_newest:
-            found = list(checkpoints(run).values())
-            if not found:
-                raise RunRefused(f"`resume_from_checkpoint` is True, and {run} has no checkpoint.")
-            resume_from_checkpoint = found[-1]
-        checkpoint = Path(resume_from_checkpoint)
+        found = list(checkpoints(run).values())
+        if resume_from_checkpoint is True and not found:
+            raise RunRefused(f"`resume_from_checkpoint` is True, and {run} has no checkpoint.")
+        checkpoint = found[-1] if resume_from_checkpoint is True else Path(resume_from_checkpoint)
+        is_newest = bool(found) and checkpoint.resolve() == found[-1].resolve()
         state = read_state(checkpoint)
         check_identity(checkpoint, state["identity"], self._identity)
         self.rehearsal.check(checkpoint)
@@ -1006,7 +1019,7 @@ class NLACTrainer(AtomicSavingTrainer):
             logs["nonfinite_gradients"] = self.gradient_guard.num_skipped
             if self.args.on_forgetting == "restore":
                 logs["health/num_restores"] = len(self.forgetting.restores)
-        if "train_loss" in logs:  # of the end
+        if END_OF_TRAINING in logs:
             # Of all steps, also of those before the run was resumed.
             logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self._loss_start)
             if self.had_ended:
@@ -1137,14 +1150,19 @@ class NLACTrainer(AtomicSavingTrainer):
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=num_samples)
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False) -> dict[str, float]:
+        stopping = [c for c in self.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
+        patience, stops = [c.early_stopping_patience_counter for c in stopping], self.control.should_training_stop
         metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
-        follows_metric = isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR)
-        if follows_metric and not skip_scheduler and self._is_comparable(metrics):
+        self._is_compared = self._is_comparable(metrics)
+        if not self._is_compared:
+            for callback, counter in zip(stopping, patience, strict=True):
+                callback.early_stopping_patience_counter, self.control.should_training_stop = counter, stops
+        elif isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR) and not skip_scheduler:
             self.lr_scheduler.step(metrics[eval_name(self.args.metric_for_best_model)])
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial) -> bool:
-        return self._is_comparable(metrics) and super()._determine_best_metric(metrics, trial)
+        return self._is_compared and super()._determine_best_metric(metrics, trial)
 
     def _is_comparable(self, metrics: dict[str, float]) -> bool:
         """Whether an evaluation can be compared with others: it was played, and few environments failed."""
@@ -1256,6 +1274,7 @@ class NLACTrainer(AtomicSavingTrainer):
     def _begin(self) -> None:
         """Go on, before the first step, with what the trainer's own checkpoint has not restored."""
         self._taken.clear()
+        self.state.log_history[:0] = self._logged_before
         self._find_best()
         self._restore_losses()
 
@@ -1267,6 +1286,14 @@ class NLACTrainer(AtomicSavingTrainer):
             self._saved_losses = None
         else:
             self._loss_start = self.state.global_step
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """
+        Save the model, and with `push_to_hub=True` upload it, as [`~transformers.Trainer.save_model`] does. What is
+        saved elsewhere than into the run's folder, such as the target weights, is not uploaded.
+        """
+        is_elsewhere = output_dir is not None and Path(output_dir).resolve() != Path(self.args.output_dir).resolve()
+        super().save_model(output_dir, _internal_call or is_elsewhere)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)

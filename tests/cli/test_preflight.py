@@ -63,6 +63,22 @@ def test_a_run_that_cannot_learn(folder, capsys):
     assert "completions/clipped_ratio: Answers are cut off. Raise `max_completion_length`." in captured.out
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logging_strategy": "no"},
+        {"log_completions": True, "log_completions_hub_repo": "me/episodes"},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 5},
+    ],
+    ids=str,
+)
+def test_options_that_one_iteration_cannot_have(folder, capsys, options):
+    """It is checked all the same, and nothing is uploaded."""
+    words = ["--eval_dataset_name", "trl_nlac/recipes/rooms.jsonl"] if "eval_steps" in options else []
+    assert preflight(folder, *words, "--json", "found.json", max_completion_length=4, **options) == 2
+    assert json.loads((folder / "found.json").read_text())["metrics"]["completions/clipped_ratio"] > 0
+
+
 def test_an_environment_that_always_fails(folder, capsys):
     """It says so, with the failure."""
     source = "def make():\n    return Broken()\n\n\n"

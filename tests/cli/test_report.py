@@ -33,7 +33,7 @@ def test_a_run_is_followed_until_it_ends(tmp_path, capsys):
     def train():
         time.sleep(0.2)
         rows = [training_row(1, **{"critic/loss": 1.0})]
-        for row in (training_row(2, **{"critic/loss": 0.5}), {"step": 2, "train_runtime": 9.0}):
+        for row in (training_row(2, **{"critic/loss": 0.5}), {"step": 2, "train_runtime": 9.0, "train_loss": 0.4}):
             write_log(run, rows)
             rows.append(row)
             deadline = time.monotonic() + 60

@@ -126,6 +126,7 @@ def test_evaluations_without_the_metric_are_not_compared():
     results = {"eval_environment/failure_rate": 0.0, "eval_episode/success_rate": 1.0}
     assert why_not_comparable(results, "episode/success_rate", 0.5) is None
     assert "it has no `critic/auroc`" in why_not_comparable(results, "critic/auroc", 0.5)
+    assert why_not_comparable(results, "episode/sucess_rate", 0.5).endswith("it has `episode/success_rate`")
     assert why_not_comparable({**results, "eval_critic/auroc": 0.7}, "eval_critic/auroc", 0.5) is None
     unplayed = {"eval_environment/failure_rate": 0.5}  # the others had no turn
     assert "not one of its episodes was played" in why_not_comparable(unplayed, "episode/success_rate", 0.5)

@@ -159,7 +159,11 @@ def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
     trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
     trainer.create_model_card()
     assert "Not evaluated during training." in ModelCard.load(tmp_path / "README.md").text
-    rows = [{"step": 1, "train_runtime": 36_000.0}, training_row(2), {"step": 2, "train_runtime": 60.0}]
+    rows = [
+        {"step": 1, "train_runtime": 36_000.0, "train_loss": 0.4},
+        training_row(2),
+        {"step": 2, "train_runtime": 60.0, "train_loss": 0.4},
+    ]
     write_log(tmp_path, rows)
     print_summary(trainer)
     printed = capsys.readouterr().out

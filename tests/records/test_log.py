@@ -55,10 +55,10 @@ class TestLog:
         assert log.seconds == 61.5 and log.unreadable == [6]
 
     def test_resumed_after_its_end(self, tmp_path):
-        write_log(tmp_path, [training_row(1), {"step": 1, "train_runtime": 5.0}, training_row(2)])
+        write_log(tmp_path, [training_row(1), {"step": 1, "train_runtime": 5.0, "train_loss": 0.4}, training_row(2)])
         assert read_log(tmp_path / "training_log.jsonl").seconds is None
 
     def test_the_time_of_all_sessions(self, tmp_path):
-        rows = [training_row(1), {"step": 1, "train_runtime": 36_000.0}, training_row(2)]
-        write_log(tmp_path, [*rows, {"step": 2, "train_runtime": 60.0}])
+        rows = [training_row(1), {"step": 1, "train_runtime": 36_000.0, "train_loss": 0.4}, training_row(2)]
+        write_log(tmp_path, [*rows, {"step": 2, "train_runtime": 60.0, "train_loss": 0.4}])
         assert read_log(tmp_path / "training_log.jsonl").seconds == 36_060

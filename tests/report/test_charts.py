@@ -20,6 +20,8 @@ from helpers.report_utils import training_row, write_log
 from trl_nlac.records.log import TrainingLog, read_log
 from trl_nlac.report.charts import (
     MAX_POINTS,
+    axis_of,
+    comparison_charts,
     critic_charts,
     learning_charts,
     role_charts,
@@ -43,6 +45,23 @@ class TestCharts:
         assert chart.title == "Losses" and [series.name for series in chart.series] == ["critic"]
         assert chart.series[0].x == [10, 20, 30] and chart.series[0].y == [0.5] * 3
         assert not [*learning_charts(log), *role_charts(log), *critic_charts(log), *time_charts(log)]
+
+    def test_a_run_on_logs_alone_is_over_optimizer_steps(self, tmp_path):
+        """It takes no environment steps. Beside it, other runs are, too."""
+        metrics = {"critic/loss": 0.5, "time/target": 1.0, "health/backup_fidelity": 0.9, "health/num_restores": 3.0}
+        rows = [training_row(step, **{**metrics, "environment/steps": 0}) for step in (2, 4)]
+        rows.append({"step": 4, "eval_environment/steps": 0, "eval_episode/success_rate": 0.5})
+        log = self.read(tmp_path, rows)
+        assert axis_of(log) == "optimizer steps"
+        for chart in [*training_charts(log), *time_charts(log), *role_charts(log)]:
+            assert [series.x for series in chart.series] == [[2, 4]], chart.title  # and the number is no rate
+        assert learning_charts(log)[0].series[0].x == [4]
+        played = self.read(tmp_path, [training_row(step, **{"critic/loss": 0.5}) for step in (2, 4)])
+        assert axis_of(played) == "environment steps" and axis_of(played, log) == "optimizer steps"
+        losses = next(c for c in comparison_charts({"one": played, "two": log}) if c.title == "Critic loss")
+        assert [series.x for series in losses.series] == [[2, 4], [2, 4]]
+        losses = next(c for c in comparison_charts({"one": played, "two": played}) if c.title == "Critic loss")
+        assert losses.series[0].x == [20, 40]
 
     def test_success_with_its_interval(self, tmp_path):
         evaluation = {"success_rate": 0.5, "success_rate_low": 0.3, "success_rate_high": 0.7, "return": 0.4}

@@ -109,7 +109,7 @@ class TestComparison:
     def write(self, run, rate: float, seconds: float | None = None, **options):
         rows = [{"step": 2, "eval_environment/steps": 20, "eval_episode/success_rate": rate}]
         rows += [training_row(2, **{"critic/loss": rate, "tokens/generated": 1000})]
-        write_log(run, rows + ([{"step": 2, "train_runtime": seconds}] if seconds else []))
+        write_log(run, rows + ([{"step": 2, "train_runtime": seconds, "train_loss": 0.4}] if seconds else []))
         settings = {"model": "tiny", "chosen": options, "others": {"num_futures": 1}}
         (run / SETTINGS).write_text(json.dumps(settings))
         return run

@@ -92,7 +92,10 @@ class TestPage:
         assert not (tmp_path / "report.html").exists()
 
     def test_only_a_log(self, tmp_path):
-        write_log(tmp_path, [training_row(1, **{"critic/loss": 1.0}), {"step": 1, "train_runtime": 3725.0}])
+        write_log(
+            tmp_path,
+            [training_row(1, **{"critic/loss": 1.0}), {"step": 1, "train_runtime": 3725.0, "train_loss": 0.4}],
+        )
         (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         path = write_report(str(tmp_path))
         assert path == tmp_path / "report.html"

@@ -116,6 +116,12 @@ def test_options_without_a_use_are_named(tmp_path, caplog):
     assert "ignored" not in caplog.text
 
 
+def test_an_optimizer_that_averages_by_itself_is_refused(tmp_path):
+    """It would be evaluated and saved with the weights at which it takes gradients."""
+    with pytest.raises(ValueError, match="`optim='schedule_free_adamw'` takes gradients at other weights"):
+        make(tmp_path, reward_funcs=length, args=make_config(tmp_path, optim="schedule_free_adamw"))
+
+
 class TestRewardModels:
     def test_by_name_and_as_a_model(self, tmp_path, reward_model):
         model = AutoModelForSequenceClassification.from_pretrained(reward_model)

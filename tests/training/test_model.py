@@ -251,6 +251,14 @@ def test_an_adapter_of_a_multimodal_model_is_found(tmp_path):
     }
 
 
+def test_an_adapter_of_another_name_is_refused(tmp_path):
+    """PEFT would save it where no resume looks for it."""
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), adapter, adapter_name="mine")
+    with pytest.raises(ValueError, match="active adapter of `model` is 'mine'.* Call it 'default'"):
+        make_trainer(tmp_path, model=model)
+
+
 def test_virtual_tokens_in_the_sequence_are_refused(tmp_path):
     """They would move the tokens that the losses read; keys and values before the prompt do not."""
     make_trainer(tmp_path, peft_config=PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"))

@@ -27,9 +27,11 @@ from datasets import Dataset
 from helpers.testing_utils import TASKS, Countdown, assert_same, make_trainer, weights
 from peft import LoraConfig
 from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.records.lock import locked
+from trl_nlac.records.log import read_log
 from trl_nlac.training.checkpoint import load_rows
 from trl_nlac.training.manifest import write_manifest
 from trl_nlac.types import RunRefused
@@ -239,12 +241,32 @@ class TestResume:
         make().train()
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
         before = contents(tmp_path)
-        again = make()
-        again.train(resume_from_checkpoint=True)
-        assert again.had_ended and contents(tmp_path) == before
+        for newest in (True, get_last_checkpoint(str(tmp_path))):
+            again = make()
+            again.train(resume_from_checkpoint=newest)
+            assert again.had_ended and contents(tmp_path) == before
         more = make(max_steps=6)
         more.train(resume_from_checkpoint=True)
         assert not more.had_ended and more.state.global_step == 3
+
+    def test_a_run_whose_every_log_has_a_running_time(self, tmp_path):
+        """With this option of transformers; only the last log says that training has ended."""
+        config = {**CONFIG, "include_num_input_tokens_seen": "all"}
+
+        class Stop(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                if state.global_step == 2:
+                    raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            make_trainer(tmp_path, config, callbacks=[Stop()]).train()
+        assert "train_runtime" in (tmp_path / "training_log.jsonl").read_text()
+        assert read_log(tmp_path / "training_log.jsonl").seconds is None
+        again = make_trainer(tmp_path, config)
+        again.train(resume_from_checkpoint=True)
+        assert not again.had_ended and again.state.global_step == 3
+        seconds = read_log(tmp_path / "training_log.jsonl").seconds
+        assert seconds == again.state.log_history[-1]["train_runtime"]
 
     def test_into_a_folder_with_a_run_of_its_own(self, finished, tmp_path):
         run = copied(finished, tmp_path / "run")

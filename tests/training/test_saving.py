@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import TASKS, assert_same, make_trainer, weights
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, TrainerCallback
 
 from trl_nlac import NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult
@@ -77,6 +77,73 @@ class TestSaving:
         with pytest.raises(ValueError, match="Write one before the metric: 'easy_episode/success_rate'"):
             make_trainer(tmp_path / "several", config, eval_dataset=several)
         make_trainer(tmp_path / "named", {**config, "metric_for_best_model": "hard_return"}, eval_dataset=several)
+        for loss in ("loss", "eval_loss", "eval_hard_loss"):
+            with pytest.raises(ValueError, match=f"`metric_for_best_model='{loss}'` is a loss"):
+                make_trainer(tmp_path / "loss", {**config, "metric_for_best_model": loss}, eval_dataset=several)
+
+    def test_an_outage_costs_no_patience(self, tmp_path, caplog):
+        """What is not compared is no evaluation without an improvement."""
+
+        class Desk:
+            is_down, resets = False, 0
+
+            def reset(self, customer):
+                Desk.resets += 1
+                if Desk.is_down and Desk.resets % 4:
+                    raise ConnectionError("the server is gone")
+                return "What do you need?"
+
+            def step(self, action):
+                return StepResult("Done.", reward=float(not Desk.is_down), terminated=True)
+
+        class Switching(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                Desk.is_down = False
+
+            def on_step_end(self, args, state, control, **kwargs):
+                Desk.is_down = state.global_step == 2
+
+        every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        tasks = Dataset.from_dict({"customer": list(range(4))})
+        trainer = make_trainer(
+            tmp_path,
+            {**every, "max_steps": 5, "load_best_model_at_end": True},
+            train_dataset=tasks,
+            eval_dataset=tasks,
+            environment_factory=Desk,
+            callbacks=[Switching(), EarlyStoppingCallback(early_stopping_patience=2)],
+        )
+        trainer.train()
+        rates = [log["eval_episode/success_rate"] for log in trainer.state.log_history if "eval_episode/length" in log]
+        assert rates == [1.0, 0.0, 1.0, 1.0] and trainer.state.global_step == 4  # two without an improvement
+
+    def test_only_the_run_s_own_folder_is_uploaded(self, tmp_path, monkeypatch):
+        """Not that of the target weights: an upload would save them over the policy."""
+        trainer = make_trainer(tmp_path / "run", {"max_steps": 1})
+        trainer.train()
+        uploads: list[str] = []
+        monkeypatch.setattr(trainer, "push_to_hub", lambda **kwargs: uploads.append(kwargs["commit_message"]))
+        trainer.args.push_to_hub = True
+        with trainer.target_weights.swapped_into(trainer.model):
+            trainer.save_model(str(tmp_path / "average"))
+        assert (tmp_path / "average" / "model.safetensors").exists() and not uploads
+        trainer.save_model()
+        trainer.save_model(str(tmp_path / "run"))
+        assert uploads == ["Model save", "Model save"]
+
+    def test_a_history_keeps_the_evaluation_before_training(self, tmp_path):
+        """Of which the model card tells, as the log of the run does."""
+        trainer = make_trainer(tmp_path, {"max_steps": 1}, eval_dataset=TASKS.select([0]))
+        trainer.evaluate()
+        trainer.create_model_card()
+        assert "\n| only | 0 | " in (tmp_path / "README.md").read_text()
+        trainer.train()
+        trainer.evaluate()
+        trainer.create_model_card()
+        steps = [log["step"] for log in trainer.state.log_history if "eval_episode/success_rate" in log]
+        assert steps == [0, 1]
+        card = (tmp_path / "README.md").read_text()
+        assert "\n| first | 0 | " in card and f"\n| last | {trainer.num_environment_steps} | " in card
 
     @pytest.mark.parametrize("failing", ["reset", "step"])
     def test_an_evaluation_in_which_environments_fail(self, tmp_path, caplog, failing):

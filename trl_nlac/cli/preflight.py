@@ -28,6 +28,7 @@ from ..agent.improvement import act_better
 from ..episodes.rollout import Act
 from ..evaluation.evaluation import evaluate_policy, joint_metrics
 from ..evaluation.preflight import NO_GO, Check, check_iteration, check_refinement, check_success
+from ..nlac_config import NLACConfig
 from .errors import CommandError
 from .launch import OPTION, launch
 from .options import write_json
@@ -74,7 +75,7 @@ def run(words: list[str]) -> None:
     parser = TrainParser()
     *_, options = parser.read(of_run)
     folder = f"{options.output_dir.rstrip('/')}.preflight"
-    trainer = make_trainer(*parser.read([*of_run, *_trial(folder, options.updates_per_iteration)]), parser.unsupported)
+    trainer = make_trainer(*parser.read([*of_run, *_trial(folder, options)]), parser.unsupported)
     trial = Trial(trainer, args.num_episodes)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(trial)
@@ -88,12 +89,15 @@ def run(words: list[str]) -> None:
     trainer.accelerator.end_training()
 
 
-def _trial(folder: str, num_steps: int) -> list[str]:
-    """Return the options of one iteration that leaves nothing behind."""
-    options = {"output_dir": folder, "overwrite_output_dir": True, "max_steps": num_steps, "logging_steps": 1}
+def _trial(folder: str, of_run: NLACConfig) -> list[str]:
+    """Return the options that make one iteration of a run, which leaves nothing behind."""
+    options = {"output_dir": folder, "overwrite_output_dir": True, "max_steps": of_run.updates_per_iteration}
+    options |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     options |= {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
-    options |= {"on_forgetting": "warn", "report_to": "none", "push_to_hub": False, "log_completions": False}
-    options["disable_tqdm"] = True
+    options |= {"on_forgetting": "warn", "push_to_hub": False, "log_completions": False}
+    options["log_completions_hub_repo"] = ""
+    if of_run.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # which follow evaluations
+        options["lr_scheduler_type"] = "constant"
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 

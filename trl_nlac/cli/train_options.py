@@ -237,6 +237,7 @@ class TrainParser(TrlParser):
                 f"accelerate_config: {others.accelerate_config} starts the processes, and stands in a file that each "
                 "of them reads. Write --accelerate_config on the command line."
             )
-        script_args.prompts, script_args.dataset_name = map(find_path, (script_args.prompts, script_args.dataset_name))
+        for name in ("prompts", "dataset_name", "eval_dataset_name"):
+            setattr(script_args, name, find_path(vars(script_args)[name]))
         model_args.model_name_or_path = find_path(model_args.model_name_or_path)
         return script_args, model_args, args

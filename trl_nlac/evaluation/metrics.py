@@ -14,6 +14,7 @@
 
 """Metrics of played episodes, as modules of the `evaluate` library that need no network."""
 
+import difflib
 from collections import defaultdict
 from collections.abc import Sequence
 from math import comb, sqrt
@@ -213,7 +214,9 @@ def why_not_comparable(metrics: dict[str, float], metric: str, max_failure_rate:
         if f"{dataset}episode/success_rate" not in metrics:
             return "not one of its episodes was played"
     if eval_name(metric) not in metrics:
-        return f"it has no `{metric}`, which not every evaluation has"
+        own = sorted(name.removeprefix("eval_") for name in metrics if "/" in name)
+        similar = difflib.get_close_matches(metric.removeprefix("eval_"), own) or own
+        return f"it has no `{metric}`, which not every evaluation has; it has {', '.join(f'`{n}`' for n in similar)}"
     return None
 
 

@@ -83,4 +83,4 @@ class RecordOptions:
         check_at_least(self, 1, "audit_total_limit")
         if not self.log_completions:
             repo = self.log_completions_hub_repo
-            check(self, "log_completions_hub_repo", repo is None, "None without `log_completions=True`")
+            check(self, "log_completions_hub_repo", not repo, "None without `log_completions=True`")

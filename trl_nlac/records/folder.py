@@ -51,7 +51,7 @@ _SAVED = (
     *("nlac_*.json", "_nlac_*", "README.md", "report.html", SETTINGS),
 )
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
-_END = "train_runtime"  # in the last log of a run
+END_OF_TRAINING = "train_loss"  # a metric that the last log of a run alone has
 
 
 def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
@@ -117,7 +117,7 @@ def check_unused(run: str | Path) -> None:
 
 def last_steps(run: str | Path) -> list[int]:
     """Return the steps at which training ended, says the log of a run; several if it was resumed with more."""
-    return [logged["step"] for logged in map(_parse, _lines(Path(run, TRAINING_LOG))) if _END in logged]
+    return [logged["step"] for logged in map(_parse, _lines(Path(run, TRAINING_LOG))) if END_OF_TRAINING in logged]
 
 
 def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = False) -> None:

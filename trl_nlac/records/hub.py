@@ -145,7 +145,7 @@ def model_card(
                 round(log["episode/success_rate"], 4),
                 dataset_split=dataset or None,
             )
-            for dataset, _, log in evaluations[1::2]  # the last ones
+            for dataset, log in {dataset: log for dataset, _, log in evaluations}.items()  # the last ones
         ]
         or None,
     )
@@ -205,7 +205,7 @@ def upload_completions(args: NLACConfig) -> CommitScheduler | None:
         ValueError: If it is no name, or cannot be made on the Hub.
     """
     repo = args.log_completions_hub_repo
-    if repo is None:
+    if not repo:
         return None
     try:
         repo_id = create_repo(repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True).repo_id

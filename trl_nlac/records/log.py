@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .folder import END_OF_TRAINING
+
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +59,17 @@ def find_evaluations(logs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str,
 
 def first_and_last(logs: Iterable[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any]]]:
     """
-    Find the first and the last evaluation on each dataset: name of the dataset, name of the evaluation, and its
-    metrics. Evaluations in which no episode was played, because the environment always failed, are left out.
+    Find the first and the last evaluation on each dataset, or the only one: name of the dataset, name of the
+    evaluation, and its metrics. Evaluations in which no episode was played, because the environment always failed, are
+    left out.
     """
     chosen = []
     for dataset, found in find_evaluations(logs).items():
         played = [log for log in found if "episode/success_rate" in log]
         prefix = f"{dataset}, " if dataset else ""
-        chosen += [(dataset, f"{prefix}{name}", played[i]) for name, i in (("first", 0), ("last", -1)) if played]
+        names = ("first", "last") if len(played) > 1 else ("only",) * len(played)
+        ends = (played[0], played[-1]) if played else ()
+        chosen += [(dataset, f"{prefix}{name}", log) for name, log in zip(names, ends, strict=False)]
     return chosen
 
 
@@ -110,8 +115,8 @@ def read_log(path: Path) -> TrainingLog:
         if "loss" in logged:
             training.append(row)
             has_ended = False  # the run was resumed after its end
-        if "train_runtime" in row:
-            seconds += row["train_runtime"]
+        if END_OF_TRAINING in logged:
+            seconds += row.get("train_runtime", 0.0)
             has_ended = True
     if unreadable:
         logger.warning(f"{path}: these lines are no logs and are left out: {', '.join(map(str, unreadable))}.")

@@ -145,7 +145,7 @@ function lineChart(chart) {
         marks.push(svg("circle", { class: `dot ${series.color}`, cx: x(series.x[i]), cy: y(series.y[i]), r: 4 }));
       }
       cursor.replaceChildren(line, ...marks);
-      const at = el("div", { className: "at" }, `${format(Math.round(step))} environment steps`);
+      const at = el("div", { className: "at" }, `${format(Math.round(step))} ${data.axis}`);
       showTip(tip, x(step), width, [at, ...rows]);
     };
     picture.addEventListener("pointermove", point);

@@ -72,7 +72,7 @@ class Series:
         color (`str`):
             One of `COLORS`.
         x (`list[float]`):
-            Environment steps, ascending.
+            Environment or optimizer steps, see [`axis_of`], ascending.
         y (`list[float]`):
             Values.
         low (`list[float]`, *optional*):
@@ -95,7 +95,7 @@ class Series:
 @dataclass(frozen=True)
 class Chart:
     """
-    Curves over environment steps.
+    Curves over environment or optimizer steps, see [`axis_of`].
 
     Args:
         title (`str`):
@@ -115,6 +115,12 @@ class Chart:
     note: str = ""
     is_rate: bool = False
     is_wide: bool = False
+
+
+def axis_of(*logs: TrainingLog) -> str:
+    """Name the x axis: environment steps, or optimizer steps where a run trains without an environment, on logs."""
+    trained = [log for log in logs if log.training]
+    return "environment steps" if all(map(_counts_steps, (log.training for log in trained))) else "optimizer steps"
 
 
 def learning_charts(log: TrainingLog) -> list[Chart]:
@@ -161,6 +167,7 @@ def role_charts(log: TrainingLog) -> list[Chart]:
     healths = [
         _curve(log.training, name, words := _words(name), _ROLES.get(words.split()[0], "grey"))
         for name in _names(log.training, "health/")
+        if name != "health/num_restores"  # a number, and no rate
     ]
     verdicts = [_curve(log.training, name, *label) for name, label in _VERDICTS.items()]
     return _with_data(
@@ -204,6 +211,8 @@ def time_charts(log: TrainingLog) -> list[Chart]:
 
 def comparison_charts(logs: dict[str, TrainingLog]) -> list[Chart]:
     """Return charts with a curve for each run, given the logs by name of the run."""
+    if axis_of(*logs.values()) == "optimizer steps":
+        logs = {name: _by_optimizer_steps(log) for name, log in logs.items()}
 
     def of_training(metric: str) -> list[Series]:
         return _colored([(log.training, metric, name) for name, log in logs.items()])
@@ -245,9 +254,30 @@ def _words(name: str) -> str:
 
 
 def _curve(rows: Rows, metric: str, label: str, color: str) -> Series:
+    step = _step_of(rows)
     rows = [row for row in rows if metric in row and "environment/steps" in row]
-    x, y = ([row[name] for row in rows] for name in ("environment/steps", metric))
+    x, y = ([row[name] for row in rows] for name in (step, metric))
     return Series(label, color, _thinned(x), _thinned(y))
+
+
+def _counts_steps(rows: Rows) -> bool:
+    """Whether any row counts environment steps; before the first one they are 0, as are optimizer steps."""
+    return any(row.get("environment/steps") for row in rows)
+
+
+def _step_of(rows: Rows) -> str:
+    """Return the metric on the x axis."""
+    return "environment/steps" if _counts_steps(rows) else "step"
+
+
+def _by_optimizer_steps(log: TrainingLog) -> TrainingLog:
+    """Put optimizer steps in the place of environment steps."""
+
+    def placed(rows: Rows) -> Rows:
+        return [{**row, "environment/steps": row["step"]} for row in rows if "environment/steps" in row]
+
+    evaluations = {dataset: placed(rows) for dataset, rows in log.evaluations.items()}
+    return replace(log, training=placed(log.training), evaluations=evaluations)
 
 
 def _colored(curves: list[tuple[Rows, str, str]]) -> list[Series]:
@@ -285,9 +315,10 @@ def _with_intervals(evaluations: dict[str, Rows], metric: str) -> list[Series]:
 def _shares(rows: Rows) -> list[Series]:
     """Make stacked curves of the time shares of the phases."""
     metrics = [f"time/{phase}" for phase in _PHASES]
+    step = _step_of(rows)
     rows = [row for row in rows if "environment/steps" in row and sum(row.get(metric, 0.0) for metric in metrics) > 0]
     seconds = {metric: _thinned([row.get(metric, 0.0) for row in rows]) for metric in metrics}
-    x = _thinned([row["environment/steps"] for row in rows])
+    x = _thinned([row[step] for row in rows])
     totals = [sum(values) for values in zip(*seconds.values(), strict=True)]
     curves, low = [], [0.0] * len(totals)
     for (phase, color), values in zip(_PHASES.items(), seconds.values(), strict=True):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ..records.folder import TRAINING_LOG
 from ..records.log import read_log
-from .charts import comparison_charts
+from .charts import axis_of, comparison_charts
 from .notes import read_settings
 from .rendering import write_page
 from .summary import TOKEN_KINDS, summarize
@@ -61,6 +61,7 @@ def write_comparison(
     options = [{**of_run.others, **of_run.chosen} for of_run in settings]
     known = dict.fromkeys(name for of_run in options for name in of_run)
     different = {name: [of_run.get(name) for of_run in options] for name in known}
+    axis = axis_of(*logs)
     charts = comparison_charts(dict(zip(names, logs, strict=True)))
     refresh = refresh if any(log.seconds is None for log in logs) else None
     return write_page(
@@ -68,7 +69,8 @@ def write_comparison(
         "comparison.html.jinja",
         _STYLES,
         _SCRIPTS,
-        {"charts": {"comparison": [asdict(chart) for chart in charts]}, "refresh": refresh},
+        {"axis": axis, "charts": {"comparison": [asdict(chart) for chart in charts]}, "refresh": refresh},
+        axis=axis,
         names=names,
         summaries=[summarize(folder, log) for folder, log in zip(folders, logs, strict=True)],
         models=[of_run.model for of_run in settings],

@@ -21,7 +21,7 @@ from pathlib import Path
 from ..records.folder import AUDIT, COMPLETIONS, TRAINING_LOG
 from ..records.log import TrainingLog, read_log
 from .calibration import first_and_last
-from .charts import MAX_POINTS, critic_charts, learning_charts, role_charts, time_charts, training_charts
+from .charts import MAX_POINTS, axis_of, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .highlights import find_highlights
 from .notes import read_settings, read_warnings
 from .rendering import write_page
@@ -95,6 +95,7 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
     reliability = first_and_last(episodes.verdicts)
     highlights = find_highlights(episodes.shown, episodes.first_success)
     data = {
+        "axis": axis_of(log),
         "charts": {key: [asdict(chart) for chart in group] for key, group in charts.items()},
         "reliability": [[asdict(evaluation) for evaluation in evaluations] for evaluations in reliability],
         "episodes": episodes.shown,
@@ -116,6 +117,7 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
         spent=spent_tokens(log.training[-1]) if log.training else None,
         log=log,
         charts=charts,
+        axis=axis_of(log),
         max_points=MAX_POINTS,
         reliability=reliability,
         highlights=highlights,

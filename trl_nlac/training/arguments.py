@@ -15,6 +15,7 @@
 """Arguments of the trainer, checked before anything is loaded: every error names the argument and its value."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -27,6 +28,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback, TrainingArguments
+from transformers.training_args import OptimizerNames
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..nlac_config import NLACConfig
@@ -117,15 +119,34 @@ def check_types(**arguments: Any) -> None:
 def check_best_metric(args: NLACConfig, eval_dataset: Dataset | dict[str, Dataset] | None) -> None:
     """
     Raises:
-        ValueError: If `metric_for_best_model` names none of several evaluation datasets.
+        ValueError: If `metric_for_best_model` is the loss, or names none of several evaluation datasets.
     """
     metric = args.metric_for_best_model
+    if metric is not None and re.fullmatch(r"(.+_)?loss", metric):
+        raise ValueError(
+            f"`metric_for_best_model={metric!r}` is a loss, and an evaluation plays: it has none. Leave it out for "
+            "'episode/success_rate', or name another metric, such as 'episode/return'."
+        )
     if metric is None or not isinstance(eval_dataset, dict):
         return
     if not any(metric.removeprefix("eval_").startswith(f"{name}_") for name in eval_dataset):
         raise ValueError(
             f"`metric_for_best_model={metric!r}` names none of the evaluation datasets {', '.join(eval_dataset)}. "
             f"Write one before the metric: '{next(iter(eval_dataset), '')}_{metric.removeprefix('eval_')}'."
+        )
+
+
+def check_optimizer(args: NLACConfig) -> None:
+    """
+    Raises:
+        ValueError: If the optimizer trains other weights than those that are to be played with and saved.
+    """
+    name = OptimizerNames(args.optim).value
+    if name.startswith("schedule_free"):
+        raise ValueError(
+            f"`optim={name!r}` takes gradients at other weights than those that it averages for use, between which it "
+            "would have to be switched before every rollout. Choose another, such as 'adamw_torch', with "
+            "`lr_scheduler_type='constant'`; the target weights are an average, too."
         )
 
 

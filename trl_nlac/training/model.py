@@ -254,6 +254,12 @@ def _check_model(model: "PreTrainedModel | PeftModel") -> None:
             f"`model` is a {type(base).__name__}, which is no causal language model. Give one that continues text, "
             "such as those of `AutoModelForCausalLM`."
         )
+    if is_peft_model(model) and model.active_adapter != "default":
+        raise ValueError(
+            f"The active adapter of `model` is {model.active_adapter!r}. PEFT saves one of that name into a folder of "
+            "its own within every checkpoint, where neither a resume nor an agent looks for it. Call it 'default', as "
+            "`get_peft_model` and `PeftModel.from_pretrained` do without `adapter_name`."
+        )
     devices = sorted({str(weights.device) for weights in model.parameters() if not weights.is_meta})
     if len(devices) > 1:
         raise ValueError(
