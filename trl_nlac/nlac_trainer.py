@@ -357,6 +357,7 @@ class NLACTrainer(AtomicSavingTrainer):
             args.device,
             init_kwargs={"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})},
             chat_template_kwargs=args.chat_template_kwargs,
+            is_single_step=self.environments.is_single_step,
         )
         if self.environments:
             check_tasks(train_dataset, eval_dataset, self.environments.check_task)

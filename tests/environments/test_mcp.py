@@ -14,10 +14,15 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -32,7 +37,7 @@ from trl_nlac.episodes.rewards import EpisodeRewards
 
 
 SERVER = '''
-import os, sys
+import os, sys, time
 from mcp.server.fastmcp import FastMCP
 
 server = FastMCP("shop", port=int(sys.argv[1]))
@@ -54,6 +59,15 @@ def stop() -> str:
     os._exit(1)
 
 
+@server.tool()
+def wait() -> str:
+    """Take long, and answer nothing meanwhile."""
+    time.sleep(30)
+    return "done"
+
+
+with open(f"{sys.argv[0]}.pid", "w") as file:
+    file.write(str(os.getpid()))
 server.run(transport=sys.argv[2])
 '''
 PROMPT = {"prompt": [{"role": "user", "content": "where is A1?"}], "answer": "A1"}
@@ -78,7 +92,15 @@ def server(request, script):
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with subprocess.Popen([sys.executable, script, str(port), request.param], stderr=subprocess.DEVNULL) as process:
+    with serving(script, port) as url:
+        yield url
+
+
+@contextmanager
+def serving(script: str, port: int) -> Iterator[str]:
+    """Serve on a port of this machine, as soon as a server answers there."""
+    command = [sys.executable, script, str(port), "streamable-http"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
@@ -104,7 +126,7 @@ def test_tools_of_a_server(server):
     assert unknown == "{'error': 'Tool fly not found.'}"
     assert episode.opening[0] == {"role": "system", "content": "Be brief."}
     names = [tool["function"]["name"] for tool in episode.tools]
-    assert names == ["look_up", "stop"] and "order" in episode.tools[0]["function"]["parameters"]["properties"]
+    assert names == ["look_up", "stop", "wait"] and "order" in episode.tools[0]["function"]["parameters"]["properties"]
 
 
 def test_several_calls_and_reward_functions(script):
@@ -135,12 +157,30 @@ def test_a_server_that_does_not_start_again_is_a_failure(script):
         environment.reset(**PROMPT)
 
 
-def test_a_server_that_dies_is_a_failure(script):
-    server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
+def test_a_server_that_dies_is_a_failure(server, monkeypatch):
+    """Which is seen at once, long before a call takes too long."""
+    monkeypatch.setattr("trl_nlac.environments.mcp.WATCH_SECONDS", 0.5)
     answers = [call("look_up", order="A1"), call("stop")]
-    (episode,) = play([PROMPT], lambda: MCPEnvironment(server, score=score), make_roles(answers), timeout=20.0)
+    (episode,) = play([PROMPT], lambda: MCPEnvironment(server, score=score), make_roles(answers), timeout=60.0)
     assert episode.failure.startswith("step: EnvironmentFailure: the MCP server does not answer") and episode.truncated
     assert len(episode.turns) == 1 and episode.score == 0
+
+
+def test_a_server_that_was_started_again_is_a_failure(script, monkeypatch):
+    """It is there, but it knows nothing of the call."""
+    monkeypatch.setattr("trl_nlac.environments.mcp.WATCH_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with serving(script, port) as url:
+        environment = MCPEnvironment(url, score=score)
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(environment.step, call("wait"))
+            time.sleep(1.5)  # longer than a look at the server, which is busy
+            assert not answer.done()
+            os.kill(int(Path(f"{script}.pid").read_text()), signal.SIGKILL)
+            with serving(script, port), pytest.raises(EnvironmentFailure, match="does not answer a call of wait"):
+                answer.result(timeout=50)
+        environment.close()
 
 
 class Paged(Server):

@@ -36,6 +36,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from pydantic import Field  # noqa: E402
 
 from trl_nlac.chat.tool_calls import format_tool_call, parse_tool_call  # noqa: E402
+from trl_nlac.environments import EnvironmentFailure  # noqa: E402
 from trl_nlac.environments.embedded import TINY_MODEL  # noqa: E402
 from trl_nlac.environments.openenv import OpenEnvEnvironment  # noqa: E402
 
@@ -159,6 +160,31 @@ def test_an_episode(url, kind):
         assert (step.observation, step.reward, step.terminated) == ("Right!", 1.0, True)
         assert isinstance(step.reward, float) and not step.truncated
     environment.close()
+
+
+@pytest.mark.parametrize("kind", ["synchronous client", "client"])
+def test_a_connection_that_is_lost_within_an_episode(kind):
+    """The client makes another one, for which the server has a session that was never reset."""
+    make_client = {
+        "synchronous client": lambda: GuessingClient(base_url=url).sync(),
+        "client": lambda: GuessingClient(base_url=url),
+    }[kind]
+    environment = guessing(make_client)
+    with serving(GuessingGame, Guess, Hint, max_concurrent_envs=2) as url:
+        environment.reset(number=7)
+        assert environment.step("1").observation == "Higher."
+        port = int(url.rpartition(":")[2])
+    with serving(Remembering, Guess, Hint, port=port, max_concurrent_envs=2):  # it was started again
+        with pytest.raises(EnvironmentFailure, match="the connection to the server was lost, and with it the episode"):
+            environment.step("42")
+        assert environment.reset(number=7) == "Guess a number." and environment.step("7").terminated
+        environment.close()
+
+
+class Remembering(GuessingGame):
+    """Answers before it is reset."""
+
+    number = 42
 
 
 def test_mistakes_are_answered_and_never_sent(url):

@@ -92,6 +92,25 @@ class TestInstances:
         play(tasks, dict.fromkeys("abc", Instances), max_instances=2)
         assert Instances.most == 3  # one of each is made as an example
 
+    def test_examples_of_several_environments_do_not_play_at_the_same_time(self):
+        playing: set[object] = set()
+        most: list[int] = []
+
+        class Licensed(Instances):
+            def reset(self):
+                playing.add(self)
+                most.append(len(playing))
+                time.sleep(0.05)
+                return super().reset()
+
+            def step(self, action):
+                playing.discard(self)
+                return super().step(action)
+
+        tasks = [{"environment": name} for name in "abcdab"]
+        episodes = play(tasks, dict.fromkeys("abcd", Licensed), max_instances=1)
+        assert [episode.score for episode in episodes] == [1] * 6 and most == [1] * 6
+
     @pytest.mark.parametrize("fault", ["raises", "hangs"])
     def test_those_that_are_closing_count(self, fault):
         class SlowlyClosed(Instances):

@@ -14,6 +14,7 @@
 
 """Environments in processes of their own: the same as in threads, and a process that dies is one failed episode."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -203,14 +204,49 @@ def test_signals_are_for_the_trainer():
             return "begin"
 
         def step(self, action):
+            ends = []
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(os.getpid(), number)
-            program = subprocess.Popen(["sleep", "60"])
-            program.terminate()
-            return StepResult(f"{program.wait()}", reward=1.0, terminated=True)
+                program = subprocess.Popen(["sleep", "20"])
+                program.send_signal(number)
+                ends.append(program.wait())
+            return StepResult(f"{ends}", reward=1.0, terminated=True)
 
     (episode,) = play([{}], lambda: Signalled(), workers="process")
-    assert episode.failure is None and episode.turns[0].next_observation == f"{-signal.SIGTERM}"
+    assert episode.failure is None
+    assert episode.turns[0].next_observation == f"{[-signal.SIGTERM, -signal.SIGINT]}"
+
+
+def test_an_environment_can_have_processes_of_its_own():
+    class Sandbox(TextEnvironment):
+        def reset(self):
+            return "begin"
+
+        def step(self, action):
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                return StepResult(f"{pool.apply(abs, (-42,))}", reward=1.0, terminated=True)
+
+    (episode,) = play([{}], lambda: Sandbox(), workers="process")
+    assert episode.failure is None and episode.turns[0].next_observation == "42"
+
+
+def test_a_program_ends_although_a_pool_is_open(tmp_path):
+    """Also where what Python does at its end was set up in another order, as `import wandb` does."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import tempfile\n"
+        "folder = tempfile.TemporaryDirectory()  # has a finalizer\n"
+        "from trl_nlac.environments import TextEnvironment\n"
+        "from trl_nlac.environments.pool import EnvironmentPool\n"
+        "class Greeting(TextEnvironment):\n"
+        "    def reset(self): return 'hello'\n"
+        "    def step(self, action): ...\n"
+        "if __name__ == '__main__':\n"
+        "    pool = EnvironmentPool(Greeting, workers='process')\n"
+        "    print(pool.try_reset({}))\n"
+    )
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "hello\n"), ended.stderr
 
 
 def test_processes_draw_different_numbers():

@@ -100,6 +100,23 @@ class TestPrompts:
         trainer.train()
         assert trainer.replay.episodes[0].opening == ({"role": "user", "content": "win"},)
 
+    @pytest.mark.parametrize("prompt", ["win", [{"role": "user", "content": "win"}]], ids=["text", "messages"])
+    def test_functions_get_text_where_prompts_are_text(self, tmp_path, prompt):
+        """As from TRL: a length would be that of a list otherwise. Reward models read both."""
+        seen: list[tuple] = []
+
+        def note(prompts, completions, **kwargs):
+            seen.extend(zip(prompts, completions, strict=True))
+            return [0.0] * len(prompts)
+
+        trainer = make(tmp_path, reward_funcs=note, train_dataset=Dataset.from_dict({"prompt": [prompt]}))
+        trainer.train()
+        actions = {episode.turns[0].action for episode in trainer.replay.episodes if episode.turns[0].action}
+        if isinstance(prompt, str):
+            assert seen[0][0] == "win" and {completion for _, completion in seen} >= actions
+        else:
+            assert seen[0][0][-1] == prompt[0] and {completion[0]["content"] for _, completion in seen} >= actions
+
     def test_what_is_missing_is_said(self, tmp_path):
         with pytest.raises(ValueError, match="Nothing gives rewards"):
             make(tmp_path, tools=[look])
@@ -165,6 +182,7 @@ class TestRewardModels:
         messages = [{"role": "user", "content": "take one"}], [{"role": "assistant", "content": "take"}]
         unmarked = RewardModel(reward.model, tokenizer)
         assert reward(*([part] for part in messages)) != unmarked(*([part] for part in messages))
+        assert reward(["take one"], [" take"]) == unmarked(["take one"], [" take"])  # text, without any template
         with pytest.raises(ValueError, match=r"cannot be loaded with .*'revision': 'v2'.*`model_init_kwargs`"):
             RewardModel("org/missing", init_kwargs={"revision": "v2"})
 

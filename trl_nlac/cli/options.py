@@ -394,7 +394,12 @@ def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, Episod
             "log_metric": lambda name, value: None,
         }  # arguments that functions can take
         rewards = load_rewards(
-            reward_funcs, args.reward_weights, lambda: untrained, pool.pays, options.environment_workers
+            reward_funcs,
+            args.reward_weights,
+            lambda: untrained,
+            pool.pays,
+            options.environment_workers,
+            is_single_step=pool.is_single_step,
         )
     return pool, rewards
 

@@ -14,9 +14,10 @@
 
 """Servers of the Model Context Protocol, whose tools actions call."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Union
 
 from ..chat.tool_calls import format_results, parse_tool_calls
@@ -26,9 +27,11 @@ from .base import EnvironmentFailure, StepResult, TextEnvironment, describe_erro
 
 if TYPE_CHECKING:
     from mcp import ClientSession, StdioServerParameters, Tool
+    from mcp.types import CallToolResult
 
 # Codes that mcp itself gives to errors: the connection was closed (`CONNECTION_CLOSED`), a server ended the session.
 _LOST = (-32000, 32600)
+WATCH_SECONDS = 5.0  # between looks at whether a server with a URL is still there, while it is asked
 
 
 class MCPEnvironment(TextEnvironment):
@@ -149,8 +152,10 @@ class MCPEnvironment(TextEnvironment):
         from mcp import McpError
 
         self._is_used = True
+        call = self._session.call_tool(name, arguments)
+        url = self.server if isinstance(self.server, str) else None
         try:
-            result = self._portal.call(self._session.call_tool, name, arguments)
+            result = self._portal.call(_watched, call, self._session, url)
         except Exception as error:
             if isinstance(error, McpError) and error.error.code not in _LOST:
                 return str({"error": error.error.message})
@@ -173,6 +178,51 @@ async def _connected(server: Union[str, "StdioServerParameters"]) -> AsyncIterat
     async with connection as (read, write, *_), ClientSession(read, write) as session:
         await session.initialize()
         yield session
+
+
+async def _watched(call: Awaitable["CallToolResult"], session: "ClientSession", url: str | None) -> "CallToolResult":
+    """
+    Await a call. mcp waits for ever where a server with a URL ends while it answers; the end of one that was started
+    here is seen.
+
+    Raises:
+        ConnectionError: If the server is gone.
+    """
+    asking = asyncio.ensure_future(call)
+    try:
+        while url is not None and not (await asyncio.wait([asking], timeout=WATCH_SECONDS))[0]:
+            await _check_presence(session, url)
+        return await asking
+    finally:
+        asking.cancel()
+
+
+async def _check_presence(session: "ClientSession", url: str) -> None:
+    """
+    Check that a server is there, and has the session. One that is busy need not answer.
+
+    Raises:
+        ConnectionError: If there is none, or its gateway says so.
+        McpError: If it does not know the session, as one that was started again.
+    """
+    import httpx
+    from mcp import McpError
+
+    try:
+        async with httpx.AsyncClient(timeout=WATCH_SECONDS) as client, client.stream("GET", url) as response:
+            is_gone = response.status_code in (502, 503, 504)
+    except httpx.ConnectError as error:
+        raise ConnectionError(f"no server is at {url}") from error
+    except httpx.HTTPError:
+        return
+    if is_gone:
+        raise ConnectionError(f"no server is at {url}, says the gateway ({response.status_code})")
+    with suppress(asyncio.TimeoutError):
+        try:
+            await asyncio.wait_for(session.send_ping(), WATCH_SECONDS)
+        except McpError as error:
+            if error.error.code in _LOST:
+                raise
 
 
 async def _all_tools(session: "ClientSession") -> list["Tool"]:

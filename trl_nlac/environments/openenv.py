@@ -18,7 +18,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
-from .base import Message, StepResult, TextEnvironment
+from .base import EnvironmentFailure, Message, StepResult, TextEnvironment
 
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
     Plays an environment of [OpenEnv](https://github.com/huggingface/OpenEnv): `pip install openenv`.
 
     `done` ends the task. A reward of `None` is 0. An exception of the server or the connection counts as a failure of
-    the environment.
+    the environment. So does a connection that was lost and that the client made anew: the server has another session
+    for it, in which the episode never began.
 
     Each instance has a client, and so a session on the server. A server allows `create_app(...,
     max_concurrent_envs=...)` sessions, one by default; the trainer's `max_concurrent_environments` times the number of
@@ -89,6 +90,7 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
         except ImportError as error:
             raise ImportError("OpenEnvEnvironment needs openenv: `pip install openenv`.") from error
         self._environment_class = Environment
+        self._connection: Any = None  # of the episode
         self.make_client = make_client
         self.to_action = to_action
         self.to_text = to_text
@@ -110,17 +112,25 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
         if self.client is None:
             self.client = self.make_client()
         observation = self._read(self.client.reset(**task))
+        self._connection = self._current_connection()
         if not self.instructions:
             return observation
         return [{"role": "system", "content": self.instructions}, {"role": "user", "content": observation}]
 
     def step(self, action: str) -> StepResult:
-        """Take an action. If `to_action` refuses it, the observation is the reason, and nothing happens."""
+        """
+        Take an action. If `to_action` refuses it, the observation is the reason, and nothing happens.
+
+        Raises:
+            EnvironmentFailure: If the connection of the episode was lost.
+        """
         try:
             action = self.to_action(action)
         except ValueError as error:
             return StepResult(f"Error: {error}")
         result = self.client.step(action)
+        if self._current_connection() is not self._connection:
+            raise EnvironmentFailure("the connection to the server was lost, and with it the episode")
         reward = 0.0 if result.reward is None else float(result.reward)
         return StepResult(self._read(result), reward, terminated=bool(result.done))
 
@@ -129,6 +139,14 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
         client, self.client = self.client, None
         if client is not None:
             client.close()
+
+    def _current_connection(self) -> Any:
+        """Return the websocket of the client, with which the server's session begins and ends."""
+        from openenv.core import SyncEnvClient
+
+        if isinstance(self.client, self._environment_class):
+            return None
+        return (self.client.async_client if isinstance(self.client, SyncEnvClient) else self.client)._ws
 
     def _read(self, result: Any) -> str:
         """Return the text of a client's result, or of an observation from an environment in this process."""

@@ -14,6 +14,7 @@
 
 """The pool of environment instances."""
 
+import atexit
 import inspect
 import json
 import threading
@@ -43,6 +44,19 @@ CLOSING_SECONDS = 10.0  # how long to wait for environments to close
 CLOSING_INTERVAL = 0.02  # s, after which one that waits for the place of another looks again
 EnvironmentFactory = Callable[[], Any]
 Mover = Callable[[Callable[[], TextEnvironment]], TextEnvironment]  # plays elsewhere what the function makes
+
+
+_pools: "weakref.WeakSet[EnvironmentPool]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_pools() -> None:
+    """
+    Close all pools when the program ends. Hooks run last in, first out: this one runs before that of
+    `multiprocessing`, imported above, which waits for processes to end. Those of `weakref.finalize` may run after it.
+    """
+    for pool in list(_pools):
+        pool.close()
 
 
 class Prompts:
@@ -125,7 +139,8 @@ class EnvironmentPool:
         self._moved: set[EnvironmentWorker] = set()  # instances that came from that loop to one of their own
         self._workers_of: weakref.WeakValueDictionary[int, EnvironmentWorker] = weakref.WeakValueDictionary()  # by id
         self._closers: dict[threading.Thread, float] = {}  # that close discarded instances; when each stops counting
-        weakref.finalize(self, _close, self._workers, self._closers)  # also runs when the program ends
+        weakref.finalize(self, _close, self._workers, self._closers).atexit = False
+        _pools.add(self)
         examples: dict[str, TextEnvironment] = {}
         for name, factory in self._factories.items():
             if not callable(factory):
@@ -236,17 +251,16 @@ class EnvironmentPool:
 
     def acquire(self, name: str) -> EnvironmentWorker | None:
         """Return a free or a new instance; `None` while `max_instances` are in use or closing."""
-        if self._idle[name]:
-            return self._idle[name].pop()
+        own = self._idle[name]
         if self.max_instances is not None:
-            while len(self._workers - self._examples) >= self.max_instances:
-                idle = next((workers for workers in self._idle.values() if workers), None)
-                if idle is None:
+            while self._num_playing + (not own) > self.max_instances:  # also of examples of several environments
+                others = [workers for other, workers in self._idle.items() if workers and other != name]
+                if not (others or own):
                     return None
-                self.discard(idle.pop())  # of another environment, to make room
-            if len(self._workers - self._examples) + self._num_closing >= self.max_instances:
+                self.discard((others[0] if others else own).pop())  # to make room
+            if self._num_playing + (not own) + self._num_closing > self.max_instances:
                 return None
-        return self._hire(name, self._move)
+        return own.pop() if own else self._hire(name, self._move)
 
     def release(self, worker: EnvironmentWorker) -> None:
         """Return an instance to the pool for the next episode."""
@@ -317,6 +331,11 @@ class EnvironmentPool:
         """Close all instances. New ones are made when they are needed."""
         self._idle.clear()
         _close(self._workers, self._closers)
+
+    @property
+    def _num_playing(self) -> int:
+        """Number of instances that play, or could."""
+        return len(self._workers - self._examples)
 
     @property
     def _num_closing(self) -> int:

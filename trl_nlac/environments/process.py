@@ -120,7 +120,8 @@ class ProcessEnvironment(RemoteEnvironment):
         self._connection, other_end = context.Pipe()
         closing, self._closing = context.Pipe(duplex=False)  # for one that is in a call
         arguments = (other_end, closing, cloudpickle.dumps(make))
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        # Daemons could have no processes of their own. The pool closes this one before Python waits for it.
+        self._process = context.Process(target=_serve, args=arguments, daemon=False)
         self._process.start()
         for end in (other_end, closing):
             end.close()  # so that the end of the process is seen
@@ -195,10 +196,10 @@ class Host:
 
 def _serve(connection: Connection, closing: Connection, pickled_make: bytes) -> None:
     """Let a host answer, until the last call, a message in `closing` or the end of the caller."""
-    # Signals are for the trainer, which plays episodes to their end. SIGTERM gets a handler, which, unlike that it is
-    # ignored, programs do not inherit that the environment starts.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    # Signals are for the trainer, which plays episodes to their end. Programs that the environment starts inherit that
+    # a signal is ignored, but no handler.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
     threading.Thread(target=_end_with_caller, daemon=True).start()
     host = Host(pickled_make)
     threading.Thread(target=_close_in_call, args=(closing, host), daemon=True).start()

@@ -19,6 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import partial
 from inspect import signature
 from itertools import islice
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ def load_rewards(
     device: torch.device | None = None,
     init_kwargs: dict[str, Any] | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
+    is_single_step: bool = False,
 ) -> "EpisodeRewards | None":
     """
     Load the reward functions, if there are any.
@@ -75,6 +77,8 @@ def load_rewards(
             With which reward models are loaded by name, and the tokenizers of all.
         chat_template_kwargs (`dict[str, Any]`, *optional*):
             Arguments of the chat templates of reward models.
+        is_single_step (`bool`, *optional*, defaults to `False`):
+            Whether tasks are prompts, and their answers the whole episodes.
 
     Raises:
         ValueError: If nothing gives rewards, there are weights or tokenizers without functions, a function cannot read
@@ -114,7 +118,7 @@ def load_rewards(
                 f"`environment_workers='{environment_workers}'` keeps in other processes. Use 'thread', or give the "
                 "reward in the environment."
             )
-    return EpisodeRewards(reward_funcs, weights, context, environment_pays)
+    return EpisodeRewards(reward_funcs, weights, context, environment_pays, is_single_step)
 
 
 class RewardModel:
@@ -182,10 +186,13 @@ class RewardModel:
         self.model = model.eval() if device in (None, model.device) else model.to(device).eval()
 
     @torch.inference_mode()
-    def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **kwargs) -> list[float]:
-        """Score conversations."""
+    def __call__(
+        self, prompts: list[str | list[Message]], completions: list[str | list[Message]], **kwargs
+    ) -> list[float]:
+        """Score conversations, or texts and what follows them, as they are."""
+        write = partial(self.tokenizer.apply_chat_template, tokenize=False, **self.chat_template_kwargs)
         texts = [
-            self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False, **self.chat_template_kwargs)
+            prompt + completion if isinstance(prompt, str) else write([*prompt, *completion])
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         options = dict(return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
@@ -222,6 +229,9 @@ class EpisodeRewards:
         environment_pays (`bool`, *optional*, defaults to `False`):
             Whether the environment gives rewards, too. If not, an episode to which no function gives one is reported,
             once.
+        is_single_step (`bool`, *optional*, defaults to `False`):
+            Whether tasks are prompts, and their answers the whole episodes. Functions then get text where the column
+            `prompt` is text, and otherwise messages.
 
     Raises:
         ValueError: If there are not as many weights as functions.
@@ -233,6 +243,7 @@ class EpisodeRewards:
         reward_weights: list[float] | None = None,
         context: Callable[[], dict[str, Any]] = dict,
         environment_pays: bool = False,
+        is_single_step: bool = False,
     ):
         if reward_weights is not None and len(reward_weights) != len(reward_funcs):
             raise ValueError(
@@ -242,6 +253,7 @@ class EpisodeRewards:
         self.names = _numbered([get_callable_name(reward_func) for reward_func in reward_funcs])
         self.context = context
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
+        self.is_single_step = is_single_step
         self._reports_none = not environment_pays
 
     def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
@@ -249,18 +261,26 @@ class EpisodeRewards:
         Score recorded episodes, with the environments as their users made them. The functions get copies of the rest.
         Raises what a call does.
         """
+        pairs = [self._as_in_trl(recorder) for recorder in recorders]
         return self(
-            prompts=[deepcopy(recorder.prompt_messages) for recorder in recorders],
-            completions=[deepcopy(recorder.completion_messages) for recorder in recorders],
+            prompts=[prompt for prompt, _ in pairs],
+            completions=[completion for _, completion in pairs],
             completion_ids=[list(recorder.sampled_ids) for recorder in recorders],
             environments=environments,
             tasks=[deepcopy(recorder.task) for recorder in recorders],
         )
 
+    def _as_in_trl(self, recorder: Recorder) -> tuple[str, str] | tuple[list[Message], list[Message]]:
+        """Return prompt and completion of an episode as functions get them: text if the prompt of its task is."""
+        prompt = recorder.task.get("prompt")
+        if self.is_single_step and isinstance(prompt, str):
+            return prompt, "".join(message["content"] for message in recorder.completion_messages)
+        return deepcopy(recorder.prompt_messages), deepcopy(recorder.completion_messages)
+
     def __call__(
         self,
-        prompts: list[list[Message]],
-        completions: list[list[Message]],
+        prompts: list[str] | list[list[Message]],
+        completions: list[str] | list[list[Message]],
         completion_ids: list[list[int]],
         environments: list[Any],
         tasks: list[dict[str, Any]],
