@@ -29,9 +29,9 @@ python -m benchmarks.learning.run --tasks service_desk_told --methods nlac hinds
 from benchmarks import reporting
 from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
 from benchmarks.learning.figures.summary import (
+    AGAIN,
     CELLS,
     METHODS,
-    RESULTS,
     have_same_settings,
     mean_costs,
     measured,
@@ -41,7 +41,6 @@ from benchmarks.learning.figures.table import cost_table, gap, label, number, ra
 from benchmarks.learning.tasks import TASKS
 
 
-AGAIN = RESULTS / "learning_again"
 HALF = 0.5  # of the oracle's success
 STANDS, TOO_FEW = "stands", "too few seeds"
 

@@ -42,6 +42,7 @@ RESULTS = Path("benchmarks/results")
 CELLS, SEARCHED = RESULTS / "learning", RESULTS / "learning_search"
 # Cells with settings of the table that count every cost, where the table's do not.
 COUNTED = (RESULTS / "learning_sharpening", RESULTS / "learning_counted")
+AGAIN = RESULTS / "learning_again"  # the table's cells, run again with newer code
 SPENT = ("environment_steps", "gradient_steps", "generated_tokens", "prefilled_tokens", "trained_tokens", "seconds")
 SEEDS = (0, 1, 2, 3, 4)
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
@@ -343,7 +344,7 @@ def summarize_folders(
         ValueError: If seeds of a method on a task had different budgets or settings.
     """
     table, others = reporting.read_cells(cells), reporting.read_cells(searched)
-    counted = reporting.read_cells(*COUNTED)
+    counted = reporting.read_cells(*COUNTED, AGAIN)
     summary = summarize(table, settings=settings, ablations=ABLATIONS_BY_TASK, seeds=seeds, counted=counted)
     summary["searches"] = searches(others, table)
     summary["claims"] = claims(summary)
