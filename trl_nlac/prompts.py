@@ -490,12 +490,19 @@ _TAKEN_BACK_LATER = {
     rf"(?:\bnot|n['’]t|\bnever)(?: \w+)?(?: the| an?)? {_GOOD}\b",
     False: rf"\b{_SUBJECTS} (?:was|is)(?: (?:indeed|clearly|already|actually))?(?: the)? {_GOOD}\b"
     r"(?![^.\n]*\b(?:but|though|although|only|if)\b)|"
-    r"\b(?:no|nothing|not (?:an?|any)|n['’]t (?:an?|any)) (?:\w+ )?(?:better|mistakes?|errors?|flaws?)\b",
+    r"\b(?:no|nothing|not (?:an?|any)|n['’]t (?:an?|any)) (?:\w+ )?(?:better|mistakes?|errors?|flaws?)\b"
+    r"(?![^.\n]*\bbut\b)",
 }
-# What is said of another action beside a verdict, which does not take it back.
+# What is said of another action beside a verdict, which does not take it back. After advice a reason is one for it:
+# "No. Ask first, because that is the best way."
+_WOULD_HAVE = r"\b(?:should|could|would|might) (?:not )?have\b"
 _BESIDE = {
-    True: r"\b(?:without|otherwise|or else)\b[^.\n]*?\b(?:should|could|would|might) (?:not )?have\b",
-    False: r"\b(?:so that|to (?:make|be) sure|to ensure)\b[^.\n]*",
+    True: rf"\b(?:without|otherwise|or else)\b[^.\n]*?{_WOULD_HAVE}|{_WOULD_HAVE}[^.\n]*\botherwise\b|"
+    r"\b(?:(?:any|every|all) other|another|anything else|the only)\b"
+    r"(?![^.\n]*\b(?:better|best|optimal|succe\w+|work\w*)\b)"
+    rf"[^.\n]*?{_WOULD_HAVE}|\b(?:previous|earlier|former|first|other)\b[^.\n]*?\b(?:was|is) wrong\b",
+    False: r"\b(?:so that|to (?:make|be) sure|to ensure)\b[^.\n]*|"
+    r"(?<=\w)(?:[;:]|,? (?:because|since|as|although|though|while|whereas)\b)[^.\n]*",
 }
 _NOTE = re.compile(r"\n[ \t]*(?:-{3,}|\*{3,}|_{3,}|[*_(\[]*Note\b).*", re.DOTALL | re.IGNORECASE)
 _QUOTES = (('"', '"'), ("“", "”"), ("<", ">"), ("[", "]"))

@@ -87,13 +87,21 @@ class TestCalibration:
         with pytest.raises(ValueError, match=f"{number} of successes and {sum(failures)} of failures"):
             Guard.calibrated([0.0] * len(failures), failures)
 
+    @pytest.mark.parametrize("num_won", [2, 3, 4, 5])
+    def test_a_single_failure_calibrates(self, num_won):
+        """However many successes there are: without one in its half, there would be no guard."""
+        judged = [(i, Judgement("", i > 0, 1.0 if i else -1.0), i == 0) for i in range(1 + num_won)]
+        guard, _, number = calibrate_by_half(judged)
+        assert (guard.num_actions, number) == (1 + (num_won + 1) // 2, num_won // 2)
+
     def test_a_half_with_outcomes_of_one_kind(self):
-        """The only failure is in the other half, or its critique cannot be read."""
+        """The critiques of failures cannot be read, or nothing is left for the other half."""
         won, lost = Judgement("", True, 1.0), Judgement("", False, -1.0)
         unreadable = [(0, won, False), (1, None, True), (2, won, False), (3, None, True)]
-        for judged in ([(0, won, False), (1, lost, True)], unreadable):
-            with pytest.raises(ValueError, match="has 1 action of successes and 0 .* in the half .* cannot be read"):
-                calibrate_by_half(judged)
+        with pytest.raises(ValueError, match="has 1 action of successes and 0 .* in the half .* cannot be read"):
+            calibrate_by_half(unreadable)
+        with pytest.raises(ValueError, match="none is left to measure"):
+            calibrate_by_half([(0, won, False), (1, lost, True)])
 
 
 class TestFiles:

@@ -104,6 +104,19 @@ class TestThinking:
         template = ChatTemplate(make_tokenizer(name), {"enable_thinking": False})
         assert not template.thinks_by_default and not template.can_stop_thinking
 
+    def test_of_several_templates_that_for_conversations_is_read(self):
+        tokenizer = make_tokenizer("qwen3")
+        tags = ChatTemplate(tokenizer, {}).reasoning_tags
+        tokenizer.chat_template = {"default": tokenizer.chat_template, "rag": "{{ documents }}"}
+        assert ChatTemplate(tokenizer, {}).reasoning_tags == tags == ("<think>", "</think>")
+
+    @pytest.mark.parametrize("tag", ["[THINK]", "<seed:think>"])
+    def test_other_tags(self, tag):
+        tokenizer = make_tokenizer("qwen3")
+        closing = tag[0] + "/" + tag[1:]
+        tokenizer.chat_template = tokenizer.chat_template.replace("<think>", tag).replace("</think>", closing)
+        assert ChatTemplate(tokenizer, {}).reasoning_tags == (tag, closing)
+
     def test_thinking_can_be_turned_on(self):
         assert not ChatTemplate(make_tokenizer("qwen3_5_nothink"), {}).thinks_by_default
         assert ChatTemplate(make_tokenizer("qwen3_5_nothink"), {"enable_thinking": True}).thinks_by_default

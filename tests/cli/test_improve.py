@@ -20,13 +20,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import trl.trainer.utils
 from helpers.hub_server import HubServer
 from helpers.testing_utils import DESK
+from safetensors.torch import load_file
 
 from trl_nlac import NLACAgent
 from trl_nlac.agent.guard import GUARD_FILE
 from trl_nlac.agent.log_review import LogReview
+from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import VALUES, format_call
@@ -109,6 +112,36 @@ def test_from_logs_to_a_better_model(logs, capsys):
     assert Path("improved/model", GUARD_FILE).exists() == (report["guard"] is not None)
     assert main(["improve", "logs.jsonl", *MODEL]) == 2
     assert "has the results of another run" in capsys.readouterr().err
+    again = ["--model_name_or_path", "improved/model", "--output_dir", "second", "--max_steps", "1", "--only_report"]
+    assert main(["improve", "logs.jsonl", *SHORT, *again]) == 0
+    assert "improved/model is an adapter, which is trained further." in capsys.readouterr().out
+
+
+def test_an_adapter_is_trained_further(logs):
+    """Which the next logs of an improved model need."""
+    size = ["--per_device_train_batch_size", "1", "--samples_per_iteration", "1", "--disable_tqdm", "True"]
+    size += ["--max_steps", "1", "--learning_rate", "0.01"]
+    assert main(["improve", "logs.jsonl", *MODEL, *SHORT, *size]) == 0
+    words = ["--model_name_or_path", "improved/model", "--output_dir", "second"]
+    assert main(["improve", "logs.jsonl", *words, *SHORT, *size]) == 0
+    first, second = (load_file(f"{run}/model/adapter_model.safetensors") for run in ("improved", "second"))
+    assert first.keys() == second.keys() and any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_reports_are_of_the_model_as_it_is_trained(logs, monkeypatch):
+    """Also where it fits into memory only quantized."""
+    seen: list[dict] = []
+
+    def load(model, **kwargs):
+        seen.append(kwargs["backend_kwargs"])
+        raise CommandError("enough")
+
+    monkeypatch.setattr("trl_nlac.cli.improve.NLACAgent.from_pretrained", load)
+    words = ["--load_in_4bit", "--dtype", "bfloat16", "--attn_implementation", "eager"]
+    assert main(["improve", "logs.jsonl", *MODEL, *words]) == 2
+    (kwargs,) = seen
+    assert kwargs["quantization_config"].load_in_4bit and kwargs["device_map"] == {"": "cpu"}
+    assert (kwargs["dtype"], kwargs["attn_implementation"]) == ("bfloat16", "eager")
 
 
 def test_the_guard_is_pushed_with_the_model(logs):

@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from contextlib import suppress
+from datetime import date
 
 import pytest
 import torch
@@ -396,6 +397,11 @@ class TestCommands:
         start = time.monotonic()
         assert finish(_run_command(command, {}, "", "")) == 0.5
         assert time.monotonic() - start < 10
+
+    def test_a_task_with_a_date_reaches_a_command(self):
+        """As text, as in its arguments."""
+        command = ["sh", "-c", 'grep -q "2026-11-29" && echo 1']
+        assert finish(_run_command(command, {"day": date(2026, 11, 29)}, "", "")) == 1.0
 
     @pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
     def test_a_proxy_is_not_for_the_policy(self, name, monkeypatch):

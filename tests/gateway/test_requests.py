@@ -46,6 +46,11 @@ class TestReading:
         texts = ["be brief\n\nand kind", "one\ntwo", "", "first", "second", "hurry"]
         assert [message["content"] for message in read] == texts
 
+    def test_a_message_of_the_system_alone_is_the_question(self):
+        for system, expected in ((["a"], [("user", "a")]), (["a", "b"], [("system", "a"), ("user", "b")])):
+            read = read_chat({"messages": [{"role": "system", "content": text} for text in system]}).messages
+            assert [(message["role"], message["content"]) for message in read] == expected
+
     def test_neighbouring_messages_of_the_assistant_are_one_turn(self):
         calls = {"role": "assistant", "content": "", "tool_calls": [call("lookup", 1)]}
         said = [{"role": "assistant", "content": "one"}, calls]
@@ -91,7 +96,6 @@ class TestReading:
             ({"messages": None}, "messages"),
             ({"messages": []}, "messages"),
             ({"messages": ["hello"]}, "messages"),
-            ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
             ({"messages": [{"role": "robot", "content": "x"}]}, "messages"),
             ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),
             ({"messages": [{"role": "assistant", "content": "x"}, USER]}, "messages"),

@@ -19,6 +19,7 @@ from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, request
 
 from trl_nlac.episodes.conversations import write_json_lines
 from trl_nlac.log_formats.base import LoggedConversations
+from trl_nlac.log_formats.chat import read_requests
 from trl_nlac.log_formats.reading import read_logs
 
 
@@ -246,3 +247,27 @@ class TestFiles:
     def test_nothing_in_it(self, tmp_path):
         found = read(tmp_path, "hello", "[" * 100_000)
         assert not found.rows and found.unreadable["it is not JSON"] >= 1
+
+
+def test_runs_side_by_side_without_an_id():
+    """They begin alike, and their outcomes tell them apart."""
+
+    def run(reward: float, *texts: str) -> list[dict]:
+        said = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        return [
+            {
+                "request": {"messages": said[:i]},
+                "response": {"choices": [{"message": said[i], "finish_reason": "stop"}]},
+                "reward": reward,
+            }
+            for i in range(1, len(said), 2)
+        ]
+
+    won = run(1.0, "Parcel 1 is lost.", "route claims", "needs shipping", "route shipping")
+    lost = run(0.0, "Parcel 1 is lost.", "route claims", "no such team", "give up")
+    expected = {("route shipping", 1.0), ("give up", 0.0)}
+    for order in ([*won, *lost], [won[0], lost[0], won[1], lost[1]], [lost[0], won[0], won[1], lost[1]]):
+        found = LoggedConversations()
+        read_requests(order, None, found)
+        assert {(row["messages"][-1]["content"], row["reward"]) for row in found.rows} == expected
+        assert len(found.rows) == 2

@@ -23,7 +23,7 @@ import pytest
 import torch
 from helpers.hub_configs import CONFIGS
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
 from trl_nlac import TargetWeights
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -92,6 +92,15 @@ def test_parameters_are_counted_without_weights():
     shape = model_shape(config)
     assert shape.parameters == shape.trained == model.num_parameters() and shape.is_tied
     assert shape.cache_bytes == 2 * 3 * (2 * 8) * 2
+
+
+def test_a_mixture_of_experts_that_fits_into_no_memory_is_counted():
+    """Its experts are one parameter of 4 TB."""
+    config = Qwen3MoeConfig(
+        **{"hidden_size": 8192, "moe_intermediate_size": 8192, "num_experts": 8192, "num_hidden_layers": 1},
+        **{"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 64, "num_experts_per_tok": 2},
+    )
+    assert model_shape(config).largest == 8192 * 2 * 8192 * 8192
 
 
 def test_the_tables_of_the_review():

@@ -128,6 +128,18 @@ def test_the_limit_of_a_pass_is_planned(tmp_path):
     assert least.batch_tokens == sum(least.longest)  # an example is not divided
 
 
+def test_all_that_is_generated_at_once_is_planned(tmp_path):
+    """By processes: candidates of refined actions, and the episodes that are played together."""
+    samples = {"samples_per_iteration": 64, "max_generation_batch_size": 500, "episodes_per_iteration": 8}
+    sequences = [
+        make_plan(tmp_path, **samples, **changes).sequences
+        for changes in ({}, {"num_refinement_candidates": 4}, {"num_futures": 2})
+    ]
+    assert sequences == [8, 24, 16]
+    assert make_plan(tmp_path, **{**samples, "episodes_per_iteration": 800}).sequences == 100
+    assert make_plan(tmp_path, **{**samples, "episodes_per_iteration": 8000}).sequences == 500
+
+
 def test_limits_of_single_roles_are_planned(tmp_path):
     plain, long = make_plan(tmp_path), make_plan(tmp_path, role_sampling={"refine": {"max_tokens": 16384}})
     assert plain.longest == (8192, plain.args.max_completion_length) and long.longest == (8192, 16384)

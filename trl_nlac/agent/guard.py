@@ -164,7 +164,7 @@ def calibrate_by_half(
 
     Raises:
         ValueError: If there is not at least one success and one failure, with critiques that can be read, in the first
-            half.
+            half, or none of either in the second.
     """
     half_of = _split({number: failed for number, _, failed in judged})
     halves: tuple[list, list] = ([], [])
@@ -179,13 +179,18 @@ def calibrate_by_half(
             f"{error} These are in the half of the conversations that calibrates, without the actions whose critique "
             "cannot be read. Give more conversations of both outcomes."
         ) from error
+    if not halves[1]:
+        raise ValueError("One success and one failure calibrate, and none is left to measure. Give more logs.")
     decisions = [guard.decide(judgement) for judgement, _ in halves[1]]
     return guard, outcomes(decisions, [failed for _, failed in halves[1]]), len(halves[1])
 
 
 def _split(failed: dict[int, bool]) -> dict[int, int]:
-    """Split conversations into halves, 0 and 1, with as many failures in each."""
+    """Split conversations into halves, 0 and 1, with as many failures in each, or one more in the first."""
     order = list(failed)
     random.Random(0).shuffle(order)
-    order.sort(key=failed.get)
-    return {number: place % 2 for place, number in enumerate(order)}
+    halves = {}
+    for outcome in (False, True):
+        of_outcome = (number for number in order if failed[number] is outcome)
+        halves.update({number: place % 2 for place, number in enumerate(of_outcome)})
+    return halves

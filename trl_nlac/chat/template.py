@@ -35,6 +35,8 @@ _REASONING_TAGS = (
     ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     ("<|channel>thought\n", "<channel|>"),
     ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
 )
 # Fields of messages from which templates read a chain of thought.
 _REASONING_FIELDS = ("reasoning_content", "thinking")
@@ -351,7 +353,7 @@ class ChatTemplate:
         return all(message["content"] in text for message in messages)
 
     def _learn_reasoning(self, to_answer: str) -> None:
-        text = self.tokenizer.chat_template
+        text = self.tokenizer.get_chat_template()  # of several, that for conversations without tools
         self.reasoning_tags = next((t for t in _REASONING_TAGS if t[0] in text or t[1] in text), None)
         opened, closed = (to_answer.rfind(tag) for tag in self.reasoning_tags or ("", ""))
         self.starts_reasoning = opened > closed

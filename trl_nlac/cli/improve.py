@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from huggingface_hub import upload_file
 from transformers import AutoTokenizer
-from trl import ModelConfig, get_peft_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..agent.agent import NLACAgent
+from ..agent.backends import present_device
 from ..agent.guard import GUARD_FILE, calibrate_by_half
 from ..agent.log_review import LogReview, as_dicts, critic_metrics, readable_rows
 from ..chat.actions import ActionFormat, choose_format, parse_react
@@ -45,6 +46,7 @@ from ..prompts import NLACPrompts
 from ..report.improvement import write_improvement
 from ..secrets import hide_secrets
 from ..terminal import printable
+from ..training.model import is_adapter
 from .buffer import load_actions
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_environments, load_rows
@@ -122,15 +124,18 @@ def run(words: list[str]) -> None:
     parser.set_defaults_with_config(**DEFAULTS, **_machine())
     script_args, model_args, config = parser.read([*others, "--output_dir", str(output / MODEL)])
     _refuse_unread(script_args, config)
-    if not args.only_report:  # an adapter that cannot be made is found before the first report
-        with one_line_errors("--use_peft True: "):
-            get_peft_config(model_args)
     model = model_args.model_name_or_path
     if not model:
         raise CommandError("--model_name_or_path is missing: name the model to improve.")
     with one_line_errors_of_files(f"--model_name_or_path {model}"):
         check_model(model, model_args.model_revision)
+        if model_args.use_peft and is_adapter(model):
+            print(f"{model} is an adapter, which is trained further.")
+            model_args.use_peft = False
         prompts = NLACPrompts.from_pretrained(model, model_args.model_revision)
+    if not args.only_report:  # an adapter that cannot be made is found before the first report
+        with one_line_errors("--use_peft True: "):
+            get_peft_config(model_args)
     if script_args.prompts:
         with one_line_errors("--prompts: "):
             prompts = NLACPrompts.from_file(script_args.prompts)
@@ -304,8 +309,13 @@ def _write_logs(folder: Path, training: list[dict[str, Any]], held_out: list[dic
 
 
 def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts: NLACPrompts) -> NLACAgent:
+    """Load the agent of a model as it is trained: quantized, for example, where it would not fit otherwise."""
     options = {option.name: vars(config)[option.name] for option in fields(RoleOptions)}
     is_base = model == model_args.model_name_or_path
+    loading = {"dtype": model_args.dtype or "auto", "attn_implementation": model_args.attn_implementation}
+    if (quantization_config := get_quantization_config(model_args)) is not None:
+        device = "cpu" if config.use_cpu else present_device()
+        loading |= {"quantization_config": quantization_config, "device_map": {"": device}}
     with one_line_errors_of_files(model):
         return NLACAgent.from_pretrained(
             model,
@@ -313,7 +323,7 @@ def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts
             device="cpu" if config.use_cpu else None,
             revision=model_args.model_revision if is_base else None,
             trust_remote_code=config.trust_remote_code,
-            backend_kwargs={"dtype": model_args.dtype or "auto"},
+            backend_kwargs=loading,
             **options,
         )
 

@@ -417,6 +417,7 @@ async def _run_command(command: str | list[str], task: dict[str, Any], base_url:
     """
     words = shlex.split(command) if isinstance(command, str) else command
     words = [_COLUMN.sub(lambda match: str(task.get(match[1], match[0])), word) for word in words]
+    written = json.dumps(task, default=str).encode()  # before anything is started that an error would leave behind
     bypass = ",".join(part for part in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1") if part)
     variables = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": bypass, "no_proxy": bypass}
     pipe = asyncio.subprocess.PIPE
@@ -427,7 +428,7 @@ async def _run_command(command: str | list[str], task: dict[str, Any], base_url:
     exchange = asyncio.gather(
         _keep_last_part(process.stdout, output),
         _keep_last_part(process.stderr, errors),
-        _write(process.stdin, json.dumps(task).encode()),
+        _write(process.stdin, written),
     )
     try:
         while process.returncode is None:  # `wait` would wait for all who hold its output

@@ -275,6 +275,8 @@ def _checked_messages(messages: Any, parameter: str) -> list[Message]:
     system = []
     while read and read[0]["role"] == "system":
         system.append(read.pop(0)["content"])
+    if not read and system:
+        read.append({"role": "user", "content": system.pop()})
     read = [{**message, "role": "user"} if message["role"] == "system" else message for message in read]
     if not read or read[-1]["role"] == "assistant":
         raise RequestRefused(

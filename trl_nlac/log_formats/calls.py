@@ -14,7 +14,7 @@
 
 """Calls of a model, each with all messages before it, as conversations."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,13 +72,18 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
         found ([`~log_formats.base.LoggedConversations`]):
             Where to add them.
     """
-    open_ends: dict[str | None, dict[tuple[tuple[str, ...], ...], _Conversation]] = {}
+    # Several conversations can have the same end, as of runs that the log does not tell apart.
+    open_ends: dict[str | None, defaultdict[tuple[tuple[str, ...], ...], list[_Conversation]]] = {}
     outcomes: dict[str, float] = {}
     for call in calls:
-        ends = open_ends.setdefault(call.group, {})
+        ends = open_ends.setdefault(call.group, defaultdict(list))
         keys = tuple(map(said, call.messages))
-        before = next((keys[:i] for i in range(len(keys), 0, -1) if keys[:i] in ends), None)
-        conversation = ends.pop(before) if before else _Conversation([], [], None, False)
+        before = next((keys[:i] for i in range(len(keys), 0, -1) if ends.get(keys[:i])), None)
+        conversation = _Conversation([], [], None, False)
+        if before:
+            of_run = [one for one in ends[before] if one.outcome == call.outcome]
+            conversation = [*of_run, *ends[before]][0]
+            ends[before].remove(conversation)
         conversation.messages = [*call.messages, call.answer]
         conversation.tools = call.tools or conversation.tools
         conversation.is_cut = call.is_cut
@@ -86,20 +91,19 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             conversation.outcome = call.outcome
             if call.group is not None:
                 outcomes[call.group] = call.outcome
-        while (end := (*keys, said(call.answer))) in ends:  # said twice, by two runs that the log does not tell apart
-            keys = (*keys, ())
-        ends[end] = conversation
-    for group, ends in open_ends.items():
+        ends[(*keys, said(call.answer))].append(conversation)
+    for group, ends_of_group in open_ends.items():
+        ends = [(end, conversation) for end, several in ends_of_group.items() for conversation in several]
         if group is not None and len(ends) > 1:
-            repeated = _repeated(ends)
-            ends = {end: conversation for end, conversation in ends.items() if end not in repeated}
+            repeated = _repeated([end for end, _ in ends])
+            ends = [ends[i] for i in range(len(ends)) if i not in repeated]
             found.notes += Counter(  # without those of which there are none
                 {
                     "a request that the same run repeats, with the same answer": len(repeated),
                     "another conversation of the same run: its history was not only appended to": len(ends) - 1,
                 }
             )
-        for conversation in ends.values():
+        for _, conversation in ends:
             outcome = conversation.outcome if group is None else outcomes.get(group)
             found.add(
                 {
@@ -111,12 +115,11 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             )
 
 
-def _repeated(ends: Iterable[tuple[tuple[str, ...], ...]]) -> set[tuple[tuple[str, ...], ...]]:
-    """Return the ends with which another begins, or which another is, once what tells equal ones apart is left out."""
+def _repeated(ends: list[tuple[tuple[str, ...], ...]]) -> set[int]:
+    """Return the places of ends with which another begins, or that are there before."""
     repeated, begun = set(), set()
-    for end in sorted(ends, key=len, reverse=True):  # one that was said twice is longer by what tells it apart
-        keys = tuple(key for key in end if key)
-        if keys in begun:
-            repeated.add(end)
-        begun.update(keys[:i] for i in range(1, len(keys) + 1))
+    for place in sorted(range(len(ends)), key=lambda place: len(ends[place]), reverse=True):
+        if ends[place] in begun:
+            repeated.add(place)
+        begun.update(ends[place][:i] for i in range(1, len(ends[place]) + 1))
     return repeated

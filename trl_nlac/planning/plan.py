@@ -222,9 +222,10 @@ class Plan:
 
     @property
     def sequences(self) -> int:
-        """Most sequences that a process generates at once."""
-        answers = self.args.samples_per_iteration // self.sharing.processes * self.args.num_futures
-        return min(self.args.max_generation_batch_size, answers)
+        """Most sequences that a process generates at once in training: for its samples, or to play its episodes."""
+        args, processes = self.args, self.sharing.processes
+        answers = max(args.num_futures, args.num_refinement_candidates - 1) * (args.samples_per_iteration // processes)
+        return min(args.max_generation_batch_size, max(answers, args.episodes_per_iteration // processes))
 
     @property
     def tensor_parallel(self) -> int:

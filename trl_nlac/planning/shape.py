@@ -17,7 +17,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelerate import init_empty_weights
+import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -111,16 +111,15 @@ def model_shape(
     Raises:
         ValueError: If the configuration is not that of a language model, or lacks a size.
     """
-    with init_empty_weights():
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    model.tie_weights()  # each was made anew on the meta device
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     quantizable = sum(layer.weight.numel() for layer in linear)
     if peft_config is not None:
         from peft import get_peft_model
 
-        with init_empty_weights():
+        with torch.device("meta"):
             model = get_peft_model(model, peft_config)
     text = config.get_text_config()
     sizes = _Sizes(text)
