@@ -35,7 +35,7 @@ from transformers import (
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.generation.base import Sampling
-from trl_nlac.generation.transformers import TransformersGenerator
+from trl_nlac.generation.transformers import TransformersGenerator, weights_mark
 from trl_nlac.method.target_weights import TargetWeights
 
 
@@ -418,6 +418,19 @@ class TestPrefixCache:
                 whole, _ = converse(make_generator(tokenizer, prefix_cache_memory=0), model, 0.0)
             assert tokens[-1] == [completion.token_ids for completion in whole]
         assert tokens[0] != tokens[1]
+
+    def test_an_adapter_that_is_turned_off_is_seen(self):
+        """Whichever class the model has, as of one into which transformers loads an adapter itself."""
+        peft = pytest.importorskip("peft")
+        model = make_model("mistral")
+        peft.inject_adapter_in_model(peft.LoraConfig(init_lora_weights=False, target_modules=["q_proj"]), model)
+        layers = [layer for layer in model.modules() if isinstance(layer, peft.tuners.tuners_utils.BaseTunerLayer)]
+        marks = [weights_mark(model)]
+        for is_on in (False, True):
+            for layer in layers:
+                layer.enable_adapters(is_on)
+            marks.append(weights_mark(model))
+        assert layers and marks[0] == marks[2] != marks[1]
 
     def test_recurrent_models_read_prompts_whole(self, tokenizer, caplog):
         model = make_model("recurrent")

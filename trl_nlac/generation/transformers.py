@@ -16,6 +16,7 @@
 
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +25,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import is_peft_model
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import (
@@ -282,7 +282,9 @@ def weights_mark(model: nn.Module) -> list[Any]:
     """
     parameters = [parameter for parameter in model.parameters() if parameter.device.type != "meta"]
     sums = [parameter.data.flatten()[:256].float().sum().to(model.device) for parameter in parameters]
-    adapters = list(model.active_adapters) if is_peft_model(model) else []
+    peft = sys.modules.get("peft.tuners.tuners_utils")  # loaded if there is an adapter, whichever class the model has
+    layers = [layer for layer in model.modules() if peft and isinstance(layer, peft.BaseTunerLayer)]
+    adapters = [(*layer.active_adapters, layer.disable_adapters, *layer.merged_adapters) for layer in layers]
     places = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
     return [adapters, places, torch.stack(sums).tolist()]
 
