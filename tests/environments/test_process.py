@@ -218,16 +218,21 @@ def test_signals_are_for_the_trainer():
 
 
 def test_an_environment_can_have_processes_of_its_own():
+    """And end them: they do not inherit that a signal does nothing."""
+
     class Sandbox(TextEnvironment):
         def reset(self):
             return "begin"
 
         def step(self, action):
-            with multiprocessing.get_context("fork").Pool(1) as pool:
-                return StepResult(f"{pool.apply(abs, (-42,))}", reward=1.0, terminated=True)
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+            child.terminate()
+            child.join(20)
+            return StepResult(f"{child.exitcode}", reward=1.0, terminated=True)
 
     (episode,) = play([{}], lambda: Sandbox(), workers="process")
-    assert episode.failure is None and episode.turns[0].next_observation == "42"
+    assert episode.failure is None and episode.turns[0].next_observation == f"{-signal.SIGTERM}"
 
 
 def test_a_program_ends_although_a_pool_is_open(tmp_path):

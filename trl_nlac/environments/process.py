@@ -24,6 +24,7 @@ import time
 import traceback
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,6 +36,7 @@ from .base import EnvironmentFailure, Message, StepResult, TextEnvironment, desc
 
 
 CLOSING_SECONDS = 5.0  # how long an environment has to close itself
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class RemoteEnvironment(TextEnvironment):
@@ -198,8 +200,12 @@ def _serve(connection: Connection, closing: Connection, pickled_make: bytes) -> 
     """Let a host answer, until the last call, a message in `closing` or the end of the caller."""
     # Signals are for the trainer, which plays episodes to their end. Programs that the environment starts inherit that
     # a signal is ignored, but no handler.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _SIGNALS:
         signal.signal(number, lambda number, frame: None)
+    # Forked processes would inherit the handler, and `multiprocessing` could not end them. One that is sent a signal
+    # at once gets it when it has a handler of its own.
+    hold, release = (partial(signal.pthread_sigmask, how, _SIGNALS) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK))
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=_obey_signals)
     threading.Thread(target=_end_with_caller, daemon=True).start()
     host = Host(pickled_make)
     threading.Thread(target=_close_in_call, args=(closing, host), daemon=True).start()
@@ -215,6 +221,12 @@ def _serve(connection: Connection, closing: Connection, pickled_make: bytes) -> 
         except OSError:
             break
     host.close()
+
+
+def _obey_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _close_in_call(closing: Connection, host: Host) -> None:
