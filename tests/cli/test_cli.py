@@ -120,7 +120,7 @@ class TestTrain:
     def test_from_a_file_to_playing(self, folder, capsys):
         assert main(["train", "--config", "run.yaml", "--learning_rate", "1e-4"]) == 0
         printed = capsys.readouterr().out
-        assert "What was learned" in printed and "last evaluation" in printed
+        assert "What was learned" in printed and "only evaluation" in printed
         assert f"trl-nlac report {folder}/run" in printed
         (play,) = (line.strip() for line in printed.splitlines() if "trl-nlac play" in line)
         assert play == (
