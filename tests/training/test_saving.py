@@ -26,6 +26,22 @@ from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS
 
 
+EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+
+
+class Outage(TrainerCallback):
+    """Takes environments down after step 2, for its evaluation."""
+
+    def __init__(self, environment_class: type):
+        self.environment_class = environment_class
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.environment_class.is_down = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.environment_class.is_down = state.global_step == 2
+
+
 class TestSaving:
     def test_saved_model_is_complete(self, tmp_path):
         trainer = make_trainer(tmp_path)
@@ -66,8 +82,7 @@ class TestSaving:
 
     def test_the_best_checkpoint_is_by_success(self, tmp_path):
         """Unless a metric is named. With several datasets one has to be."""
-        every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-        config = {**every, "max_steps": 2, "max_turns": 2, "load_best_model_at_end": True}
+        config = {**EVERY_STEP, "max_steps": 2, "max_turns": 2, "load_best_model_at_end": True}
         trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0]))
         trainer.train()
         metric = "eval_episode/success_rate"
@@ -96,22 +111,14 @@ class TestSaving:
             def step(self, action):
                 return StepResult("Done.", reward=float(not Desk.is_down), terminated=True)
 
-        class Switching(TrainerCallback):
-            def on_step_begin(self, args, state, control, **kwargs):
-                Desk.is_down = False
-
-            def on_step_end(self, args, state, control, **kwargs):
-                Desk.is_down = state.global_step == 2
-
-        every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
         tasks = Dataset.from_dict({"customer": list(range(4))})
         trainer = make_trainer(
             tmp_path,
-            {**every, "max_steps": 5, "load_best_model_at_end": True},
+            {**EVERY_STEP, "max_steps": 5, "load_best_model_at_end": True},
             train_dataset=tasks,
             eval_dataset=tasks,
             environment_factory=Desk,
-            callbacks=[Switching(), EarlyStoppingCallback(early_stopping_patience=2)],
+            callbacks=[Outage(Desk), EarlyStoppingCallback(early_stopping_patience=2)],
         )
         trainer.train()
         rates = [log["eval_episode/success_rate"] for log in trainer.state.log_history if "eval_episode/length" in log]
@@ -164,15 +171,8 @@ class TestSaving:
                 if Desk.is_down and method == failing:
                     raise ConnectionError("the server is gone")
 
-        class Switching(TrainerCallback):
-            def on_step_begin(self, args, state, control, **kwargs):
-                Desk.is_down = False
-
-            def on_step_end(self, args, state, control, **kwargs):
-                Desk.is_down = state.global_step == 2
-
-        every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-        config = {**every, "max_steps": 3, "load_best_model_at_end": True, "lr_scheduler_type": "reduce_lr_on_plateau"}
+        config = {**EVERY_STEP, "max_steps": 3, "load_best_model_at_end": True}
+        config |= {"lr_scheduler_type": "reduce_lr_on_plateau"}
         config |= {"metric_for_best_model": "episode/length", "greater_is_better": False}
         tasks = Dataset.from_dict({"customer": list(range(4))})
         trainer = make_trainer(
@@ -181,7 +181,7 @@ class TestSaving:
             train_dataset=tasks,
             eval_dataset=tasks.select([0]),
             environment_factory=Desk,
-            callbacks=[Switching()],
+            callbacks=[Outage(Desk)],
         )
         trainer.train()
         assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1

@@ -16,7 +16,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Union
 
@@ -152,10 +152,9 @@ class MCPEnvironment(TextEnvironment):
         from mcp import McpError
 
         self._is_used = True
-        call = self._session.call_tool(name, arguments)
         url = self.server if isinstance(self.server, str) else None
         try:
-            result = self._portal.call(_watched, call, self._session, url)
+            result = self._portal.call(_call_tool, self._session, name, arguments, url)
         except Exception as error:
             if isinstance(error, McpError) and error.error.code not in _LOST:
                 return str({"error": error.error.message})
@@ -180,15 +179,17 @@ async def _connected(server: Union[str, "StdioServerParameters"]) -> AsyncIterat
         yield session
 
 
-async def _watched(call: Awaitable["CallToolResult"], session: "ClientSession", url: str | None) -> "CallToolResult":
+async def _call_tool(
+    session: "ClientSession", name: str, arguments: dict[str, Any], url: str | None
+) -> "CallToolResult":
     """
-    Await a call. mcp waits for ever where a server with a URL ends while it answers; the end of one that was started
+    Call a tool. mcp waits for ever where a server with a URL ends while it answers; the end of one that was started
     here is seen.
 
     Raises:
         ConnectionError: If the server is gone.
     """
-    asking = asyncio.ensure_future(call)
+    asking = asyncio.ensure_future(session.call_tool(name, arguments))
     try:
         while url is not None and not (await asyncio.wait([asking], timeout=WATCH_SECONDS))[0]:
             await _check_presence(session, url)

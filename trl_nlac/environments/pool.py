@@ -254,10 +254,10 @@ class EnvironmentPool:
         own = self._idle[name]
         if self.max_instances is not None:
             while self._num_playing + (not own) > self.max_instances:  # also of examples of several environments
-                others = [workers for other, workers in self._idle.items() if workers and other != name]
-                if not (others or own):
+                spare = next((workers for other, workers in self._idle.items() if workers and other != name), own)
+                if not spare:
                     return None
-                self.discard((others[0] if others else own).pop())  # to make room
+                self.discard(spare.pop())  # to make room
             if self._num_playing + (not own) + self._num_closing > self.max_instances:
                 return None
         return own.pop() if own else self._hire(name, self._move)

@@ -81,9 +81,8 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
         before = next((keys[:i] for i in range(len(keys), 0, -1) if ends.get(keys[:i])), None)
         conversation = _Conversation([], [], None, False)
         if before:
-            of_run = [one for one in ends[before] if one.outcome == call.outcome]
-            conversation = [*of_run, *ends[before]][0]
-            ends[before].remove(conversation)
+            of_run = (place for place, one in enumerate(ends[before]) if one.outcome == call.outcome)
+            conversation = ends[before].pop(next(of_run, 0))
         conversation.messages = [*call.messages, call.answer]
         conversation.tools = call.tools or conversation.tools
         conversation.is_cut = call.is_cut

@@ -67,9 +67,8 @@ def first_and_last(logs: Iterable[dict[str, Any]]) -> list[tuple[str, str, dict[
     for dataset, found in find_evaluations(logs).items():
         played = [log for log in found if "episode/success_rate" in log]
         prefix = f"{dataset}, " if dataset else ""
-        names = ("first", "last") if len(played) > 1 else ("only",) * len(played)
-        ends = (played[0], played[-1]) if played else ()
-        chosen += [(dataset, f"{prefix}{name}", log) for name, log in zip(names, ends, strict=False)]
+        ends = [("first", played[0]), ("last", played[-1])] if len(played) > 1 else [("only", log) for log in played]
+        chosen += [(dataset, f"{prefix}{name}", log) for name, log in ends]
     return chosen
 
 

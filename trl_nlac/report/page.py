@@ -85,6 +85,7 @@ def write_report(run: str | Path, output: str | Path | None = None, refresh: int
 
 
 def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refresh: int | None) -> Path:
+    axis = axis_of(log)
     charts = {
         "learning": learning_charts(log),
         "training": training_charts(log),
@@ -95,7 +96,7 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
     reliability = first_and_last(episodes.verdicts)
     highlights = find_highlights(episodes.shown, episodes.first_success)
     data = {
-        "axis": axis_of(log),
+        "axis": axis,
         "charts": {key: [asdict(chart) for chart in group] for key, group in charts.items()},
         "reliability": [[asdict(evaluation) for evaluation in evaluations] for evaluations in reliability],
         "episodes": episodes.shown,
@@ -117,7 +118,7 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
         spent=spent_tokens(log.training[-1]) if log.training else None,
         log=log,
         charts=charts,
-        axis=axis_of(log),
+        axis=axis,
         max_points=MAX_POINTS,
         reliability=reliability,
         highlights=highlights,

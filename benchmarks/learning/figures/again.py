@@ -32,6 +32,7 @@ from benchmarks.learning.figures.summary import (
     AGAIN,
     CELLS,
     METHODS,
+    final_success,
     have_same_settings,
     mean_costs,
     measured,
@@ -43,11 +44,6 @@ from benchmarks.learning.tasks import TASKS
 
 HALF = 0.5  # of the oracle's success
 STANDS, TOO_FEW = "stands", "too few seeds"
-
-
-def success(cell: dict) -> float | None:
-    """Return the success on held-out instances at the end of a run."""
-    return measured(cell["final"]["held_out"], "success")
 
 
 def path_of(cell: dict) -> list[tuple]:
@@ -91,7 +87,7 @@ def compare(new: list[dict], published: dict[tuple[str, str, int], dict]) -> dic
             raise ValueError(f"The table has no cell {name} with the settings of the new one. Run it without changes.")
         old.append(published[name])
     half = HALF * new[0]["oracle_success"]
-    before, after = of_cells(old, success), of_cells(new, success)
+    before, after = of_cells(old, final_success), of_cells(new, final_success)
     return {
         "old": before,
         "new": after,

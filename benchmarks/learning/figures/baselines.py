@@ -37,7 +37,7 @@ from benchmarks import reporting
 from benchmarks.learning.figures.correction import add_corrected
 from benchmarks.learning.figures.costs import LEVEL
 from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
-from benchmarks.learning.figures.summary import CELLS, RESULTS, mean_costs, measured, reach
+from benchmarks.learning.figures.summary import CELLS, RESULTS, final_success, mean_costs, measured, reach
 from benchmarks.learning.figures.table import STRONGER, cost_table, gap, label, number, rate, task_label
 from benchmarks.learning.methods.settings import OF_BASELINES
 
@@ -102,7 +102,7 @@ def mean_rise(cells: list[dict]) -> dict | None:
 def figures(cells: list[dict]) -> dict:
     """Return the figures of a method on a task."""
     return {
-        "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
+        "final": of_cells(cells, final_success),
         "rise": mean_rise(cells),
         "reach": reach(cells, LEVEL * cells[0]["oracle_success"]),
         "costs": mean_costs(cells),

@@ -36,7 +36,7 @@ from statistics import mean
 
 from benchmarks import reporting
 from benchmarks.learning.figures.seeds import LEAST_SEEDS, difference, of_cells
-from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, latest, measured, reach
+from benchmarks.learning.figures.summary import CELLS, LEVELS, SPENT, final_success, latest, reach
 from benchmarks.learning.figures.table import label, number, rate, task_label
 from benchmarks.learning.methods.settings import SAVINGS, SELF_DISTILLATION
 
@@ -96,7 +96,7 @@ def figures(cells: list[dict]) -> dict:
     ends = [cell["points"][-1] for cell in cells]
     return {
         "seeds": [cell["seed"] for cell in cells],
-        "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
+        "final": of_cells(cells, final_success),
         "spent": {cost: mean(end[cost] for end in ends) for cost in SPENT if all(cost in end for end in ends)},
         "reach": {str(level): reach(cells, level * cells[0]["oracle_success"]) for level in LEVELS},
         "role_shares": role_shares(cells),

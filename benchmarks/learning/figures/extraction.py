@@ -36,7 +36,7 @@ from benchmarks.learning.figures.baselines import REACH_NAMES, judged, reach_wor
 from benchmarks.learning.figures.correction import add_corrected
 from benchmarks.learning.figures.costs import LEVEL
 from benchmarks.learning.figures.seeds import difference, of_cells
-from benchmarks.learning.figures.summary import CELLS, COUNTED, RESULTS, area, latest, mean_costs, measured, reach
+from benchmarks.learning.figures.summary import CELLS, COUNTED, RESULTS, area, final_success, latest, mean_costs, reach
 from benchmarks.learning.figures.table import cost_table, gap, label, rate, task_label
 from benchmarks.learning.methods.settings import EXTRACTION, SELF_DISTILLATION
 
@@ -48,7 +48,7 @@ METHODS = ("nlac", *EXTRACTION, SELF_DISTILLATION)
 def figures(cells: list[dict], steps: int) -> dict:
     """Return the figures of a method on a task, with the area under its curve up to `steps` environment steps."""
     return {
-        "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
+        "final": of_cells(cells, final_success),
         "area": of_cells(cells, lambda cell: area(cell, steps)),
         "reach": reach(cells, LEVEL * cells[0]["oracle_success"]),
         "costs": mean_costs(cells),

@@ -27,7 +27,7 @@ python -m benchmarks.learning.run --tasks service_desk_handbook --seeds 0 1 2 \\
 
 from benchmarks import reporting
 from benchmarks.learning.figures.seeds import difference, of_cells
-from benchmarks.learning.figures.summary import RESULTS, mean_costs, measured
+from benchmarks.learning.figures.summary import RESULTS, final_success, mean_costs, measured
 from benchmarks.learning.figures.table import cost_table, gap, label, rate
 
 
@@ -57,7 +57,7 @@ def generalisation(cells: list[dict]) -> dict:
         if found:
             success = {
                 "before": of_cells(found, lambda cell: measured(cell["points"][0], "success")),
-                "unseen": of_cells(found, lambda cell: measured(cell["final"]["held_out"], "success")),
+                "unseen": of_cells(found, final_success),
                 "greedy": of_cells(found, lambda cell: measured(cell["final"].get("greedy", {}), "success")),
                 "trained": of_cells(found, lambda cell: measured(cell["final"]["train"], "success")),
             }

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from benchmarks import reporting
 from benchmarks.learning.figures.seeds import difference, of_cells
-from benchmarks.learning.figures.summary import LEVELS, RESULTS, area, latest, measured, reach
+from benchmarks.learning.figures.summary import LEVELS, RESULTS, area, final_success, latest, reach
 from benchmarks.learning.figures.table import gap, number, rate, task_label
 from benchmarks.learning.methods.settings import FRUGAL, STALE
 
@@ -47,7 +47,7 @@ def figures(cells: list[dict]) -> dict:
     """
     return {
         "staleness": STALENESS[cells[0]["method"]],
-        "final": of_cells(cells, lambda cell: measured(cell["final"]["held_out"], "success")),
+        "final": of_cells(cells, final_success),
         "area": of_cells(cells, lambda cell: area(cell, cell["budget"])),
         "reach": reach(cells, LEVEL * cells[0]["oracle_success"]),
     }

@@ -71,6 +71,11 @@ def measured(point: dict[str, float], metric: str) -> float | None:
     return mean(rates) if len(rates) == len(METRICS[metric]) else None
 
 
+def final_success(cell: dict) -> float | None:
+    """Return the success on held-out instances at the end of a run."""
+    return measured(cell["final"]["held_out"], "success")
+
+
 def point_at(cell: dict, steps: float) -> dict:
     """Return the last evaluation at or before this number of environment steps."""
     return [point for point in cell["points"] if point["environment_steps"] <= steps][-1]
