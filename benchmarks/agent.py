@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 What an agent gains from its critic when it acts: success and tokens per decision, of the base model and after
@@ -34,8 +22,8 @@ from benchmarks import reporting
 from benchmarks.learning.figures.seeds import over_seeds
 from trl_nlac import NLACAgent
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
-from trl_nlac.environments.pool import EnvironmentPool
-from trl_nlac.options.roles import RoleOptions
+from trl_nlac.episodes.pool import EnvironmentPool
+from trl_nlac.options.role_options import RoleOptions
 
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "scripts" / "nlac_quickstart.py"

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 Episodes with every kind of fault: environments that raise, hang, block, die, answer garbage or change what they share
@@ -44,12 +32,12 @@ from benchmarks import reporting
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
-from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.generation.base import Completion, Sampling
+from trl_nlac.generation.generator import Completion, Sampling
 from trl_nlac.method.roles import Roles
-from trl_nlac.options.roles import RoleOptions
+from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.types import Episode
 
 

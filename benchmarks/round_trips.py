@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 Random conversations with tools on their way through the package: do they come back as they were?
@@ -56,8 +44,8 @@ from trl_nlac.environments import StepResult
 from trl_nlac.episodes.conversations import conversation, to_dataset, write_json_lines
 from trl_nlac.episodes.logs import episodes_from_logs, load_logs, logs_dataset
 from trl_nlac.episodes.recorder import Recorder
-from trl_nlac.generation.base import Completion
-from trl_nlac.options.roles import RoleOptions
+from trl_nlac.generation.generator import Completion
+from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.prompts import NLACPrompts
 from trl_nlac.replay.files import read_episodes
 from trl_nlac.types import Episode, Message

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Every public name is documented, and the documentation of options is right."""
 
@@ -29,10 +17,10 @@ from trl.trainer.base_config import _BaseConfig
 
 import trl_nlac
 from trl_nlac import NLACConfig, environments
-from trl_nlac.options.environments import EnvironmentOptions
-from trl_nlac.options.generation import GenerationOptions
-from trl_nlac.options.records import RecordOptions
-from trl_nlac.options.roles import RoleOptions
+from trl_nlac.options.environment_options import EnvironmentOptions
+from trl_nlac.options.generation_options import GenerationOptions
+from trl_nlac.options.record_options import RecordOptions
+from trl_nlac.options.role_options import RoleOptions
 
 
 PAGES = Path(__file__).parent.parent / "docs" / "source"

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Natural Language Actor-Critic: train LLM agents in language space, as a TRL trainer."""
 
@@ -28,7 +16,7 @@ if TYPE_CHECKING:
     from .nlac_config import NLACConfig
     from .nlac_trainer import NLACTrainer
     from .prompts import NLACPrompts
-    from .replay.buffer import PrioritizedReplay
+    from .replay.prioritized_replay import PrioritizedReplay
 
 _MODULES = {
     "AsyncNLACAgent": "agent.async_agent",
@@ -38,7 +26,7 @@ _MODULES = {
     "NLACConfig": "nlac_config",
     "NLACPrompts": "prompts",
     "NLACTrainer": "nlac_trainer",
-    "PrioritizedReplay": "replay.buffer",
+    "PrioritizedReplay": "replay.prioritized_replay",
     "TargetWeights": "method.target_weights",
 }
 __all__ = list(_MODULES)

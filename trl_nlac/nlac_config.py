@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """The options of a run."""
 
@@ -23,10 +11,10 @@ from typing import Any
 from trl.trainer.base_config import _BaseConfig
 
 from .options.checks import check, check_at_least, check_between, check_choices, check_positive, check_types
-from .options.environments import EnvironmentOptions
-from .options.generation import GenerationOptions
-from .options.records import RecordOptions
-from .options.roles import RoleOptions
+from .options.environment_options import EnvironmentOptions
+from .options.generation_options import GenerationOptions
+from .options.record_options import RecordOptions
+from .options.role_options import RoleOptions
 from .secrets import hide_secrets, remember_secrets
 
 
@@ -52,9 +40,9 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     This class includes only the parameters that are specific to NLAC training. For a full list of training arguments,
     please refer to the [`~transformers.TrainingArguments`] documentation. Note that default values in this class may
     differ from those in [`~transformers.TrainingArguments`]. How the roles act and generate is in
-    [`~options.roles.RoleOptions`], what generates in [`~options.generation.GenerationOptions`], the instances of
-    environments in [`~options.environments.EnvironmentOptions`], and what a run writes down in
-    [`~options.records.RecordOptions`].
+    [`~options.role_options.RoleOptions`], what generates in [`~options.generation_options.GenerationOptions`], the
+    instances of environments in [`~options.environment_options.EnvironmentOptions`], and what a run writes down in
+    [`~options.record_options.RecordOptions`].
 
     Parameters:
         > Parameters that control the model

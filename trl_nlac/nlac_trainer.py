@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Natural Language Actor-Critic."""
 
@@ -43,15 +31,14 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.training_args import OptimizerNames
-from transformers.utils import is_in_notebook
 from trl.trainer.utils import get_config_model_id, identity
 
 from .chat.actions import choose_format
 from .chat.encoder import ChatEncoder
 from .chat.tokenizer import ending_token_ids, load_processing_class, tokenizer_of
-from .environments.pool import NO_TASK, EnvironmentFactory, EnvironmentPool, Prompts
 from .episodes.conversations import to_dataset
 from .episodes.logs import episodes_from_logs, offline_tasks
+from .episodes.pool import NO_TASK, EnvironmentFactory, EnvironmentPool, Prompts
 from .episodes.rewards import RewardFunc, load_rewards
 from .episodes.rollout import check_prompt_length
 from .episodes.rounds import AsyncRollouts, Rollouts
@@ -74,8 +61,8 @@ from .method.refinement import (
     refine_actions,
     refinement_examples,
 )
-from .method.rehearsal import ASKED_ROLES, sound_answers
 from .method.roles import Roles
+from .method.sound_answers import ASKED_ROLES, sound_answers
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
@@ -89,9 +76,9 @@ from .records.folder import (
 )
 from .records.hub import model_card, push_episodes, upload_completions
 from .records.lock import locked
-from .records.notes import noted_warnings, write_settings
 from .records.records import Records
-from .replay.buffer import PrioritizedReplay
+from .records.written_notes import noted_warnings, write_settings
+from .replay.prioritized_replay import PrioritizedReplay
 from .shards import forget_gathered, has_gathered_weights
 from .training.arguments import (
     check_arguments,
@@ -144,7 +131,7 @@ from .training.rendezvous import Rendezvous, raise_on_all
 from .training.sampler import IterationSampler
 from .training.saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .training.stopping import StopSignals, stop_at_once
-from .training.targets import current_targets
+from .training.target_reuse import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
 from .types import (
@@ -164,8 +151,6 @@ from .types import (
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
-
-    from .report import RunReport
 
 logger = get_logger(__name__)
 
@@ -459,8 +444,6 @@ class NLACTrainer(AtomicSavingTrainer):
         self.records = Records(args, chat.decode)
         self._training_log = TrainingLogCallback()
         self.add_callback(self._training_log)
-        if is_in_notebook():
-            self._shorten_table()
         self._has_opened_folder = False
         self.add_callback(TrainBeginCallback(self._begin))
         self.add_callback(UnchangedWeightsCallback())
@@ -1046,34 +1029,6 @@ class NLACTrainer(AtomicSavingTrainer):
             f"{self.state.max_steps}; {self._next_checkpoint} is saved. {follows}"
         )
         stop_at_once(number)
-
-    def _shorten_table(self) -> None:
-        """Put a table of six columns in place of the one that a notebook shows of each run."""
-        from transformers.utils.notebook import NotebookProgressCallback
-
-        from .records.notebook import NotebookTableCallback
-
-        if self.pop_callback(NotebookProgressCallback) is not None:
-            self.add_callback(NotebookTableCallback())
-
-    def report(self, output: str | Path | None = None) -> "RunReport":
-        """
-        Write the report of the run so far, one HTML page, see [`~report.write_report`]. A notebook shows it where it
-        is the value of a cell.
-
-        Args:
-            output (`str` or `Path`, *optional*):
-                File to write. If `None`, `report.html` in `output_dir`.
-
-        Returns:
-            [`~report.RunReport`]: the page.
-
-        Raises:
-            ValueError: If the run has not logged anything.
-        """
-        from .report import RunReport, write_report
-
-        return RunReport(write_report(self.args.output_dir, output))
 
     # Evaluation
 

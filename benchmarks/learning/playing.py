@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 
 """Playing, evaluation and budgets, the same for every method of the learning benchmark."""
@@ -30,10 +18,10 @@ from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids, load_processing_class, tokenizer_of
-from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.evaluation.evaluation import evaluate_policy, joint_metrics
-from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.generator import Sampling
 from trl_nlac.generation.loading import load_generator
 from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer, Episode, Prompt
@@ -122,7 +110,7 @@ class Player:
                 Instances of the task to evaluate on.
             num_episodes (`int`, *optional*, defaults to `1`):
                 Number of episodes of each row.
-            sampling ([`~generation.base.Sampling`], *optional*):
+            sampling ([`~generation.generator.Sampling`], *optional*):
                 How the policy acts. The critic is then not examined. If `None`, as in evaluation.
         """
         act = self.act if sampling is None else partial(self.roles.act, sampling=sampling)

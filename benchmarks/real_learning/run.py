@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 NLAC with a real model on service desks that it has never seen, with the default prompts in plain English.
@@ -41,19 +29,19 @@ from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows,
 from benchmarks.real_model import real_model_path
 from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
-from trl_nlac.agent.rehearsal import play_transitions
+from trl_nlac.agent.rehearsal_dataset import play_transitions
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids
 from trl_nlac.cli.main import main as trl_nlac
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.service_desk import parse_call
-from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
-from trl_nlac.method.rehearsal import sound_answers
 from trl_nlac.method.roles import Roles
-from trl_nlac.options.roles import RoleOptions
+from trl_nlac.method.sound_answers import sound_answers
+from trl_nlac.options.role_options import RoleOptions
 
 
 ROLES = dict(

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 """
 What the rows of table 1 cost on GPUs, by estimate: episodes, tokens and hours of every method on every task.
 
@@ -29,7 +17,7 @@ from benchmarks.table1.cell import CellArguments
 from benchmarks.table1.paper import COLUMNS, LABELS
 from benchmarks.table1.tasks import OPTIONS
 from trl_nlac.cli.plan import make_parser, make_plan
-from trl_nlac.planning.plan import Plan
+from trl_nlac.planning.run_plan import Plan
 from trl_nlac.planning.time import Phase, trunk_share
 
 

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 """
 A row of the paper's table 1: one method with one model on all tasks, before and after training, beside the paper's
 figures.
@@ -47,7 +35,7 @@ from benchmarks.table1.paper import LABELS, figures_of_paper, row
 from benchmarks.table1.tasks import TASKS
 from trl_nlac.cli.packaged import find_yaml
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.evaluation.preflight import NO_GO, check_success
+from trl_nlac.evaluation.readiness import NO_GO, check_success
 from trl_nlac.training.stopping import closing_on_sigterm
 
 

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 
 """Whatever a model writes is an action, or unreadable and counted. It ends no run, and no environment is blamed."""
@@ -32,7 +20,7 @@ from trl_nlac.chat.tool_calls import MAX_NESTING, format_tool_call
 from trl_nlac.environments import StepResult
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.rewards import EpisodeRewards
-from trl_nlac.generation.base import Completion
+from trl_nlac.generation.generator import Completion
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques, judge_critiques
 from trl_nlac.method.refinement import refine_actions

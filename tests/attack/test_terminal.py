@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 
 """Text of models, environments and exceptions does not control the terminal that shows it."""
@@ -28,7 +16,7 @@ from trl_nlac.cli import main
 from trl_nlac.cli.play import Show
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.records.tables import EpisodeTables
+from trl_nlac.records.episode_tables import EpisodeTables
 from trl_nlac.report import write_report
 from trl_nlac.terminal import MAX_TRACEBACK, printable, printable_traceback
 from trl_nlac.training.guards import FailureMonitor, nothing_played

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 
 """The methods of the learning benchmark, each for a few environment steps."""
@@ -49,7 +37,7 @@ from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments import ServiceDesk, twenty_questions
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
-from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.episodes.rounds import Rollouts
 from trl_nlac.method.critic import critic_prompt

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 
 import random
@@ -34,18 +22,18 @@ from benchmarks.real_learning.generalisation import PLAIN, QUOTING, TITLES
 from benchmarks.real_learning.handbook import HandbookDesk
 from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train, write_rehearsal
 from trl_nlac import NLACPrompts
-from trl_nlac.agent.rehearsal import chat_roles, play_transitions
+from trl_nlac.agent.rehearsal_dataset import chat_roles, play_transitions
 from trl_nlac.agent.transcripts import read_transcript
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import format_call, parse_call
-from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.backup import bellman_targets
-from trl_nlac.method.rehearsal import ASKED_ROLES, sound_answers
 from trl_nlac.method.roles import Roles
-from trl_nlac.options.roles import RoleOptions
+from trl_nlac.method.sound_answers import ASKED_ROLES, sound_answers
+from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.types import Transition
 
 

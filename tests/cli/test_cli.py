@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 import json
 import math
@@ -46,7 +34,7 @@ from trl_nlac.cli.parser import Parser
 from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs
-from trl_nlac.options.environments import EnvironmentOptions
+from trl_nlac.options.environment_options import EnvironmentOptions
 
 
 ROOT = Path(__file__).parents[2]
@@ -500,7 +488,7 @@ def test_the_format_of_a_base_model_is_that_of_training(folder):
     """Otherwise an evaluation before training and one after it differ by more than training."""
     parser = Parser()
     add_agent_arguments(parser)
-    prompts = ["--environment_factory", "trl_nlac.environments.pool:Prompts", "--reward_funcs", "guess.py:pay"]
+    prompts = ["--environment_factory", "trl_nlac.episodes.pool:Prompts", "--reward_funcs", "guess.py:pay"]
     for words, action_format in [(prompts, "text"), (["--environment_factory", "guess.py:GuessTheNumber"], "react")]:
         agent, pool, _ = load_player(parser.parse_args([TINY_MODEL, *words]))
         pool.close()

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 import asyncio
 import itertools
@@ -32,15 +20,15 @@ from helpers.testing_utils import ScriptedGenerator, make_roles, make_roles_of, 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_nlac import NLACPrompts
-from trl_nlac.agent.improvement import act_better
+from trl_nlac.agent.better_actions import act_better
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import call_message
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.environments.embedded.service_desk import TOOL
-from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.endpoint import EndpointEngine

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Playing beside training: nothing is lost or counted twice, and no weights are older than they may be."""
 
@@ -40,12 +28,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.environments.pool import EnvironmentPool
 from trl_nlac.episodes import rounds
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rounds import AsyncRollouts
-from trl_nlac.generation.base import Sampling
 from trl_nlac.generation.engine import SyncedGenerator
+from trl_nlac.generation.generator import Sampling
 from trl_nlac.method.tally import Tally
 from trl_nlac.types import Episode
 

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """An agent whose model is on a server. `test_vllm_agent.py` has the same with real vLLM."""
 
@@ -26,11 +14,11 @@ from transformers import AutoTokenizer
 from trl_nlac import NLACAgent
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
-from trl_nlac.environments.worker import EnvironmentWorker
-from trl_nlac.generation.base import Sampling
+from trl_nlac.episodes.worker import EnvironmentWorker
 from trl_nlac.generation.endpoint import ChatEndpoint, EndpointEngine
 from trl_nlac.generation.engine import FixedGenerator
-from trl_nlac.options.roles import RoleOptions
+from trl_nlac.generation.generator import Sampling
+from trl_nlac.options.role_options import RoleOptions
 
 
 STATES = [[{"role": "user", "content": f"{request} 2"}] for request in ("situ", "dufa", "pave", "runo")]

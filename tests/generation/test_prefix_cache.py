@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 
 import peft
@@ -21,7 +9,7 @@ from transformers.cache_utils import DynamicLayer
 
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.generation.prefix_cache import PrefixCache, Reading, RoomyLayer, can_be_continued
-from trl_nlac.generation.reading import plan, shared_beginnings
+from trl_nlac.generation.reader import plan, shared_beginnings
 
 
 TOKEN_SIZE = 2 * 2 * 1 * 3 * 4  # bytes: keys and values of two layers with one head of three dimensions

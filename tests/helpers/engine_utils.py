@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """An engine with weights of its own, as a vLLM server has them, and a trainer that uses it."""
 
@@ -26,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.kills import train
 from trl_nlac import NLACTrainer, nlac_trainer
-from trl_nlac.generation.base import Completion, Sampling
 from trl_nlac.generation.engine import SyncedGenerator
+from trl_nlac.generation.generator import Completion, Sampling
 from trl_nlac.generation.transformers import TransformersGenerator
 
 

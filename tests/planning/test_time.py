@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """The formulas of the time: tokens of an iteration, counted by hand or in a run."""
 
@@ -24,7 +12,7 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniTextConfig
 
 from trl_nlac.planning.memory import Sharing
-from trl_nlac.planning.plan import Machines, Plan
+from trl_nlac.planning.run_plan import Machines, Plan
 from trl_nlac.planning.shape import model_shape
 from trl_nlac.planning.time import Lengths, Phase, Rates, answers, phases, trunk_share, written_share
 

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Real vLLM with a pretrained model: the same greedy tokens as transformers, with an adapter and without."""
 
@@ -30,7 +18,7 @@ from peft import LoraConfig
 
 from helpers.vllm_utils import make_vllm_trainer
 from trl_nlac import NLACPrompts
-from trl_nlac.generation.base import Sampling
+from trl_nlac.generation.generator import Sampling
 
 folder, path, kind = sys.argv[1:]
 lora = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM") if kind == "lora" else None

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 
 import pytest
@@ -21,7 +9,7 @@ from helpers.testing_utils import RecordingTrainer, assert_same, make_roles, mak
 from trl_nlac import nlac_trainer
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import make_rehearsal_dataset
-from trl_nlac.method.rehearsal import ASKED_ROLES
+from trl_nlac.method.sound_answers import ASKED_ROLES
 from trl_nlac.training.rehearsal import Rehearsal
 from trl_nlac.types import Prompt, RunRefused
 

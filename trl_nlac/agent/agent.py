@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """A trained model at work: it acts, criticises and refines in the roles that it was trained in."""
 
@@ -28,20 +16,20 @@ from transformers import PreTrainedModel
 
 from ..chat.actions import choose_format
 from ..chat.encoder import ChatEncoder
-from ..environments.pool import EnvironmentPool
 from ..episodes.conversations import problem_of, read_action, record_conversation
+from ..episodes.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards
 from ..evaluation.evaluation import Evaluation, evaluate_policy
-from ..generation.base import Generator
+from ..generation.generator import Generator
 from ..method.context import context_of, fit_to_context
 from ..method.critic import critic_prompt, judge_actions, predict_futures
 from ..method.roles import Roles
-from ..options.roles import RoleOptions
+from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Answer, Judgement, Message, Prompt
-from .answers import AgentAction, Check
+from .agent_action import AgentAction, Check
 from .backends import load_backend, present_device
-from .improvement import Choice, act_better, choose_actions, judge_choices, refine_choices
+from .better_actions import Choice, act_better, choose_actions, judge_choices, refine_choices
 
 
 class NLACAgent:
@@ -63,11 +51,11 @@ class NLACAgent:
     ```
 
     Args:
-        generator ([`~generation.base.Generator`]):
+        generator ([`~generation.generator.Generator`]):
             Samples tokens.
         chat ([`~chat.encoder.ChatEncoder`]):
             Encodes messages.
-        options ([`~options.roles.RoleOptions`], *optional*):
+        options ([`~options.role_options.RoleOptions`], *optional*):
             How the roles act and generate. If `None`, the defaults. Without an `action_format`, `tools` and the chat
             template decide.
         prompts ([`NLACPrompts`], *optional*):
@@ -150,7 +138,8 @@ class NLACAgent:
                 What conversations are, which decides the format of actions where neither `options` nor the model has
                 one, see above.
             **options:
-                Options of [`~options.roles.RoleOptions`], such as `temperature`, in place of those that were saved.
+                Options of [`~options.role_options.RoleOptions`], such as `temperature`, in place of those that were
+                saved.
 
         Raises:
             ValueError: If there is no such option or backend, the backend does not serve the model, or its context has
@@ -334,7 +323,7 @@ class NLACAgent:
                 Verdict score above which an action passes. At 0 it passes if "Yes" is more likely than "No".
 
         Returns:
-            [`~agent.answers.Check`]
+            [`~agent.agent_action.Check`]
 
         Raises:
             ValueError: If the messages with the action are not a conversation, or are too long.
@@ -392,7 +381,7 @@ class NLACAgent:
         Play episodes of each task and let the critic judge, as [`NLACTrainer.evaluate`] does.
 
         Args:
-            environments ([`~environments.pool.EnvironmentPool`]):
+            environments ([`~episodes.pool.EnvironmentPool`]):
                 The environments.
             tasks (`list[dict[str, Any]]`):
                 Rows of a dataset.

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """`trl-nlac buffer`: inspect, export and import replay buffers."""
 
@@ -26,10 +14,10 @@ from ..chat.actions import ActionFormat, choose_format
 from ..chat.encoder import ChatEncoder
 from ..episodes.conversations import conversation, dataset_of, write_json_lines
 from ..episodes.logs import episodes_from_logs
-from ..options.roles import RoleOptions
+from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
-from ..replay.buffer import PrioritizedReplay
 from ..replay.files import read_episodes
+from ..replay.prioritized_replay import PrioritizedReplay
 from ..types import Episode
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_conversations

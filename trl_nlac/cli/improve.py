@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """`trl-nlac improve`: from the logs of any agent to a better model, and a report."""
 
@@ -34,16 +22,16 @@ from ..agent.guard import GUARD_FILE, calibrate_by_half
 from ..agent.log_review import LogReview, as_dicts, critic_metrics, readable_rows
 from ..chat.actions import ActionFormat, choose_format, parse_react
 from ..chat.encoder import ChatEncoder
-from ..environments.pool import NO_TASK
 from ..episodes.conversations import text_of, write_json_lines
+from ..episodes.pool import NO_TASK
 from ..evaluation.evaluation import joint_metrics
-from ..log_formats.base import LoggedConversations
-from ..log_formats.reading import read_logs
-from ..log_formats.summary import describe, num_turns, split_by_task
+from ..log_formats.log_files import read_logs
+from ..log_formats.log_summary import describe, num_turns, split_by_task
+from ..log_formats.logged import LoggedConversations
 from ..nlac_config import NLACConfig
-from ..options.roles import RoleOptions
+from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
-from ..report.improvement import write_improvement
+from ..report.improve_page import write_improvement
 from ..secrets import hide_secrets
 from ..terminal import printable
 from ..training.model import is_adapter

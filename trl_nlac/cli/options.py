@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """What commands share: reading arguments, and loading what they name."""
 
@@ -33,12 +21,12 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, R
 from transformers.utils import cached_file
 
 from ..agent.agent import NLACAgent
-from ..environments.base import describe_error
-from ..environments.pool import NO_TASK, EnvironmentPool
 from ..episodes.logs import load_logs
+from ..episodes.pool import NO_TASK, EnvironmentPool
 from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
-from ..options.environments import EnvironmentOptions
+from ..episodes.text_environment import describe_error
+from ..options.environment_options import EnvironmentOptions
 from ..secrets import remember_secrets
 from ..training.arguments import first_rows
 from .errors import CommandError, one_line_errors, one_line_errors_of_files

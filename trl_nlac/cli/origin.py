@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 The origin of a run: its environment and tasks. `train` writes it. `evaluate` and `play` read it, and import what it
@@ -28,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..options.environments import EnvironmentOptions
+from ..options.environment_options import EnvironmentOptions
 from ..secrets import HIDDEN, hide_secrets
 from .errors import CommandError, one_line_errors
 from .options import FILES, check_model, split_name
@@ -72,7 +60,7 @@ def note_origin(
             Standalone tools, and functions that score episodes, as `module:function`.
         reward_weights (`list[float]`, *optional*):
             Weights of these functions.
-        options ([`~options.environments.EnvironmentOptions`], *optional*):
+        options ([`~options.environment_options.EnvironmentOptions`], *optional*):
             How environments played, such as an [`NLACConfig`]. If `None`, the defaults.
     """
     run = Path(output_dir)

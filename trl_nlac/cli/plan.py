@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """`trl-nlac plan`: memory and time of a run, before it is started."""
 
@@ -28,9 +16,9 @@ from trl import ModelConfig, get_peft_config
 from ..generation.engine import allowed_rank
 from ..method.context import context_length
 from ..nlac_config import NLACConfig
-from ..options.generation import GenerationOptions
+from ..options.generation_options import GenerationOptions
 from ..planning.memory import Sharing
-from ..planning.plan import HIGHEST_RANK, Machines, Plan
+from ..planning.run_plan import HIGHEST_RANK, Machines, Plan
 from ..planning.shape import ModelShape, model_shape
 from ..planning.time import Rates
 from ..training.model import adapter_config

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """`trl-nlac play`: watch an agent, turn by turn."""
 
@@ -26,12 +14,12 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ..agent.agent import NLACAgent
-from ..agent.answers import AgentAction
-from ..environments.base import StepResult, TextEnvironment, describe_error, with_seed
-from ..environments.pool import NO_TASK, EnvironmentPool
-from ..environments.worker import EnvironmentWorker
+from ..agent.agent_action import AgentAction
+from ..episodes.pool import NO_TASK, EnvironmentPool
 from ..episodes.recorder import EpisodeRecorder, checked_reward, checked_step
 from ..episodes.rollout import policy_answer
+from ..episodes.text_environment import StepResult, TextEnvironment, describe_error, with_seed
+from ..episodes.worker import EnvironmentWorker
 from ..terminal import printable
 from ..types import Answer, Judgement, Prompt
 from .errors import CommandError, one_line_errors

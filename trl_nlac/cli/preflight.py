@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 """`trl-nlac preflight`: try one iteration of a run before it is started."""
 
 import random
@@ -24,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from ..agent.improvement import act_better
+from ..agent.better_actions import act_better
 from ..episodes.rollout import Act
 from ..evaluation.evaluation import evaluate_policy, joint_metrics
-from ..evaluation.preflight import NO_GO, Check, check_iteration, check_refinement, check_success
+from ..evaluation.readiness import NO_GO, Check, check_iteration, check_refinement, check_success
 from ..nlac_config import NLACConfig
 from .errors import CommandError
 from .launch import OPTION, launch

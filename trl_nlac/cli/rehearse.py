@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """`trl-nlac rehearse`: let a model write a rehearsal dataset."""
 
@@ -24,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..agent.backends import BATCH_SIZE, load_backend, present_device
-from ..agent.rehearsal import chat_roles, play_transitions, write_rehearsal
+from ..agent.rehearsal_dataset import chat_roles, play_transitions, write_rehearsal
 from ..agent.transcripts import ChatModel, LocalChatModel
-from ..environments.pool import NO_TASK
 from ..episodes.logs import episodes_from_logs
-from ..method.rehearsal import ASKED_ROLES
+from ..episodes.pool import NO_TASK
+from ..method.sound_answers import ASKED_ROLES
 from ..nlac_config import NLACConfig
-from ..options.roles import RoleOptions
+from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import (

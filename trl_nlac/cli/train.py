@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """`trl-nlac train`: train an agent."""
 
@@ -27,15 +15,15 @@ from ..prompts import NLACPrompts
 from ..records.folder import check_unused
 from ..training.arguments import plays_prompts
 from ..training.saving import TrainBeginCallback
+from .end_summary import print_summary
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .launch import OPTION, launch
 from .options import check_model, load_conversations, load_environment, load_objects, load_rows, try_reset
 from .origin import note_origin
-from .summary import print_summary
 from .train_options import TrainArguments, TrainParser
 
 
-PROMPTS = "trl_nlac.environments.pool:Prompts"  # the environment of tasks that are prompts
+PROMPTS = "trl_nlac.episodes.pool:Prompts"  # the environment of tasks that are prompts
 
 
 def make_parser() -> TrainParser:

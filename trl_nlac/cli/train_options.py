@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """The options of `trl-nlac train`."""
 
@@ -22,10 +10,10 @@ from transformers import TrainingArguments
 from trl import ModelConfig, TrlParser
 
 from ..nlac_config import NLACConfig
-from ..options.environments import EnvironmentOptions
-from ..options.generation import GenerationOptions
-from ..options.records import RecordOptions
-from ..options.roles import RoleOptions
+from ..options.environment_options import EnvironmentOptions
+from ..options.generation_options import GenerationOptions
+from ..options.record_options import RecordOptions
+from ..options.role_options import RoleOptions
 from .errors import CommandError, one_line_errors
 from .options import read_json
 from .packaged import find_path, find_yaml

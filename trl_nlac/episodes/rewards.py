@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Reward functions in TRL's form, for environments that give no rewards."""
 
@@ -29,13 +17,13 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
-from ..environments.base import EnvironmentFailure, describe_error
 from ..event_loop import finish
 from ..secrets import hide_secrets
 from ..shards import has_gathered_weights, loaded_whole
 from ..terminal import shown
 from ..types import Message
 from .recorder import Recorder, checked_reward
+from .text_environment import EnvironmentFailure, describe_error
 
 
 logger = logging.getLogger(__name__)

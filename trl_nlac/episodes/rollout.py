@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Play episodes: the policy acts, the environments answer."""
 
@@ -33,22 +21,12 @@ import torch
 from tqdm.auto import tqdm
 
 from ..chat.actions import ActionFormat
-from ..environments.base import (
-    EnvironmentFailure,
-    Opening,
-    PolicyAnswer,
-    StepResult,
-    TextEnvironment,
-    describe_error,
-    with_seed,
-)
-from ..environments.pool import CLOSING_INTERVAL, EnvironmentPool
-from ..environments.worker import EnvironmentWorker
 from ..event_loop import DaemonThreads, finish
 from ..method.randomness import seeded
 from ..method.roles import Roles
 from ..terminal import printable, printable_traceback
 from ..types import Answer, Episode, Prompt
+from .pool import CLOSING_INTERVAL, EnvironmentPool
 from .recorder import (
     EpisodeRecorder,
     MalformedResult,
@@ -59,6 +37,16 @@ from .recorder import (
     replay_actions,
 )
 from .rewards import EpisodeRewards
+from .text_environment import (
+    EnvironmentFailure,
+    Opening,
+    PolicyAnswer,
+    StepResult,
+    TextEnvironment,
+    describe_error,
+    with_seed,
+)
+from .worker import EnvironmentWorker
 
 
 logger = logging.getLogger(__name__)
@@ -83,7 +71,7 @@ def play_episodes(
     place in `tasks`, not on the speed of the others. What environments do to that state is undone at the end.
 
     Args:
-        pool ([`~environments.pool.EnvironmentPool`]):
+        pool ([`~episodes.pool.EnvironmentPool`]):
             The environments.
         tasks (`list[dict[str, Any]]`):
             Rows of the dataset.

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Rollouts of the iterations: before training, or in a thread while the model trains."""
 
@@ -22,10 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..environments.pool import EnvironmentPool
 from ..method.roles import Roles
 from ..terminal import printable
 from ..types import Episode
+from .pool import EnvironmentPool
 from .rewards import EpisodeRewards
 from .rollout import play_episodes
 
@@ -50,7 +38,7 @@ class Rollouts:
     Play the tasks of each iteration, and wait for their episodes.
 
     Args:
-        pool ([`~environments.pool.EnvironmentPool`]):
+        pool ([`~episodes.pool.EnvironmentPool`]):
             The environments.
         roles ([`~method.roles.Roles`]):
             The roles.
@@ -125,7 +113,7 @@ class AsyncRollouts(Rollouts):
     that an error ends takes no other with it.
 
     Args:
-        pool ([`~environments.pool.EnvironmentPool`]):
+        pool ([`~episodes.pool.EnvironmentPool`]):
             The environments. Nobody else plays in them while rounds are under way.
         roles ([`~method.roles.Roles`]):
             The roles of the main thread, with a [`~generation.engine.SyncedGenerator`].

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Evaluation: how well the policy acts, and how well its critic judges."""
 
@@ -22,7 +10,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from ..environments.pool import EnvironmentPool
+from ..episodes.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards
 from ..episodes.rollout import Act, play_episodes
 from ..method.critic import judge_actions
@@ -89,7 +77,7 @@ def evaluate_policy(
     Play episodes of each task, let the critic judge some of the actions, and examine it if the world has an oracle.
 
     Args:
-        environments ([`~environments.pool.EnvironmentPool`]):
+        environments ([`~episodes.pool.EnvironmentPool`]):
             The environments.
         tasks (`dict[int, dict[str, Any]]`):
             Rows of the dataset, by number.

@@ -1,25 +1,13 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Compare critiques with the truth, in worlds that have an oracle."""
 
 from functools import partial
 
-from ..environments.base import Oracle
-from ..environments.pool import EnvironmentPool
+from ..episodes.pool import EnvironmentPool
 from ..episodes.rollout import replay
-from ..generation.base import Sampling
+from ..episodes.text_environment import Oracle
+from ..generation.generator import Sampling
 from ..method.critic import critiques
 from ..method.refinement import Attempt, refinement_rounds
 from ..method.roles import Roles
@@ -31,7 +19,7 @@ def oracle_metrics(oracle: Oracle, judged: list[tuple[Transition, str, Critique,
     Compare critiques with the truth.
 
     Args:
-        oracle ([`~environments.base.Oracle`]):
+        oracle ([`~episodes.text_environment.Oracle`]):
             The truth.
         judged (`list[tuple[Transition, str, Critique, str | None]]`):
             A transition for its state, an action there, its critique, and the refined action.

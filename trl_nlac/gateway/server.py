@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """The server: one for the process, on loopback, with a key for each client."""
 
@@ -28,8 +16,8 @@ from aiohttp import web
 
 from ..event_loop import Coroutines
 from ..terminal import printable_traceback
-from .answers import chat_completion, chat_events, models, response, response_events
-from .requests import Proposal, Question, Reply, RequestRefused, read_chat, read_proposal, read_response
+from .chat_answers import chat_completion, chat_events, models, response, response_events
+from .chat_requests import Proposal, Question, Reply, RequestRefused, read_chat, read_proposal, read_response
 
 
 logger = logging.getLogger(__name__)
@@ -47,7 +35,7 @@ class Request(Generic[Asked, Answered]):
     A question that waits for its reply.
 
     Args:
-        question ([`~gateway.requests.Question`] or [`~gateway.requests.Proposal`]):
+        question ([`~gateway.chat_requests.Question`] or [`~gateway.chat_requests.Proposal`]):
             The question.
     """
 

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """A server with OpenAI's interface: completions of prompts as tokens, such as vLLM's, or chat with messages."""
 
@@ -29,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from ..event_loop import Coroutines
 from ..secrets import hide_in_text, remember_secrets
 from ..types import Message
-from .base import Completion, Sampling
 from .engine import Adapter, forced, score_by_token
+from .generator import Completion, Sampling
 
 
 _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
@@ -139,7 +127,7 @@ class ChatEndpoint(Endpoint):
         Args:
             conversations (`list[list[dict[str, Any]]]`):
                 Messages of each conversation.
-            sampling ([`~generation.base.Sampling`]):
+            sampling ([`~generation.generator.Sampling`]):
                 How to sample.
             seeds (`list[int]`):
                 Seed of each answer; servers need not heed it.

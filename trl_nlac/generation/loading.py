@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Load the generator that the options ask for."""
 
@@ -25,9 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 from trl.import_utils import is_vllm_available
 
-from ..options.generation import GenerationOptions
+from ..options.generation_options import GenerationOptions
 from ..shards import is_zero3
-from .base import Generator
+from .generator import Generator
 from .joint import JointGenerator, TensorParallelGenerator
 from .transformers import TransformersGenerator
 
@@ -48,7 +36,7 @@ def load_generator(
     Args:
         model ([`~transformers.PreTrainedModel`]):
             The model.
-        options ([`~options.generation.GenerationOptions`]):
+        options ([`~options.generation_options.GenerationOptions`]):
             What generates.
         accelerator ([`~accelerate.Accelerator`]):
             How the model is distributed.
@@ -184,7 +172,7 @@ def _load_vllm(
         "trust_remote_code": trust_remote_code,
     }
     if options.vllm_mode == "server":
-        from .vllm.server import ServerEngine
+        from .vllm.server_engine import ServerEngine
 
         engine = ServerEngine(
             model,

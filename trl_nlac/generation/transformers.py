@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Sampling with transformers."""
 
@@ -44,9 +32,9 @@ from transformers import (
 from transformers.generation import GenerationMode
 
 from ..shards import is_zero3, kept_gathered, uncounted_passes
-from .base import Completion, Sampling
+from .generator import Completion, Sampling
 from .prefix_cache import PrefixCache, Reading, can_be_continued
-from .reading import Reader
+from .reader import Reader
 
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Calls of a model, each with all messages before it, as conversations."""
 
@@ -21,7 +9,7 @@ from typing import Any
 
 from ..chat.tool_calls import said
 from ..types import Message
-from .base import LoggedConversations
+from .logged import LoggedConversations
 
 
 @dataclass
@@ -69,7 +57,7 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
     Args:
         calls (`Iterable[ModelCall]`):
             The calls, in the order of time.
-        found ([`~log_formats.base.LoggedConversations`]):
+        found ([`~log_formats.logged.LoggedConversations`]):
             Where to add them.
     """
     # Several conversations can have the same end, as of runs that the log does not tell apart.

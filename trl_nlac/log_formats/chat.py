@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Logs of OpenAI's chat interface: whole conversations, or requests with their answers."""
 
@@ -18,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from .base import LoggedConversations, UnreadableError, find_outcome
 from .calls import ModelCall, add_conversations
+from .logged import LoggedConversations, UnreadableError, find_outcome
 from .messages import read_message, read_messages
 
 
@@ -46,8 +34,8 @@ def read_conversations(values: Iterable[Any], outcome: str | None, found: Logged
         values (`Iterable[Any]`):
             Values of the log.
         outcome (`str`, *optional*):
-            Where they have their outcome, see [`~log_formats.base.find_outcome`].
-        found ([`~log_formats.base.LoggedConversations`]):
+            Where they have their outcome, see [`~log_formats.logged.find_outcome`].
+        found ([`~log_formats.logged.LoggedConversations`]):
             Where to add them.
     """
     for value in values:

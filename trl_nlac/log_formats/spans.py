@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 OpenTelemetry spans of generative AI: attributes, events and log records of its semantic conventions, in OTLP's JSON,
@@ -25,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..types import Message
-from .base import LoggedConversations, UnreadableError, read_outcome
 from .calls import ModelCall, add_conversations
+from .logged import LoggedConversations, UnreadableError, read_outcome
 from .messages import read_message, read_messages
 
 
@@ -74,7 +62,7 @@ def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversa
             Values of the files.
         outcome (`str`, *optional*):
             The `gen_ai.evaluation.name`, or the attribute, that is the outcome. If `None`, the only evaluation.
-        found ([`~log_formats.base.LoggedConversations`]):
+        found ([`~log_formats.logged.LoggedConversations`]):
             Where to add them.
     """
     spans = _joined(values, found)

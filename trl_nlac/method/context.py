@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """What the context of a model and of what generates has room for."""
 
@@ -19,8 +7,8 @@ import math
 from accelerate.logging import get_logger
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..generation.base import Generator
-from ..options.roles import RoleOptions
+from ..generation.generator import Generator
+from ..options.role_options import RoleOptions
 from .roles import role_samplings
 
 
@@ -46,7 +34,7 @@ def fit_to_context(options: RoleOptions, context: float) -> None:
     Longer histories are cut, as always.
 
     Args:
-        options ([`~options.roles.RoleOptions`]):
+        options ([`~options.role_options.RoleOptions`]):
             Options of the roles, which change.
         context (`float`):
             Number of tokens of the context, see [`context_of`]; infinite if there is no limit.

@@ -1,23 +1,11 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """The language critic: critiques, futures, and a critique as a number."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..generation.base import Sampling
+from ..generation.generator import Sampling
 from ..prompts import numbered, parse_correctness, parse_critique, parse_future
 from ..types import Answer, Critique, Judgement, Prompt
 from .roles import Roles
@@ -51,7 +39,7 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
             The roles.
         state_actions (`list[Prompt]`):
             Conversations that end with an action.
-        sampling ([`~generation.base.Sampling`], *optional*):
+        sampling ([`~generation.generator.Sampling`], *optional*):
             In place of the critic's own.
 
     Returns:

@@ -1,23 +1,11 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """What a role reads: prompts that go on with an answer, a question or an observation, and fit the context."""
 
 from dataclasses import replace
 
 from ..chat.actions import ActionFormat
-from ..options.roles import RoleOptions
+from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Answer, Message, Prompt, Transition
 from .states import forgetful_task, opening_ids
@@ -32,7 +20,7 @@ class PromptBuilder:
             The format of actions.
         prompts ([`NLACPrompts`]):
             The prompts of the roles.
-        options ([`~options.roles.RoleOptions`]):
+        options ([`~options.role_options.RoleOptions`]):
             How long a prompt may be (`max_prompt_length`).
     """
 

@@ -1,23 +1,11 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """The refinement policy: act, read the critique, act better."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..generation.base import Sampling
+from ..generation.generator import Sampling
 from ..types import Answer, Prompt, Refinement, Sample, TrainingExample, Transition
 from .backup import bellman_targets
 from .critic import critiques, judgement_prompt
@@ -253,7 +241,7 @@ def refinement_rounds(
             trained on. Otherwise it is refined once (equation 6).
         criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
             Samples critiques of conversations that end with an action.
-        sampling ([`~generation.base.Sampling`], *optional*):
+        sampling ([`~generation.generator.Sampling`], *optional*):
             In place of the refinement policy's own.
 
     Returns:
@@ -296,7 +284,7 @@ def ask_refined(
             Conversations that end with the action. They can contain earlier attempts and their critiques.
         critiques (`list[Answer]`):
             The critique of each action.
-        sampling ([`~generation.base.Sampling`], *optional*):
+        sampling ([`~generation.generator.Sampling`], *optional*):
             In place of the refinement policy's own.
     """
     return roles.ask("refine", refinement_prompts(roles, state_actions, critiques), sampling=sampling)

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """One model, four roles: ask it to answer in one of them."""
 
@@ -26,9 +14,9 @@ from tqdm.auto import tqdm
 
 from ..chat.actions import ActionFormat
 from ..chat.encoder import ChatEncoder
-from ..generation.base import Completion, Generator, Sampling
+from ..generation.generator import Completion, Generator, Sampling
 from ..options.checks import check
-from ..options.roles import ROLE_DEFAULTS, ROLES, RoleOptions
+from ..options.role_options import ROLE_DEFAULTS, ROLES, RoleOptions
 from ..prompts import NLACPrompts, parse_corrected_think
 from ..types import Answer, Prompt
 from .prompt_builder import PromptBuilder
@@ -56,13 +44,13 @@ class Roles:
     ask at the same time.
 
     Args:
-        generator ([`~generation.base.Generator`]):
+        generator ([`~generation.generator.Generator`]):
             Samples tokens.
         chat ([`~chat.encoder.ChatEncoder`]):
             Encodes messages.
         prompts ([`NLACPrompts`]):
             The prompts of the roles.
-        options ([`~options.roles.RoleOptions`]):
+        options ([`~options.role_options.RoleOptions`]):
             How the roles act and generate.
         action_regex (`str`, *optional*):
             Regular expression that every action must match. Only with vLLM.
@@ -146,7 +134,7 @@ class Roles:
                 The states.
             seeds (`list[int]`, *optional*):
                 Seed of each answer. If `None`, drawn, see [`~method.randomness.seeded`].
-            sampling ([`~generation.base.Sampling`], *optional*):
+            sampling ([`~generation.generator.Sampling`], *optional*):
                 In place of the policy's own.
         """
         return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds, counted_as="act")
@@ -172,7 +160,7 @@ class Roles:
             parse (`Callable[[str], Any | None]`, *optional*):
                 Parses an answer; `None` where it breaks the format. If `None`, the answers are actions, in which the
                 tools of their prompts can be called.
-            sampling ([`~generation.base.Sampling`], *optional*):
+            sampling ([`~generation.generator.Sampling`], *optional*):
                 In place of the role's own.
             max_format_retries (`int`, *optional*):
                 In place of the option.
@@ -238,7 +226,7 @@ class Roles:
         return [completions[i] for i in places]
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        """Compute the log-likelihood of each completion, see [`~generation.base.Generator`]."""
+        """Compute the log-likelihood of each completion, see [`~generation.generator.Generator`]."""
         self.tally.count("score", prefilled=sum(map(len, [*prompts, *completions])))
         return self.generator.score(prompts, completions)
 
@@ -306,7 +294,7 @@ def role_samplings(options: RoleOptions, action_regex: str | None = None) -> dic
     Combine the general options of sampling with those of each role.
 
     Args:
-        options ([`~options.roles.RoleOptions`]):
+        options ([`~options.role_options.RoleOptions`]):
             The options.
         action_regex (`str`, *optional*):
             Regular expression that every action must match.

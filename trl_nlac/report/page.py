@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """The page of the report."""
 
@@ -23,10 +11,10 @@ from ..records.log import TrainingLog, read_log
 from .calibration import first_and_last
 from .charts import MAX_POINTS, axis_of, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .highlights import find_highlights
-from .notes import read_settings, read_warnings
 from .rendering import write_page
 from .run_files import Episodes, read_episodes
-from .summary import spent_tokens, summarize
+from .run_summary import spent_tokens, summarize
+from .shown_notes import read_settings, read_warnings
 
 
 MAX_TASKS = 40  # of a dataset, in the table of tasks over time

@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 import itertools
 import random
@@ -21,7 +9,7 @@ from helpers.testing_utils import make_roles
 from trl_nlac.environments import RoomsWorld
 from trl_nlac.environments.embedded import make_environment, make_tasks
 from trl_nlac.environments.embedded.rooms import DOORS
-from trl_nlac.environments.pool import EnvironmentPool
+from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.types import Transition

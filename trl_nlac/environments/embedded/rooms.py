@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 Rooms: a hidden house of doors, traps and treasure, with exact values by dynamic programming.
@@ -25,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...chat.tool_calls import format_tool_call, parse_tool_call
+from ...episodes.text_environment import StepResult, TextEnvironment
 from ...types import Transition
-from ..base import StepResult, TextEnvironment
 from .names import ROOMS_OF_NEW_WORLDS
 
 
@@ -222,7 +210,7 @@ class RoomsEnvironment(TextEnvironment):
 
 @dataclass(frozen=True)
 class RoomsOracle:
-    """The ground truth of one house, see [`~environments.base.Oracle`]."""
+    """The ground truth of one house, see [`~episodes.text_environment.Oracle`]."""
 
     world: RoomsWorld
     shows_tools: bool = False

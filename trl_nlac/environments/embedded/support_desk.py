@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """
 Support desk: what the quickstart plays. Customers write in English, and the agent routes each request with one call.
@@ -30,8 +18,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ...episodes.text_environment import StepResult, TextEnvironment
 from ...types import Transition
-from ..base import StepResult, TextEnvironment
 from .service_desk import Call, first_wrong, random_call, wrong_call
 
 
@@ -186,7 +174,7 @@ class SupportDeskEnvironment(TextEnvironment):
 
 @dataclass(frozen=True)
 class SupportDeskOracle:
-    """The ground truth of one desk, see [`~environments.base.Oracle`]. Quality is the share of right arguments."""
+    """The truth of one desk, see [`~episodes.text_environment.Oracle`]. Quality is the share of right arguments."""
 
     world: SupportDesk
 

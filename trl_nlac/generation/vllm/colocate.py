@@ -1,16 +1,4 @@
-# Copyright 2020-2026 The HuggingFace Team. All rights reserved.
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """vLLM in the process of the trainer."""
 
@@ -29,10 +17,10 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from vllm import LLM
 
-from ..base import Completion
 from ..engine import Adapter, allowed_rank, cache_shortage
+from ..generator import Completion
 from .local import LocalEngine, cpu_options
-from .requests import RequestLoop
+from .request_loop import RequestLoop
 from .weights import PRECISIONS, save_adapter, weights_of
 
 

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+import string
+import sys
+
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import make_config, make_roles
+
+from trl_nlac import NLACTrainer
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.episodes.gym import GymEnvironment, is_gym
+from trl_nlac.episodes.pool import EnvironmentPool
+from trl_nlac.episodes.rollout import play_episodes
+
+
+gymnasium = pytest.importorskip("gymnasium")
+TEXT = gymnasium.spaces.Text(max_length=200, min_length=0, charset=string.printable)
+
+
+class Safe(gymnasium.Env):
+    """A safe with a digit to guess, and an alarm."""
+
+    observation_space = TEXT
+    action_space = TEXT
+
+    def __init__(self):
+        self.closed = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.options = options
+        self.code = str((options or {}).get("code") or self.np_random.integers(10))
+        return f"safe {(options or {}).get('name', '')}".strip(), {}
+
+    def step(self, action):
+        if action == self.code:
+            return "open", 1, True, False, {"guess": action}
+        if action == "alarm":
+            return "police", -1.5, True, False, {}
+        return ("wrong" if action.isdigit() else "digits only"), 0, False, False, {}
+
+    def close(self):
+        self.closed = True
+
+
+def make(max_episode_steps: int = 2) -> gymnasium.Env:
+    """Wrap it like `gymnasium.make`, with its checks and its time limit."""
+    spec = gymnasium.envs.registration.EnvSpec("Safe-v0", entry_point=Safe, max_episode_steps=max_episode_steps)
+    return gymnasium.make(spec)
+
+
+class TestGymEnvironment:
+    def test_plays(self):
+        environment = GymEnvironment(make(9))
+        assert environment.reset(seed=1, code="7", name="blue") == "safe blue"
+        result = environment.step("open sesame")
+        assert (result.observation, result.reward, result.terminated, result.truncated) == (
+            "digits only",
+            0.0,
+            False,
+            False,
+        )
+        result = environment.step("7")
+        assert (result.observation, result.reward, result.terminated) == ("open", 1.0, True)
+        assert result.info == {"guess": "7"}
+        environment.reset()
+        assert environment.step("alarm").reward == -1.5
+
+    def test_terminated_is_not_truncated(self):
+        environment = GymEnvironment(make())
+        environment.reset(code="7")
+        environment.step("1")
+        result = environment.step("2")
+        assert (result.terminated, result.truncated) == (False, True)
+        environment.reset(code="7")
+        environment.step("1")
+        result = environment.step("7")  # gymnasium reports both
+        assert (result.terminated, result.truncated) == (True, False)
+
+    def test_seed_and_options(self):
+        environment = GymEnvironment(Safe())
+        codes = []
+        for seed in [*range(8), *range(8)]:
+            environment.reset(seed=seed)
+            assert environment.env.options is None
+            codes.append(environment.env.code)
+        assert codes[:8] == codes[8:] and len(set(codes)) > 1
+        environment.reset(seed=0, name="red")
+        assert environment.env.options == {"name": "red"}
+
+    def test_close_and_unwrapped(self):
+        env = make()
+        environment = GymEnvironment(env)
+        assert environment.unwrapped is env
+        environment.close()
+        assert env.unwrapped.closed
+
+    @pytest.mark.parametrize("name", ["observation_space", "action_space"])
+    def test_refused_spaces(self, name):
+        env = Safe()
+        setattr(env, name, gymnasium.spaces.Discrete(4))
+        with pytest.raises(TypeError, match=rf"`{name}` of .* is Discrete\(4\).*spaces.Text"):
+            GymEnvironment(env)
+
+    def test_undefined_spaces(self):
+        class Plain(gymnasium.Env):
+            def reset(self, *, seed=None, options=None):
+                return "begin", {}
+
+        for env in (Plain(), gymnasium.Wrapper(Plain())):
+            assert GymEnvironment(env).reset() == "begin"
+
+    def test_failure_is_raised(self):
+        with pytest.raises(AttributeError):
+            GymEnvironment(Safe()).step("1")  # before `reset`
+
+
+class TestIsGym:
+    def test_what_is(self):
+        assert is_gym(Safe()) and is_gym(make())
+        assert not is_gym(object()) and not is_gym(GymEnvironment(Safe()))
+
+    def test_does_not_import(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, "gymnasium")
+        assert not is_gym(object()) and "gymnasium" not in sys.modules
+
+
+def test_rollout():
+    pool = EnvironmentPool(make)
+    assert isinstance(pool.example, GymEnvironment)
+    (lost,) = play_episodes(pool, [{"seed": 0, "code": "7"}], make_roles(["1", "2"], max_turns=5))
+    assert lost.truncated and not lost.terminated and len(lost.turns) == 2
+    (won,) = play_episodes(pool, [{"seed": 1, "code": "8"}], make_roles(["1", "8"], max_turns=5))
+    assert won.terminated and won.score == 1.0
+    pool.close()
+
+
+def test_training(tmp_path):
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(tmp_path, logging_steps=1),
+        train_dataset=Dataset.from_dict({"seed": range(8)}),
+        environment_factory=make,
+        prompts=COMPACT_PROMPTS,
+    )
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["environment/failure_rate"] == 0 and log["replay/size"] > 0

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Environments on the machines of a Ray cluster: the same as in threads, wherever they are."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from helpers.testing_utils import make_roles
+from helpers.workers import check_training
+
+from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.episodes.pool import EnvironmentPool
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.training.stopping import StopSignals
+
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # as fast as everything else, beside other tests
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # keeps to 127.0.0.1; read when Ray is imported
+ray = pytest.importorskip("ray")
+from trl_nlac.episodes.ray_process import RayEnvironment, connect  # noqa: E402
+
+
+NUM_MACHINES = 2
+TIMEOUT = 300  # a process takes long to start on a machine that is busy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A cluster of several machines, as Ray's own tests make it: all of them are this one."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(NUM_MACHINES - 1):
+        cluster.add_node(**node)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    yield cluster
+    del os.environ["RAY_ADDRESS"]
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def make_game(folder):
+    """Make a factory. Classes within functions travel by value."""
+
+    class Game(TextEnvironment):
+        takes_seed = True
+
+        def reset(self, seed, fault=None):
+            self.seed, self.fault, self.turn = seed, fault, 0
+            return f"win {seed % 10}"
+
+        async def step(self, action):
+            self.turn += 1
+            if self.turn == 2 and self.fault == "exception":
+                raise RuntimeError("broken")
+            if self.turn == 2 and self.fault == "exit":
+                sys.exit(1)
+            if self.turn == 2 and self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            while self.turn == 2 and self.fault == "hang":
+                time.sleep(0.1)
+            return StepResult(f"win {self.turn}", float(self.turn == 3), terminated=self.turn == 3)
+
+        def final_reward(self):
+            return self.seed % 7
+
+        def close(self):
+            (folder / f"{os.getpid()}").touch()
+
+    return lambda: Game()
+
+
+def play_in(workers, factory, tasks, timeout=TIMEOUT):
+    pool = EnvironmentPool(factory, workers=workers, timeout=timeout)
+    try:
+        torch.manual_seed(0)
+        return play_episodes(pool, tasks, make_roles("take red", max_turns=8))
+    finally:
+        pool.close()
+
+
+def test_the_same_as_in_threads(tmp_path):
+    faults = [None, "exception", None, "exit", None]
+    tasks = [{"fault": fault} for fault in faults]
+    in_threads, on_cluster = (
+        [
+            (e.token_ids.tolist(), e.turns, e.score, e.terminated, e.failure)
+            for e in play_in(workers, make_game(tmp_path), tasks)
+        ]
+        for workers in ("thread", "ray")
+    )
+    assert in_threads == on_cluster
+    assert [failure is None for *_, failure in on_cluster] == [fault is None for fault in faults]
+    closed = {int(path.name) for path in tmp_path.iterdir()}
+    assert os.getpid() in closed and len(closed) > 2  # they closed themselves, in their own processes
+
+
+def test_all_machines_take_part(tmp_path):
+    class Where:
+        def reset(self):
+            return "win"
+
+        def step(self, action):
+            return StepResult(ray.get_runtime_context().get_node_id(), terminated=True)
+
+    episodes = play_in("ray", lambda: Where(), [{}] * 4 * NUM_MACHINES)
+    assert len({episode.turns[0].next_observation for episode in episodes}) == NUM_MACHINES
+
+
+def test_an_actor_that_dies_is_one_failed_episode(tmp_path):
+    killed, clean = play_in("ray", make_game(tmp_path), [{"fault": "killed"}, {"fault": None}])
+    assert killed.failure == "step: EnvironmentFailure: the Ray actor of the environment has died"
+    assert [len(episode.turns) for episode in (killed, clean)] == [1, 3] and clean.terminated
+
+
+def test_an_actor_that_hangs_is_ended(tmp_path):
+    connect()
+    environment = RayEnvironment(make_game(tmp_path))
+    environment.reset(seed=1, fault="hang")
+    environment.step("")
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(environment.step, "")
+        while not environment._calling.locked():
+            time.sleep(0.01)
+        environment.close()
+        with pytest.raises(EnvironmentFailure, match="has died"):
+            hanging.result(timeout=TIMEOUT)
+    assert len(list(tmp_path.iterdir())) == 1  # it closed itself
+
+
+def test_an_instance_has_a_thread_of_its_own():
+    class Threads(TextEnvironment):
+        def reset(self):
+            self.threads = [threading.get_ident()]
+            return "win"
+
+        def step(self, action):
+            self.threads.append(threading.get_ident())
+            return StepResult(f"{len(set(self.threads))}", terminated=len(self.threads) == 4)
+
+    (episode,) = play_in("ray", lambda: Threads(), [{}])
+    assert [turn.next_observation for turn in episode.turns] == ["1"] * 3
+
+
+def test_ray_leaves_the_signals_of_training_alone():
+    """Its handler of SIGTERM would end the run without a checkpoint."""
+    connect()
+    with pytest.raises(SystemExit) as stopped, StopSignals().noted():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.code == 128 + signal.SIGTERM
+
+
+def test_training(tmp_path):
+    check_training(tmp_path, "ray")

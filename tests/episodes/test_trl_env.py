@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import json
+
+import pytest
+from datasets import Dataset
+from helpers.testing_utils import make_config, make_roles, make_roles_of, make_tokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_nlac import NLACPrompts, NLACTrainer
+from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
+from trl_nlac.episodes.pool import EnvironmentPool
+from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.episodes.trl_env import ToolEnvironment
+from trl_nlac.options.role_options import RoleOptions
+from trl_nlac.secrets import HIDDEN, remember_secrets
+from trl_nlac.types import Transition
+
+
+DESK = ServiceDesk.from_seed(0)
+REQUESTS = list(DESK.rules)[:3]
+PROMPT = [{"role": "user", "content": ""}]
+
+
+class Counter:
+    """A TRL environment."""
+
+    def reset(self, start, **row):
+        self.count = start
+        return f" Count is {start}."
+
+    def add(self, number: int) -> int:
+        """
+        Add to the count.
+
+        Args:
+            number: What to add.
+        """
+        self.count += number
+        return self.count
+
+    async def double(self) -> int:
+        """Double the count."""
+        self.count *= 2
+        return self.count
+
+    def _secret(self):
+        raise AssertionError
+
+    def get_reward(self):
+        return float(self.count == 10)
+
+
+class TestToolEnvironment:
+    def test_contract(self):
+        environment = ToolEnvironment(Counter())
+        assert list(environment.tools) == ["add", "double"]
+        assert environment.tool_schemas[0]["function"]["name"] == "add"
+        prompt = [{"role": "user", "content": "Make it ten."}]
+        assert environment.reset(start=4, prompt=prompt)[-1]["content"] == "Make it ten. Count is 4."
+        assert environment.step('{"name": "add", "arguments": {"number": 1}}') == StepResult("5")
+        assert environment.step('{"name": "double", "arguments": {}}') == StepResult("10")
+        assert environment.step('{"name": "add", "arguments": {"n": 1}}').observation.startswith("{'error': ")
+        assert "Tool get_reward not found." in environment.step('{"name": "get_reward", "arguments": {}}').observation
+        for answer in ("I am done.", '{"name": "Bob"}'):
+            assert environment.step(answer) == StepResult("", terminated=True)
+        assert environment.final_reward() == 1
+
+    @pytest.mark.parametrize(
+        ("message", "read"),
+        [
+            ("no such key: order_12345", "no such key: order_12345"),
+            ("unexpected token: table_12ab", "unexpected token: table_12ab"),
+            ("invalid sort_key=created_at", "invalid sort_key=created_at"),
+            ("refused marble-heron-12 and hf_abcdefghijklmnop", f"refused {HIDDEN} and {HIDDEN}"),
+            ("x" * 5000, "x" * 5000),
+            ("half a character \ud800", "half a character \\ud800"),
+        ],
+    )
+    def test_the_policy_reads_the_errors_of_tools(self, message, read):
+        """As TRL phrases them: only secrets of this run, and what looks like one, are hidden."""
+
+        def look():
+            """Look."""
+            raise ValueError(message)
+
+        remember_secrets({"api_key": "marble-heron-12"})
+        observation = ToolEnvironment(tools=[look]).step('{"name": "look", "arguments": {}}').observation
+        assert observation == str({"error": read})
+
+    def test_a_tool_that_calls_exit_has_failed(self):
+        """Such as one that runs code of the model."""
+
+        def run():
+            """Run."""
+            raise SystemExit("no more")
+
+        result = ToolEnvironment(tools=[run]).step('{"name": "run", "arguments": {}}')
+        assert result == StepResult(str({"error": "no more"}))
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_class_can_say_that_it_is_done(self, is_async):
+        class Until(Counter):
+            """Is done at 10."""
+
+            def _is_done(self):
+                return self.count >= 10
+
+        class UntilLater(Until):
+            async def _is_done(self):
+                return self.count >= 10
+
+        add = '{"name": "add", "arguments": {"number": 3}}'
+        pool = EnvironmentPool(UntilLater if is_async else Until)
+        (episode,) = play_episodes(pool, [{"start": 4, "prompt": PROMPT}], make_roles(add, max_turns=9))
+        pool.close()
+        assert [turn.next_observation for turn in episode.turns] == ["7", "10"]
+        assert episode.terminated and episode.score == 1 and episode.failure is None
+        assert list(ToolEnvironment(Until()).tools) == ["add", "double"]
+
+    def test_reset_can_be_asynchronous(self):
+        class Later(Counter):
+            async def reset(self, start, **row):
+                return super().reset(start, **row)
+
+        openings = [ToolEnvironment(each()).reset(prompt="Make it ten.", start=4) for each in (Counter, Later)]
+        assert openings == [[{"role": "user", "content": "Make it ten. Count is 4."}]] * 2
+
+    def test_content_blocks_are_joined(self):
+        class Blocks(Counter):
+            def reset(self, **row):
+                return [
+                    {"type": "text", "text": " one"},
+                    {"type": "image", "image": None},
+                    {"type": "text", "text": "two"},
+                ]
+
+            def look(self):
+                """Look."""
+                return [{"type": "text", "text": "three"}]
+
+        environment = ToolEnvironment(Blocks())
+        prompt = [{"role": "user", "content": [{"type": "text", "text": "zero"}]}]
+        assert environment.reset(prompt=prompt) == [{"role": "user", "content": "zero one\ntwo"}]
+        assert environment.step('{"name": "look", "arguments": {}}') == StepResult("three")
+
+    @pytest.mark.parametrize(
+        "returned",
+        [
+            ["Paris", "Rome"],
+            [{"id": 1}],
+            [],
+            [{"type": "text", "text": "x"}, {"id": 1}],
+            [{"type": "book"}],
+            [{"type": "text"}],
+            [None, 1],
+            {"a": [1]},
+            ("x",),
+            None,
+        ],
+        ids=str,
+    )
+    def test_tools_that_return_anything(self, returned):
+        """Content blocks are joined; everything else reads as under GRPOTrainer, whose templates print it."""
+
+        class Returns(Counter):
+            def look(self):
+                """Look."""
+                return returned
+
+        assert ToolEnvironment(Returns()).step('{"name": "look", "arguments": {}}') == StepResult(str(returned))
+
+    def test_several_calls_in_one_turn(self):
+        seen = {}
+
+        def keep(completions, **kwargs):
+            seen["messages"] = completions[0]
+            return [0.0]
+
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        calls = [("add", {"number": 1}), ("open", {}), ("double", {})]
+        functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        calls_message = [{"type": "function", "function": function} for function in functions]
+        said = {"role": "assistant", "content": "", "tool_calls": calls_message}
+        roles = make_roles_of(chat, [chat.past_turn(said), "done"], action_format="tool_call", max_turns=5)
+        rewards = EpisodeRewards([keep])
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles, rewards=rewards)
+        assert episode.score == 1 and len(episode.turns) == 2
+        results = ["5", "{'error': 'Tool open not found.'}", "10"]
+        assert json.loads(episode.turns[0].next_observation) == results
+        names = ["add", "open", "double"]
+        answers = [{"role": "tool", "name": n, "content": r} for n, r in zip(names, results, strict=True)]
+        assert seen["messages"] == [said, *answers, {"role": "assistant", "content": "done"}]
+        assert "<tool_response>\n10\n</tool_response>" in chat.tokenizer.decode(roles.generator.prompts[1])
+
+    def test_an_empty_result_stays_in_the_completion(self):
+        """As in TRL, where an assistant's message never follows another one."""
+        seen = []
+
+        def keep(completions, **kwargs):
+            seen.extend(completions)
+            return [0.0]
+
+        class Silent(Counter):
+            def wait(self):
+                """Wait."""
+                return ""
+
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        said = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "wait", "arguments": {}}}]}
+        roles = make_roles_of(chat, [chat.past_turn(said), "done"], action_format="tool_call", max_turns=5)
+        rewards = EpisodeRewards([keep])
+        play_episodes(EnvironmentPool(Silent), [{"start": 4}], roles, rewards=rewards)
+        (messages,) = seen
+        assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
+        assert messages[1] == {"role": "tool", "name": "wait", "content": ""}
+
+    def test_the_policy_is_given_the_tools(self):
+        roles = make_roles(['{"name": "add", "arguments": {"number": 6}}', "ten"], prompts=NLACPrompts(), max_turns=5)
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles)
+        system = roles.chat.tokenizer.decode(roles.generator.prompts[0]).partition("<|user|>")[0]
+        assert "Add to the count." in system
+        assert episode.score == 1 and len(episode.turns) == 2
+
+    def test_standalone_tools(self):
+        def search(query: str) -> str:
+            """
+            Look something up.
+
+            Args:
+                query: What.
+            """
+            return f"nothing on {query}"
+
+        pool = EnvironmentPool(None, tools=[search])
+        assert not pool.pays
+        roles = make_roles(['{"name": "search", "arguments": {"query": "it"}}', "done"], max_turns=5)
+        (episode,) = play_episodes(pool, [{"prompt": [{"role": "user", "content": "find it"}]}], roles)
+        assert episode.turns[0].next_observation == "nothing on it"
+        with pytest.raises(ValueError, match="`tools` go with"):
+            EnvironmentPool(lambda: make_environment(DESK), tools=[search])
+
+
+CALL = '{"name": "add", "arguments": {"number": 6}}'
+# What models write in place of a call, and whether it can be read as `CALL`.
+MALFORMED = {
+    "fence": (f"```json\n{CALL}\n```", True),
+    "full stop": (f"{CALL}.", True),
+    "comma": (f"{CALL},", True),
+    "one brace too many": (CALL + "}", True),
+    "arguments in a string": ('{"name": "add", "arguments": "{\\"number\\": 6}"}', True),
+    "single quotes": ("{'name': 'add', 'arguments': {'number': 6}}", True),
+    "comma at the end of an object": ('{"name": "add", "arguments": {"number": 6,},}', True),
+    "python": ("add(number=6)", True),
+    "python in a fence": ("```tool_code\nprint(default_api.add(6))\n```", True),
+    "invented observation": (f"{CALL}\nObservation: 10\nThought: Done.\nAction: ten", True),
+    "action input": ('add\nAction Input: {"number": 6}', True),
+    "tool and args": ('{"tool": "add", "args": {"number": 6}}', True),
+    "action and its input": ('{"action": "add", "action_input": {"number": 6}}', True),
+    "llama": ('{"type": "function", "name": "add", "parameters": {"number": 6}}', True),
+    "openai": ('{"type": "function", "function": {"name": "add", "arguments": "{\\"number\\": 6}"}}', True),
+    "markup": (f"<tool_call>\n{CALL}\n</tool_call>", True),
+    "function markup": ("<function=add>\n<parameter=number>\n6\n</parameter>\n</function>", True),
+    "mistral": ('[TOOL_CALLS] [{"name": "add", "arguments": {"number": 6}}]', True),
+    "words around": (f"I will add six: {CALL}\nThat makes ten.", True),
+    "name of the tool as key": ('{"add": {"number": 6}}', True),
+    "missing brace": (CALL[:-1], False),
+    "missing quote": ('{"name": "add, "arguments": {"number": 6}}', False),
+    "no quotes": ('{name: "add", arguments: {number: 6}}', False),
+    "unknown structure": ('{"do": "add", "with": 6}', False),
+    "words around a broken call": (f"I will add six: {CALL[:-2]} and that makes ten.", False),
+    "name alone": ("add", False),
+    "open call": ("add(number=6", False),
+    "words between calls": (f"First {CALL} and then {CALL}", False),
+    "placeholder": ('{"name": <tool>, "arguments": <JSON object>}', False),
+}
+
+
+class TestMalformedCalls:
+    @pytest.mark.parametrize("action_format", ["react", "text", "tool_call"])
+    @pytest.mark.parametrize("kind", MALFORMED)
+    def test_none_ends_an_episode(self, kind, action_format):
+        """A call that can be read is made, any other is reported to the policy. Sampled tokens stay as they are."""
+        text, is_readable = MALFORMED[kind]
+        said, end = (f"Thought: hm\nAction: {act}" if action_format == "react" else act for act in (text, "ten"))
+        chat = ChatEncoder(make_tokenizer("qwen2_5"))
+        roles = make_roles_of(chat, [said, end], prompts=NLACPrompts(), action_format=action_format, max_turns=5)
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles)
+        first, last = episode.turns
+        notice = roles.prompts.unreadable(action_format)
+        assert (first.action, first.next_observation) == ((CALL, "10") if is_readable else ("", notice))
+        assert (last.action, episode.score) == ("ten", float(is_readable))
+        assert Transition(episode, 0).action_ids == tuple(chat.past_turn(said))
+
+    def test_headings_and_marks_around_an_action(self):
+        said = f"### Thought:\nSix are missing.\n\n### Action:\n{CALL}"
+        for text in (said, said.replace("### ", "**").replace(":\n", ":**\n"), said.replace("### ", "1. ")):
+            roles = make_roles([text, "Thought: so\nAction: ten"], action_format="react", max_turns=5)
+            (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles)
+            assert [turn.action for turn in episode.turns] == [CALL, "ten"]
+
+    @pytest.mark.parametrize("action", ["I am done.", '{"count": 10}', "The tool add works.", "[10]"])
+    def test_what_is_no_call_is_the_final_answer(self, action):
+        (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 10}], make_roles([action], max_turns=5))
+        assert (episode.turns[0].action, episode.terminated, episode.score) == (action, True, 1)
+
+    @pytest.mark.parametrize("action", ['{"move": 1}', "[up]", "lookup(x)", CALL, f"{CALL}.", "add(number=6)"])
+    def test_without_tools_nothing_is_a_call(self, action):
+        class Game(TextEnvironment):
+            def reset(self, **task):
+                return "Move."
+
+            def step(self, action):
+                return StepResult("", terminated=True)
+
+        (episode,) = play_episodes(EnvironmentPool(Game), [{}], make_roles([action], max_turns=5))
+        assert episode.turns[0].action == action
+
+
+class DeskTools:
+    """The service desk as a TRL environment that records its calls."""
+
+    diaries: list[tuple[str, ...]] = []
+
+    def __init__(self):
+        self.desk = make_environment(DESK)
+
+    def reset(self, request, **row):
+        assert row == {"prompt": PROMPT}  # the whole row, with the prompt
+        self.diary, self.reward = [request], 0.0
+        return self.desk.reset(request=request)
+
+    async def route(self, team: str, form: str, proof: str, time: str) -> str:
+        """
+        Route the request.
+
+        Args:
+            team: Who works on it.
+            form: With which form.
+            proof: With which proof.
+            time: When.
+        """
+        call = f"route {team} {form} {proof} {time}"
+        result = self.desk.step(call)
+        self.reward += result.reward
+        self.diary += [call, result.observation]
+        return result.observation
+
+    def get_reward(self):
+        self.diaries.append((*self.diary, f"{self.reward}"))
+        return self.reward
+
+
+def diaries_of(trainer) -> set[tuple[str, ...]]:
+    DeskTools.diaries.clear()
+    trainer.train()
+    return set(DeskTools.diaries)
+
+
+def test_the_same_episodes_as_under_grpo(tmp_path):
+    """With the same class, model and greedy sampling, every call, answer and reward is the same."""
+    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
+    config = dict(use_cpu=True, bf16=False, report_to="none", max_steps=1, top_k=1, per_device_train_batch_size=6)
+    grpo = GRPOTrainer(
+        model=TINY_MODEL,
+        args=GRPOConfig(
+            str(tmp_path / "grpo"),
+            num_generations=2,
+            max_completion_length=200,
+            max_tool_calling_iterations=3,
+            save_strategy="no",
+            **config,
+        ),
+        train_dataset=tasks,
+        environment_factory=DeskTools,
+    )
+    nlac = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(
+            tmp_path / "nlac",
+            action_format="tool_call",
+            episodes_per_iteration=3,
+            max_turns=3,
+            max_completion_length=64,
+            **config,
+        ),
+        train_dataset=tasks,
+        environment_factory=DeskTools,
+        prompts=COMPACT_PROMPTS,
+    )
+    expected = diaries_of(grpo)
+    assert len(expected) == len(REQUESTS) and any(len(diary) > 4 for diary in expected)
+    assert diaries_of(nlac) == expected
+
+
+@pytest.mark.parametrize("kind", ["trl", "text"])
+def test_environments_may_own_their_data(tmp_path, kind):
+    class Tools:
+        resets: list[dict] = []
+
+        def reset(self, **row):
+            self.resets.append(row)
+            return "baku 2"
+
+        def route(self, team: str) -> str:
+            """
+            Route the request.
+
+            Args:
+                team: Who works on it.
+            """
+            return "closed"
+
+        def get_reward(self):
+            return 1.0
+
+    class Text:
+        resets: list[dict] = []
+
+        def reset(self):
+            self.resets.append({})
+            return "baku 2"
+
+        def step(self, action):
+            return StepResult("closed win", 1.0, terminated=True)
+
+    environment = Tools if kind == "trl" else Text
+    arguments = dict(model=TINY_MODEL, environment_factory=environment, prompts=COMPACT_PROMPTS)
+    trainer = NLACTrainer(args=make_config(tmp_path, max_steps=2), **arguments)
+    trainer.train()
+    assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
+    with pytest.raises(ValueError, match="`train_dataset`"):
+        NLACTrainer(args=make_config(tmp_path / "other", max_steps=-1), **arguments).train()
+
+
+def test_tools_choose_the_format_of_actions(tmp_path):
+    """Where the template shows tools, actions are its calls; the choice is saved for the agent."""
+
+    class Text(TextEnvironment):
+        def reset(self):
+            return "baku 2"
+
+        def step(self, action):
+            return StepResult("closed win", 1.0, terminated=True)
+
+    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
+    for environment, dataset, expected in ((DeskTools, tasks, "tool_call"), (Text, None, "react")):
+        args = make_config(tmp_path / expected, action_format=None)
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=args,
+            train_dataset=dataset,
+            environment_factory=environment,
+            prompts=COMPACT_PROMPTS,
+        )
+        assert trainer.roles.actions.name == trainer.args.action_format == expected
+        trainer.save_model()
+        assert RoleOptions.from_pretrained(str(tmp_path / expected)).action_format == expected
+
+
+def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
+    def judge(prompts, completions, log_metric, **kwargs):
+        log_metric("is_eval", float("seven" in prompts[0][-1]["content"]))
+        return [1.0] * len(prompts)
+
+    def tasks(word):
+        return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Say {word}."}]}] * 2)
+
+    config = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(tmp_path, **config),
+        train_dataset=tasks("one"),
+        eval_dataset=tasks("seven"),
+        reward_funcs=judge,
+        prompts=COMPACT_PROMPTS,
+    )
+    trainer.train()
+    logged = [{log[name] for log in trainer.state.log_history if name in log} for name in ("is_eval", "eval_is_eval")]
+    assert logged == [{0.0}, {1.0}]
+
+
+def test_reward_functions_get_what_trl_gives_them(tmp_path):
+    def count(environments, trainer_state, log_metric, log_extra, request, **kwargs):
+        assert isinstance(environments[0], DeskTools) and len(request) == len(environments)
+        log_extra("request", request)
+        log_metric("my/step", trainer_state.global_step)
+        return [len(environment.diary) for environment in environments]
+
+    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
+    trainer = NLACTrainer(
+        model=TINY_MODEL,
+        args=make_config(tmp_path, action_format="tool_call", logging_steps=1),
+        train_dataset=tasks,
+        environment_factory=DeskTools,
+        reward_funcs=count,
+        prompts=COMPACT_PROMPTS,
+    )
+    trainer.train()
+    assert [entry["my/step"] for entry in trainer.state.log_history if "my/step" in entry] == [0, 1]
+    assert trainer.state.log_history[0]["episode/return"] >= 1

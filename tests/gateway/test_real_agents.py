@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Agents of other frameworks, unchanged: each is trained for two iterations. Packages that are missing are skipped."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.testing_utils import DESK, make_trainer, weights
+
+from trl_nlac.chat.tool_calls import format_tool_call
+from trl_nlac.environments import AgentEnvironment
+from trl_nlac.environments.embedded import make_environment
+from trl_nlac.environments.embedded.service_desk import TOOL
+from trl_nlac.types import Episode
+
+
+class Desk:
+    """The service desk as a tool of an agent: what frameworks call in their own ways."""
+
+    def __init__(self, request: str):
+        self.desk = make_environment(DESK)
+        self.task = self.desk.reset(request=request)
+        self.reward = 0.0
+        self.is_closed = False
+
+    def route(self, team: str, form: str, proof: str, time: str) -> str:
+        """Route the request.
+
+        Args:
+            team: The team that gets the request.
+            form: The form to fill in.
+            proof: What the customer must show.
+            time: When it is done.
+        """
+        if self.is_closed:
+            return "closed"
+        arguments = {"team": team, "form": form, "proof": proof, "time": time}
+        result = self.desk.step(format_tool_call("route", arguments))
+        self.is_closed, self.reward = result.terminated, result.reward
+        return result.observation
+
+
+def run_loop(task, base_url, api_key):
+    """A plain loop with OpenAI's client."""
+    from openai import OpenAI
+
+    desk = Desk(task["request"])
+    messages = [{"role": "user", "content": desk.task}]
+    with OpenAI(base_url=base_url, api_key=api_key) as client:
+        while not desk.is_closed:
+            answer = client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
+            message = answer.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            for call in message.tool_calls:
+                try:
+                    result = desk.route(**json.loads(call.function.arguments))
+                except TypeError as error:
+                    result = str(error)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return desk.reward
+
+
+async def run_openai_agents(task, base_url, api_key, interface, streamed=False):
+    """The OpenAI Agents SDK."""
+    import agents
+    from openai import AsyncOpenAI
+
+    desk = Desk(task["request"])
+    agents.set_tracing_disabled(True)
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        model_class = {
+            "chat": agents.OpenAIChatCompletionsModel,
+            "responses": agents.OpenAIResponsesModel,
+        }[interface]
+        agent = agents.Agent(
+            name="desk",
+            model=model_class("policy", client),
+            tools=[agents.function_tool(desk.route, failure_error_function=lambda context, error: str(error))],
+        )
+        try:
+            if streamed:
+                run = agents.Runner.run_streamed(agent, desk.task, max_turns=3)
+                async for _ in run.stream_events():
+                    pass
+            else:
+                await agents.Runner.run(agent, desk.task, max_turns=3)
+        except agents.MaxTurnsExceeded:
+            pass
+    return desk.reward
+
+
+def run_smolagents(task, base_url, api_key):
+    """A `ToolCallingAgent` of smolagents."""
+    import smolagents
+
+    desk = Desk(task["request"])
+    agent = smolagents.ToolCallingAgent(
+        tools=[smolagents.tool(desk.route)],
+        model=smolagents.OpenAIServerModel("policy", api_base=base_url, api_key=api_key),
+        max_steps=2,
+        verbosity_level=0,
+    )
+    agent.run(desk.task)
+    return desk.reward
+
+
+def run_smolagents_code(task, base_url, api_key):
+    """A `CodeAgent` of smolagents, which calls tools in Python."""
+    import smolagents
+
+    desk = Desk(task["request"])
+    agent = smolagents.CodeAgent(
+        tools=[smolagents.tool(desk.route)],
+        model=smolagents.OpenAIServerModel("policy", api_base=base_url, api_key=api_key),
+        max_steps=2,
+        verbosity_level=0,
+    )
+    agent.run(desk.task)
+    return desk.reward
+
+
+def run_langgraph(task, base_url, api_key, streamed=False):
+    """The agent of LangGraph that comes with it."""
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+    from langgraph.errors import GraphRecursionError
+    from langgraph.prebuilt import create_react_agent
+
+    desk = Desk(task["request"])
+    route = tool(desk.route)
+    route.handle_tool_error = route.handle_validation_error = True
+    model = ChatOpenAI(model="policy", base_url=base_url, api_key=api_key, streaming=streamed)
+    agent = create_react_agent(model, [route])
+    try:
+        agent.invoke({"messages": [("user", desk.task)]}, {"recursion_limit": 6})
+    except GraphRecursionError:
+        pass
+    return desk.reward
+
+
+PROGRAM = """
+import json, sys
+sys.path[:0] = {paths!r}
+from environments.test_real_agents import run_loop
+import os
+print(run_loop(json.load(sys.stdin), os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]))
+"""
+
+
+def train(tmp_path, run_agent, **config) -> list[Episode]:
+    """Train for two iterations, and return the episodes."""
+    environment = AgentEnvironment(run_agent)
+    settings = {"action_format": None, "max_completion_length": 40, "environment_timeout": 60.0, **config}
+    trainer = make_trainer(tmp_path, settings, environment_factory=environment)
+    before = weights(trainer.model)
+    trainer.train()
+    episodes = trainer.replay.episodes
+    assert trainer.args.action_format == "tool_call"
+    assert not any(episode.failure for episode in episodes), [episode.failure for episode in episodes]
+    assert any(not torch.equal(value, before[name]) for name, value in weights(trainer.model).items())
+    assert trainer.state.global_step == 2 and trainer.num_environment_steps == len(trainer.replay)
+    return episodes
+
+
+def with_calls(episodes: list[Episode]) -> list[Episode]:
+    return [episode for episode in episodes if any('"name": "route"' in turn.action for turn in episode.turns)]
+
+
+def test_plain_loop(tmp_path):
+    episodes = train(tmp_path, run_loop)
+    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
+
+
+@pytest.mark.parametrize("interface", ["chat", "responses"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_openai_agents(tmp_path, interface, streamed):
+    pytest.importorskip("agents")
+
+    async def run_agent(*args):
+        return await run_openai_agents(*args, interface, streamed)
+
+    episodes = train(tmp_path, run_agent)
+    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_langgraph(tmp_path, streamed):
+    pytest.importorskip("langgraph")
+    pytest.importorskip("langchain_openai")
+    episodes = train(tmp_path, lambda *args: run_langgraph(*args, streamed))
+    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
+
+
+@pytest.mark.parametrize("run_agent", [run_smolagents, run_smolagents_code], ids=["tool calls", "code"])
+def test_smolagents(tmp_path, run_agent):
+    pytest.importorskip("smolagents")
+    episodes = train(tmp_path, run_agent, max_turns=6)
+    assert len(episodes) > 8  # it writes its history in words of its own: every request is a conversation
+    assert all(episode.opening[0]["role"] == "system" for episode in episodes)
+
+
+@pytest.mark.slow
+def test_command_line(tmp_path):
+    script = tmp_path / "agent.py"
+    tests = Path(__file__).parents[1]
+    script.write_text(PROGRAM.format(paths=[str(tests), str(tests.parent)]))
+    episodes = train(tmp_path / "run", [sys.executable, str(script)], per_device_train_batch_size=2)
+    assert len(episodes) == 4 and with_calls(episodes)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import wandb
+from helpers.records_utils import CONFIG, read
+from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
+from trl.trainer.callbacks import RichProgressCallback
+
+from trl_nlac.episodes.text_environment import StepResult
+from trl_nlac.records.episode_tables import EpisodeTables
+from trl_nlac.records.folder import completions_file
+
+
+class TestEpisodes:
+    def test_rows_are_what_was_played(self, tmp_path):
+        config = {**CONFIG, "log_completions": True, "eval_strategy": "steps", "eval_steps": 4, "num_eval_episodes": 2}
+        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS)
+        trainer.train()
+        names = sorted(path.name for path in (tmp_path / "completions").iterdir())
+        assert names == ["completions_00002.parquet", "completions_00004.parquet", "eval_completions_00004.parquet"]
+        rows = pd.concat([read(tmp_path / "completions" / name) for name in names[:2]])
+        assert list(rows["step"]) == [0] * 4 + [2] * 4 and list(rows["environment_steps"]) == [0] * 4 + [8] * 4
+        assert list(rows["episode"]) == list(range(0, 16, 2))
+        for (_, row), episode in zip(rows.iterrows(), trainer.replay.episodes, strict=True):
+            assert row["prompt"] == episode.first_observation and json.loads(row["task"]) == episode.task
+            assert row["return"] == episode.score and row["success"] == (episode.score >= 1)
+            turns = [(turn["text"], turn["action"], turn["next_observation"]) for turn in row["turns"]]
+            assert turns == [(turn.action, turn.action, turn.next_observation) for turn in episode.turns]
+            assert all(turn["critique"] is None for turn in row["turns"])
+        evaluated = read(tmp_path / "completions" / names[2])
+        assert list(evaluated["episode"]) == [0, 0, 1, 1, 2, 2, 3, 3]
+        turns = [turn for turns in evaluated["turns"] for turn in turns]
+        judged = [turn for turn in turns if turn["critique"] is not None]
+        assert judged and all(turn["critique"].startswith("Future:") for turn in judged)
+        assert all(turn["verdict"] == ("Yes" in turn["critique"]) for turn in judged)
+        assert all(turn["verdict"] == (turn["verdict_score"] > 0) for turn in judged if abs(turn["verdict_score"]) > 5)
+
+    def test_columns_of_reward_functions(self, tmp_path, capsys):
+        def length(completions, log_extra, **kwargs):
+            log_extra("first word", [completion[0]["content"].split()[0] for completion in completions])
+            log_extra("mixed", [1, "two", None, 4.0])
+            return [len(completion) / 4 for completion in completions]
+
+        trainer = make_trainer(tmp_path, {**CONFIG, "log_completions": True, "max_steps": 2}, reward_funcs=length)
+        trainer.train()
+        rows = read(tmp_path / "completions" / "completions_00002.parquet")
+        assert list(rows["first word"]) == [turns[0]["text"].split()[0] for turns in rows["turns"]]
+        assert list(rows["mixed"].fillna("nothing")) == ["1", "two", "nothing", "4.0"]
+        assert list(rows["rewards/length"]) == [1.0] * 4
+        assert "Step 2" in capsys.readouterr().out
+
+    def test_what_parquet_cannot_hold_is_text(self, tmp_path):
+        """Objects without entries, and a reward whose function's name looks like that of a secret."""
+
+        def correct_password(completions, log_extra, **kwargs):
+            log_extra("empty", [{} for _ in completions])
+            log_extra("nested", [{"a": [{}]} for _ in completions])
+            log_extra("password", ["hunter2" for _ in completions])
+            return [0.5] * len(completions)
+
+        changes = {"log_completions": True, "max_steps": 2}
+        make_trainer(tmp_path, {**CONFIG, **changes}, reward_funcs=correct_password).train()
+        rows = read(tmp_path / "completions" / "completions_00002.parquet")
+        assert list(rows["empty"]) == ["{}"] * 4 and list(rows["nested"]) == ["{'a': [{}]}"] * 4
+        assert list(rows["password"]) == ["<hidden>"] * 4 and list(rows["rewards/correct_password"]) == [0.5] * 4
+
+    def test_half_a_character(self, tmp_path):
+        """As a function can have read it from JSON. No file can hold it."""
+
+        def note(completions, log_extra, **kwargs):
+            log_extra("found", [{"text": ["\ud83d"]} for _ in completions])
+            log_extra("whole", ["\ud83d\ude00" for _ in completions])
+            return [0.5] * len(completions)
+
+        config = {**CONFIG, "log_completions": True, "max_steps": 1, "samples_per_iteration": 4, "logging_steps": 1}
+        make_trainer(tmp_path, config, reward_funcs=note).train()
+        rows = read(tmp_path / "completions" / "completions_00001.parquet")
+        assert all("\\ud83d" in found for found in rows["found"]) and list(rows["whole"]) == ["\U0001f600"] * 4
+
+    def test_a_task_with_secrets_is_json(self, tmp_path):
+        """Also where a secret stands between quotes, of which a pass over the JSON would take one."""
+
+        class Login:
+            def __str__(self):
+                return 'password="hunter2"'
+
+        note = 'say "hi" then password="hunter2" ok'
+        episode = replace(make_episode(), task={"note": note, "login": Login()})
+        tables = EpisodeTables(make_config(tmp_path), lambda ids: "act")
+        (row,) = tables.rows([episode], [0], 0, 0)
+        task = json.loads(row["task"])
+        assert task == {"note": 'say "hi" then password="<hidden>" ok', "login": 'password="<hidden>"'}
+
+    def test_episodes_at_the_step_of_a_log_are_added_and_an_evaluation_is_replaced(self, tmp_path):
+        args = make_config(tmp_path, log_completions=True, num_completions_to_print=0)
+        tables, notes = EpisodeTables(args, str), ({"a": 1.5, "turns": "x"}, {"a": "text"}, {"b": None})
+        for number, extra in enumerate(notes):
+            for kind in ("", "eval"):
+                episode = replace(make_episode(num_turns=1), extra=extra)
+                tables.write(tables.rows([episode], [number], 3, 0), 3, kind)
+        rows = read(completions_file(str(tmp_path), 3))
+        assert list(rows["episode"]) == [0, 1, 2] and list(rows["a"].fillna("")) == ["1.5", "text", ""]
+        assert list(rows["extra/turns"].fillna("")) == ["x", "", ""] and len(rows["turns"][0]) == 1
+        assert list(read(completions_file(str(tmp_path), 3, "eval"))["episode"]) == [2]
+
+    def test_a_process_that_dies_while_it_writes_keeps_the_rows_before(self, tmp_path, monkeypatch):
+        def die(table, path, **kwargs):
+            Path(path).write_bytes(b"PAR1 cut")
+            raise OSError("no space left")
+
+        args = make_config(tmp_path, log_completions=True, num_completions_to_print=0)
+        tables = EpisodeTables(args, str)
+        tables.write(tables.rows([make_episode()], [0], 3, 0), 3)
+        monkeypatch.setattr("pyarrow.parquet.write_table", die)
+        with pytest.raises(OSError, match="no space left"):
+            tables.write(tables.rows([make_episode()], [1], 3, 0), 3)
+        assert list(read(completions_file(str(tmp_path), 3))["episode"]) == [0]
+
+    def test_a_failed_environment_is_in_the_table(self, tmp_path):
+        class Broken:
+            resets = 0
+
+            def reset(self, **task):
+                type(self).resets += 1
+                if self.resets % 4 == 0:
+                    raise RuntimeError("no such customer")
+                return "situ 2"
+
+            def step(self, action):
+                return StepResult("closed win", 1.0, terminated=True)
+
+        config = {**CONFIG, "log_completions": True, "max_steps": 2}
+        make_trainer(tmp_path, config, environment_factory=Broken).train()
+        rows = read(tmp_path / "completions" / "completions_00002.parquet")
+        assert sorted(len(turns) for turns in rows["turns"]) == [0, 1, 1, 1]
+        (failed,) = rows[rows["failure"].notna()].to_dict("records")
+        assert failed["failure"] == "reset: RuntimeError: no such customer" and failed["episode"] == -1
+
+    def test_console_shows_some(self, tmp_path, capsys):
+        config = {**CONFIG, "log_completions": True, "num_completions_to_print": 1, "max_steps": 2}
+        make_trainer(tmp_path, config).train()
+        assert capsys.readouterr().out.count("ASSISTANT") == 2  # of the two turns of one episode
+
+    def test_trackio(self, tmp_path):
+        """In a separate process, as trackio serves its dashboard from threads that stay."""
+        script = f"""
+from helpers.testing_utils import TASKS, make_trainer
+config = dict({CONFIG}, log_completions=True, log_unique_prompts=True, report_to="trackio")
+trainer = make_trainer({str(tmp_path / "run")!r}, config)
+trainer.train_dataset = TASKS.select([0, 0, 1, 1])
+trainer.train()
+"""
+        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": f"tests{os.pathsep}."}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
+            found = database.execute("SELECT messages, metadata FROM traces WHERE key = 'episodes'").fetchall()
+        conversations, metadata = ([json.loads(text) for text in column] for column in zip(*found, strict=True))
+        assert [row["step"] for row in metadata] == [2, 2, 4, 4]
+        assert {row["task"] for row in metadata} == {json.dumps(TASKS[i]) for i in (0, 1)}
+        for messages, row in zip(conversations, metadata, strict=True):
+            assert [message["role"] for message in messages[:2]] == ["user", "assistant"]
+            assert messages[1]["content"].startswith("route") and row["success"] == (row["return"] >= 1)
+
+    def test_wandb(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+        make_trainer(tmp_path / "run", {**CONFIG, "log_completions": True, "report_to": "wandb"}).train()
+        wandb.finish()
+        tables = [json.loads(path.read_text()) for path in tmp_path.rglob("completions_*.table.json")]
+        assert sorted(row[0] for table in tables for row in table["data"]) == [2] * 4 + [4] * 4
+        assert all(table["columns"] == ["step", "prompt", "completion", "return"] for table in tables)
+
+    def test_rich_progress_callback(self, tmp_path):
+        make_trainer(tmp_path, {**CONFIG, "max_steps": 2}, callbacks=[RichProgressCallback()]).train()

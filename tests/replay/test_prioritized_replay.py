@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.replay_utils import make_text_episode
+from helpers.testing_utils import make_episode, priorities_of
+
+from trl_nlac import PrioritizedReplay
+
+
+class TestPrioritizedReplay:
+    @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+    def test_sampling_follows_priorities(self, alpha):
+        replay = PrioritizedReplay(capacity=13, priority_exponent=alpha, seed=1)
+        replay.add([make_episode(num_turns=5), make_episode(num_turns=5)])
+        priorities = np.array([0.1, 0.5, 1, 2, 5, 0.3, 0.2, 4, 1, 1])
+        replay.update_priorities(range(10), priorities)
+        samples = replay.sample(20_000)
+        counts = np.bincount([sample.transition_id for sample in samples], minlength=10)
+        expected = priorities**alpha / (priorities**alpha).sum() * 20_000
+        assert ((counts - expected) ** 2 / expected).sum() < 21.67  # 1 % point of chi-square, 9 degrees of freedom
+
+    @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+    def test_transitions_drawn_together_follow_priorities(self, alpha):
+        """Each draw of a group does, although they depend on each other. The buffer has wrapped around."""
+        replay = PrioritizedReplay(13, priority_exponent=alpha, transitions_per_episode=4, seed=2)
+        replay.add([make_episode(num_turns=turns) for turns in (4, 2, 6, 4)])  # of which the first leaves
+        priorities = np.array([3, 0.5, 0.1, 0.5, 1, 2, 5, 0.3, 0.2, 4, 1, 1])
+        replay.update_priorities(range(4, 16), priorities)
+        groups = np.array([sample.transition_id for sample in replay.sample(80_000)]).reshape(-1, 4) - 4
+        expected = priorities**alpha / (priorities**alpha).sum() * 20_000
+        for draws in groups.T:
+            counts = np.bincount(draws, minlength=12)
+            assert ((counts - expected) ** 2 / expected).sum() < 31.26  # 0.1 % point, 11 degrees of freedom
+        assert (np.repeat([0, 1, 2], [2, 6, 4])[groups].std(axis=1) == 0).all()  # one episode
+        if alpha < 1:  # no transition of the episode of six has more than a quarter of it
+            assert all(len(set(group)) == 4 for group in groups[(2 <= groups[:, 0]) & (groups[:, 0] < 8)].tolist())
+        counts = np.array([np.bincount(group, minlength=12) for group in groups])
+        shares = [priorities[of] ** alpha / (priorities[of] ** alpha).sum() for of in np.split(range(12), [2, 8])]
+        for i, share in enumerate(np.concatenate(shares)):  # as often as its share asks for, up to rounding
+            assert set(counts[counts[:, i] > 0, i]) <= {np.floor(4 * share), np.ceil(4 * share)}
+
+    def test_importance_weights_of_transitions_drawn_together(self):
+        """The weighted frequencies are uniform."""
+        replay = PrioritizedReplay(
+            8, priority_exponent=1.0, importance_sampling_exponent=1.0, transitions_per_episode=3
+        )
+        replay.add([make_episode(num_turns=5), make_episode(num_turns=3)])
+        replay.update_priorities(range(8), np.array([1, 2, 3, 4, 5, 1, 1, 6]))
+        samples = replay.sample(30_000)
+        ids, weights = ([getattr(sample, name) for sample in samples] for name in ("transition_id", "weight"))
+        frequencies = np.bincount(ids, weights, minlength=8)
+        assert frequencies == pytest.approx(np.full(8, frequencies.mean()), rel=0.06)
+
+    def test_one_transition_of_an_episode_is_drawn_as_without_the_option(self):
+        """The draws are those of version 8618d21."""
+        replay = PrioritizedReplay(20, seed=7)
+        replay.add([make_episode(num_turns=5) for _ in range(5)])
+        replay.update_priorities([6, 7, 12], [0.5, 2.0, 3.0])
+        assert [sample.transition_id for sample in replay.sample(10)] == [12, 17, 15, 24, 6, 17, 20, 16, 15, 9]
+
+    def test_groups_are_cut_to_the_number(self):
+        replay = PrioritizedReplay(20, transitions_per_episode=4)
+        replay.add([make_episode(num_turns=5) for _ in range(4)])
+        ids = [sample.transition_id for sample in replay.sample(10)]
+        assert [len({i // 5 for i in ids[of]}) for of in (slice(0, 4), slice(4, 8), slice(8, 10))] == [1, 1, 1]
+        assert len(ids) == 10
+
+    def test_transitions_drawn_together_can_be_left_out(self):
+        replay = PrioritizedReplay(20, transitions_per_episode=4)
+        replay.add([make_episode(num_turns=5)])
+        replay.leave_out([0, 2, 4])
+        assert {sample.transition_id for sample in replay.sample(1000)} == {1, 3}
+
+    def test_new_transitions_get_the_largest_priority_seen(self):
+        replay = PrioritizedReplay(capacity=100, priority_exponent=1.0)
+        replay.add([make_episode()])
+        replay.update_priorities([0, 1], [0.5, 7.0])
+        replay.add([make_episode(num_turns=1)])
+        assert replay.priority_mean == pytest.approx(14.5 / 3)
+        counts = np.bincount([sample.transition_id for sample in replay.sample(10_000)])
+        assert counts[2] == pytest.approx(10_000 * 7 / 14.5, rel=0.05)
+
+    def test_transitions_that_are_taken_in_get_the_largest_priority_seen(self):
+        replay = PrioritizedReplay(capacity=4)
+        replay.add([make_episode()])
+        replay.update_priorities([1], [7.0])
+        replay.leave_out([0])
+        replay.take_in()
+        assert priorities_of(replay).tolist() == [7.0, 7.0]
+
+    @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+    def test_transitions_can_be_left_out_of_draws(self, alpha, tmp_path):
+        replay = PrioritizedReplay(capacity=6, priority_exponent=alpha)
+        replay.add([make_episode(num_turns=3)])
+        replay.leave_out([0, 2, -7])
+        replay.save(tmp_path)
+        loaded = PrioritizedReplay(capacity=6, priority_exponent=alpha)
+        loaded.load(tmp_path)
+        for buffer in (replay, loaded):
+            assert buffer.num_left_out == 2 and len(buffer) == 3
+            assert {sample.transition_id for sample in buffer.sample(1000)} == {1}
+            buffer.take_in()
+            assert buffer.num_left_out == 0 and len({sample.transition_id for sample in buffer.sample(1000)}) == 3
+            buffer.leave_out([0, 2])
+            buffer.leave_out([1])  # nothing else is left to draw
+            counts = np.bincount([sample.transition_id for sample in buffer.sample(3000)])
+            assert counts == pytest.approx([1000] * 3, rel=0.15)
+            buffer.add([make_episode(num_turns=1)])
+            assert {sample.transition_id for sample in buffer.sample(1000)} == {3}
+            buffer.leave_out([])
+            buffer.add([make_episode(num_turns=5)])  # those that are left out leave like others
+            assert buffer.num_left_out == 0
+
+    def test_oldest_episodes_leave_whole(self):
+        replay = PrioritizedReplay(capacity=7)
+        for i in range(10):
+            replay.add([make_episode(num_turns=2 + i % 2, text=str(i))])
+        assert [episode.task["name"] for episode in replay.episodes] == ["8", "9"]
+        assert [episode.task["name"] for episode in replay.newest(1)] == ["9"]
+        assert len(replay) == 5
+        for sample in replay.sample(200):
+            assert sample.transition.episode in replay.episodes
+            assert sample.transition_id in range(20, 25)
+
+    def test_priorities_of_evicted_transitions_are_skipped(self):
+        replay = PrioritizedReplay(capacity=4, priority_exponent=1.0)
+        replay.add([make_episode(text="old"), make_episode(text="kept"), make_episode(text="new")])
+        replay.update_priorities([0, 1], [1000.0, 1000.0])
+        names = [sample.transition.episode.task["name"] for sample in replay.sample(1000)]
+        assert 400 < names.count("new") < 600
+
+    def test_a_loss_of_zero_is_drawn_again(self):
+        replay = PrioritizedReplay(capacity=4, priority_exponent=1.0)
+        replay.add([make_episode()])
+        replay.update_priorities([0, 1], [0.0, 0.0])
+        assert {sample.transition_id for sample in replay.sample(100)} == {0, 1}
+
+    def test_importance_weights(self):
+        replay = PrioritizedReplay(capacity=4, priority_exponent=1.0, importance_sampling_exponent=1.0)
+        replay.add([make_episode()])
+        replay.update_priorities([0, 1], [1.0, 4.0])
+        weights = {sample.transition_id: sample.weight for sample in replay.sample(100)}
+        assert weights == {0: pytest.approx(1.0), 1: pytest.approx(0.25)}
+
+    @pytest.mark.parametrize("together", [1, 3])
+    def test_saved_buffer_continues_exactly(self, together, tmp_path):
+        replay = PrioritizedReplay(capacity=9, transitions_per_episode=together, seed=3)
+        replay.add([make_episode(num_turns=4, text=str(i), terminated=bool(i % 2)) for i in range(5)])
+        replay.update_priorities([12, 13, 17], [0.5, 2.0, 3.0])
+        replay.sample(10)
+        replay.save(tmp_path)
+        loaded = PrioritizedReplay(capacity=9, transitions_per_episode=together, seed=99)
+        loaded.load(tmp_path)
+        for _ in range(3):
+            ours, theirs = replay.sample(50), loaded.sample(50)
+            assert [sample.transition_id for sample in ours] == [sample.transition_id for sample in theirs]
+            for a, b in zip(ours, theirs, strict=True):
+                assert a.transition.turn == b.transition.turn
+                assert a.transition.terminated == b.transition.terminated
+                np.testing.assert_array_equal(a.transition.episode.token_ids, b.transition.episode.token_ids)
+            for buffer in (replay, loaded):
+                buffer.add([make_episode(num_turns=3)])
+
+    def test_empty_buffer_round_trip(self, tmp_path):
+        PrioritizedReplay(capacity=4).save(tmp_path)
+        loaded = PrioritizedReplay(capacity=4)
+        loaded.load(tmp_path)
+        assert len(loaded) == 0
+
+    def test_errors(self):
+        replay = PrioritizedReplay(capacity=2)
+        with pytest.raises(ValueError, match="empty"):
+            replay.sample(1)
+        with pytest.raises(ValueError, match="replay_buffer_size=2"):
+            replay.add([make_episode(num_turns=3)])
+        replay.add([make_episode()])
+        with pytest.raises(ValueError, match="finite"):
+            replay.update_priorities([0], [float("nan")])
+
+    def test_fill_refuses_what_does_not_fit(self):
+        """The buffer stays as it was."""
+        replay = PrioritizedReplay(capacity=7)
+        replay.fill([make_episode(text="kept"), make_episode(text="kept too")])
+        replay.update_priorities([1, 3], [0.5, 7.0])
+        before = priorities_of(replay).tolist()
+        with pytest.raises(ValueError, match="4 transitions do not fit into `replay_buffer_size=7`. Make it"):
+            replay.fill([make_episode(), make_episode()])
+        assert [episode.task["name"] for episode in replay.episodes] == ["kept", "kept too"]
+        assert priorities_of(replay).tolist() == before == [1.0, 0.5, 1.0, 7.0]
+        replay.fill([make_episode(num_turns=3, text="fits")])
+        assert len(replay) == 7 and replay.episodes[-1].task["name"] == "fits"
+
+
+class TestStoredEpisodes:
+    def test_tasks_that_cannot_be_stored(self):
+        replay = PrioritizedReplay(capacity=10)
+        replay.add([make_episode()])
+        odd = replace(make_episode(), task={"when": {1, 2}})
+        with pytest.raises(TypeError, match="columns that JSON can hold"):
+            replay.add([make_episode(), odd, make_episode()])
+        assert len(replay) == 4  # earlier episodes are stored and can be sampled
+        assert {sample.transition_id for sample in replay.sample(200)} == {0, 1, 2, 3}
+
+    def test_samples_of_an_episode_share_it(self):
+        replay = PrioritizedReplay(capacity=10)
+        episode = make_episode(num_turns=5)
+        replay.add([episode])
+        assert replay.sample(1)[0].transition.episode is episode
+        del episode
+        samples = replay.sample(20)
+        assert len({id(sample.transition.episode.token_ids) for sample in samples}) == 1
+        assert replay.sample(1)[0].transition.episode is samples[0].transition.episode
+
+    def test_memory_is_less_than_the_token_ids(self):
+        """Measured as allocations of Python and numpy, for episodes without references."""
+        rng = np.random.default_rng(0)
+        replay = PrioritizedReplay(capacity=3000)
+        tracemalloc.start()
+        num_bytes = 0
+        for _ in range(1000):
+            episode = make_text_episode(rng, num_tokens=2000)
+            episode = replace(episode, token_ids=episode.token_ids % 2**17)
+            num_bytes += episode.token_ids.nbytes
+            replay.add([episode])
+        del episode
+        memory, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(replay) == 3000 and memory < num_bytes

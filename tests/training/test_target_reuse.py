@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import json
+
+import pytest
+from helpers.method_utils import CRITIQUE, asked, make_transitions
+from helpers.testing_utils import make_roles, make_trainer, noted_metrics, targets_of
+
+from trl_nlac import PrioritizedReplay
+from trl_nlac.training.target_reuse import current_targets
+from trl_nlac.types import Sample
+
+
+def make_samples(roles) -> list[Sample]:
+    """Make samples of a step that continues the task, of the same again, and of one that ends it."""
+    first, last = make_transitions(roles)
+    return [Sample(first, 0, 1.0, 1.0), Sample(first, 0, 1.0, 1.0), Sample(last, 1, 1.0, 1.0)]
+
+
+class Backups:
+    """Roles whose every answer can be a future and a critique, and the number of questions to each role."""
+
+    def __init__(self, critique: str = CRITIQUE, **options):
+        self.roles = make_roles(critique, **options)
+        self.samples = make_samples(self.roles)
+        self.kept = PrioritizedReplay(2).targets
+
+    def ask(self, version: int, max_age: int = 0, bootstrap: str = "implicit") -> list[int]:
+        """Return the number of questions to the successor and to the backup."""
+        before = len(asked(self.roles))
+        self.targets = current_targets(self.roles, self.samples, self.kept, version, max_age, bootstrap)
+        questions = asked(self.roles)[before:]
+        return [
+            sum("Scenario?" in q and "Summary?" not in q for q in questions),
+            sum("Summary?" in q for q in questions),
+        ]
+
+
+class TestCurrentTargets:
+    def test_every_draw_has_a_new_target(self):
+        """As in the paper, where they are sampled."""
+        sampled = Backups(role_sampling={"backup": {"temperature": 1.0}})
+        assert [sampled.ask(version=0), sampled.ask(version=0), sampled.ask(version=1)] == [[2, 3]] * 3
+
+    def test_what_the_same_weights_would_write_again(self):
+        """A greedy target whose future was not sampled."""
+        half = Backups()
+        assert half.ask(version=3) == [2, 2]  # two futures that are the same
+        first = half.targets
+        assert half.ask(version=3) == [2, 1]  # the last step bootstraps nothing
+        assert half.targets[2].token_ids == first[2].token_ids and half.targets[2].parsed == first[2].parsed
+        assert half.ask(version=4) == [2, 2]
+        greedy = Backups(role_sampling={"successor": {"temperature": 0.0}})
+        greedy.ask(version=3)
+        assert greedy.ask(version=3) == [0, 0]
+        assert greedy.ask(version=4) == [1, 2]
+        observed = Backups()
+        observed.ask(version=3, bootstrap="monte_carlo")
+        assert observed.ask(version=3, bootstrap="monte_carlo") == [0, 0]
+
+    def test_targets_are_used_again_up_to_an_age(self):
+        backups = Backups(role_sampling={"backup": {"temperature": 1.0}})
+        assert backups.ask(version=10, max_age=2) == [1, 2]  # one target for both draws
+        assert backups.targets[0] is backups.targets[1]
+        assert backups.ask(version=12, max_age=2) == [0, 0]
+        metrics = backups.roles.take_metrics()
+        assert metrics["target/reused_rate"] == pytest.approx((1 / 3 + 1) / 2) and metrics["target/age"] == 1
+        assert backups.ask(version=13, max_age=2) == [1, 2]
+
+    def test_what_is_noted_can_be_so_beside_other_threads(self, monkeypatch):
+        noted = noted_metrics(monkeypatch)
+        Backups().ask(version=3)
+        assert noted == {"target/reused_rate": [0.0], "target/age": [0.0] * 3}
+
+    def test_unreadable_targets_are_not_kept(self):
+        backups = Backups("mumble", max_format_retries=0)
+        assert backups.ask(version=0, max_age=5) == [1, 2] == backups.ask(version=0, max_age=5)
+        assert all(target.parsed is None for target in backups.targets)
+
+
+class TestTrainer:
+    def test_targets_stay_until_they_are_too_old(self, tmp_path):
+        """No target in use is older than the option says, and few are written."""
+        config = {"target_max_age": 3, "max_steps": 8, "logging_steps": 1, "replay_buffer_size": 16}
+        trainer = make_trainer(tmp_path, config)
+        trainer.train()
+        logs = [log for log in trainer.state.log_history if "target/age" in log]
+        assert max(log["target/age"] for log in logs) > 0
+        assert any(log["target/reused_rate"] > 0.2 for log in logs)
+        kept = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]
+        assert kept and min(kept) >= 7 - 3  # since the last iteration
+
+    def test_a_new_run_writes_its_own_for_the_buffer_of_another(self, tmp_path):
+        """Versions of another run's target weights say nothing here, and its options left transitions out."""
+        config = {"target_max_age": 9, "max_steps": 1}
+        other = make_trainer(tmp_path / "other", config)
+        other.target_weights.num_updates = 120
+        other.train()
+        other.replay.leave_out([0])
+        other.replay.save(tmp_path / "buffer")
+        trainer = make_trainer(tmp_path / "new", config)
+        trainer.replay.load(tmp_path / "buffer")
+        trainer.train()
+        versions = {json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None}
+        assert versions == {0} and trainer.replay.num_left_out == 0

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Environments in the processes of a Ray cluster."""
+
+from collections.abc import Callable
+
+import cloudpickle
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from .process import CLOSING_SECONDS, Host, RemoteEnvironment
+from .text_environment import EnvironmentFailure, TextEnvironment
+
+
+def connect() -> None:
+    """Connect to the cluster that `RAY_ADDRESS` names or that this machine is part of; without one, start one here."""
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False)
+
+
+@ray.remote(concurrency_groups={"closing": 1})
+class _Host(Host):
+    """A host that can be closed in a call, from another thread."""
+
+    @ray.method(concurrency_group="closing")
+    def close_in_call(self) -> None:
+        self.close()
+
+
+class RayEnvironment(RemoteEnvironment):
+    """
+    Plays an environment in a Ray actor. The machines of the cluster are taken in turn.
+
+    Args:
+        make (`Callable[[], TextEnvironment]`):
+            Makes the environment, in the actor.
+    """
+
+    def __init__(self, make: Callable[[], TextEnvironment]):
+        super().__init__()
+        # It reserves no processor: actors that found none free would wait, and count as hanging.
+        actor = _Host.options(num_cpus=0, scheduling_strategy="SPREAD")
+        self._actor = actor.remote(cloudpickle.dumps(make))
+
+    def _ask_host(self, request: bytes) -> bytes:
+        try:
+            return ray.get(self._actor.answer.remote(request))
+        except RayActorError as lost:
+            raise EnvironmentFailure("the Ray actor of the environment has died") from lost
+
+    def _close_host(self) -> None:
+        self._wait_for(self._actor.close.remote())
+
+    def _close_host_in_call(self) -> None:
+        self._wait_for(self._actor.close_in_call.remote())
+
+    @staticmethod
+    def _wait_for(closing: ray.ObjectRef) -> None:
+        try:
+            ray.get(closing, timeout=CLOSING_SECONDS)
+        except (GetTimeoutError, RayActorError):
+            pass
+
+    def _kill_host(self) -> None:
+        ray.kill(self._actor)

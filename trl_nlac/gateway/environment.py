@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Agents that others wrote, against a server with OpenAI's interface that the policy answers."""
+
+import asyncio
+import inspect
+import json
+import os
+import queue
+import re
+import shlex
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..chat.tool_calls import format_results, parse_tool_calls, said
+from ..episodes.text_environment import (
+    EnvironmentFailure,
+    Opening,
+    PolicyAnswer,
+    StepResult,
+    TextEnvironment,
+    describe_error,
+)
+from ..event_loop import finish
+from ..secrets import hide_in_text
+from ..types import Message
+from .chat_requests import Question, Reply, RequestRefused, is_echo, reply_message
+
+
+if TYPE_CHECKING:
+    from .server import Request
+
+RunAgent = Callable[[dict[str, Any], str, str], float | None | Awaitable[float | None]]
+
+ENDING_SECONDS = 5.0  # how long an agent that is cut has to end itself, and to be ended
+_MAX_OUTPUT = 2**16  # bytes of the output of a command that are kept
+_POLL_SECONDS = 0.02  # between looks whether a command has ended
+_COLUMN = re.compile(r"\{(\w+)\}")
+
+
+class AgentEnvironment(TextEnvironment):
+    """
+    Runs an agent as it is, of any framework: a program that solves a task and asks a model through OpenAI's interface.
+    The policy is that model. An answer to a request is an action, and what the agent adds to the conversation before
+    its next request is the observation.
+
+    An instance is also a factory, which makes environments like itself: `environment_factory=AgentEnvironment(...)`.
+
+    Each run has a key of its own for a server in this process, which listens on the loopback interface only. It offers
+    `/chat/completions` and `/responses`, with tools and streaming, `/models`, and `/reward`, which takes `{"reward":
+    ...}`. How answers are sampled is the trainer's choice: `temperature` and the like are ignored, and so is
+    `tool_choice`, unless it is `"none"`. An answer that is not an action, and a call of a tool that the request does
+    not have, do not reach the agent: the policy gets a message, and is asked again.
+
+    A request that does not begin with all of an earlier conversation, reply included, begins one of its own,
+    which is trained on as an episode with the same final reward: of a sub-agent, or with a history that was compacted.
+
+    An agent that raises, exits with another code than 0, or ends without any request has failed, as an environment
+    does. One that is cut by a limit of the trainer gets an error for its open request, and a few seconds to end; what
+    it pays then counts.
+
+    Args:
+        run_agent (`Callable` or `str` or `list[str]`):
+            The agent. A function or coroutine function is called as `run_agent(task, base_url, api_key)`, where `task`
+            is a row of the dataset, and returns the reward of the run. A command is started in a process of its own,
+            with `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its variables, the task as JSON on its standard input, and
+            `{column}` in its words replaced by that column of the task; the last line that it prints is the reward, if
+            it is a number. What it has started ends with it. Commands need POSIX: Linux or macOS.
+        pays (`bool`, *optional*, defaults to `True`):
+            Whether the agent gives a reward, by what it returns or prints, by `/reward`, or by both: their sum. A run
+            without any has failed then. If `False`, there must be `reward_funcs`, and what it returns is ignored.
+
+    Raises:
+        ImportError: If aiohttp is not installed.
+        TypeError: If `run_agent` is neither callable nor a command.
+
+    Example:
+
+    ```python
+    from openai import OpenAI
+
+
+    def run_agent(task, base_url, api_key):
+        client = OpenAI(base_url=base_url, api_key=api_key)
+        messages = [{"role": "user", "content": task["question"]}]
+        answer = client.chat.completions.create(model="policy", messages=messages)
+        return float(task["answer"] in answer.choices[0].message.content)
+
+
+    environment_factory = AgentEnvironment(run_agent)
+    ```
+    """
+
+    takes_answers = True
+    brings_tools = True
+
+    def __init__(self, run_agent: RunAgent | str | list[str], pays: bool = True):
+        if find_spec("aiohttp") is None:
+            raise ImportError("AgentEnvironment needs aiohttp: `pip install trl-nlac[gateway]`.")
+        is_command = isinstance(run_agent, list) and run_agent and all(isinstance(word, str) for word in run_agent)
+        if not callable(run_agent) and not is_command and not (isinstance(run_agent, str) and run_agent.strip()):
+            raise TypeError(
+                "`run_agent` must be a function of a task, a URL and a key, or a command as text or as a list of its "
+                f"words, got {type(run_agent).__name__}."
+            )
+        self.run_agent = run_agent
+        self.pays = pays
+        self._run: _Run | None = None
+
+    def __call__(self) -> "AgentEnvironment":
+        """Make an environment like this one."""
+        return AgentEnvironment(self.run_agent, self.pays)
+
+    def reset(self, **task) -> Opening:
+        """Start the agent with a task, and return what it asks first."""
+        self.close()
+        self._run = _Run(self.run_agent, task)
+        return self._run.first_request()
+
+    def step(self, action: PolicyAnswer) -> StepResult:
+        """Give the answer to the agent, and return what follows: its next request, or its end."""
+        return self._run.answer(action)
+
+    def final_reward(self) -> float:
+        """Return the reward of the run. An agent that still runs is ended: a limit has cut its episode."""
+        is_cut = self._run.is_open
+        self._run.end()
+        reward = self._run.reward
+        if not self.pays:
+            return 0.0
+        if reward is None and not is_cut:
+            raise EnvironmentFailure(
+                "the agent gave no reward: let it return or print a number, or send it to `/reward`; or set "
+                "`AgentEnvironment(..., pays=False)` and give `reward_funcs`"
+            )
+        return 0.0 if reward is None else reward
+
+    def close(self) -> None:
+        """End the agent, without waiting until it ends itself."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.end(seconds=0.0)
+
+
+class _End(NamedTuple):
+    """The end of an agent: what it returned, or its error."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class _Conversation:
+    """A conversation of an agent with the policy, as the agent sees it."""
+
+    def __init__(self, question: Question, asked: list[tuple]):
+        self.tools = question.tools
+        self.is_rewritten = False
+        self.is_delivered = True
+        self.ask(question, asked)
+        roles = [message["role"] for message in question.messages]
+        self.opening = asked[: roles.index("assistant") if "assistant" in roles else len(roles)]
+
+    def ask(self, question: Question, asked: list[tuple]) -> None:
+        self.question, self.asked = question, asked
+        self.reply: Reply | None = None
+
+    def continuation(self, question: Question, asked: list[tuple]) -> list[Message] | None:
+        """What a request adds to the conversation; `None` if it does not continue it."""
+        length = len(self.asked)
+        if self.reply is None or self.is_rewritten or len(asked) < length + 2 or question.tools != self.tools:
+            return None
+        echo, *added = question.messages[length:]
+        if asked[:length] != self.asked or not is_echo(echo, self.reply.message, self.question.stop):
+            return None
+        return None if any(message["role"] == "assistant" for message in added) else added
+
+    def is_repeated_by(self, question: Question, asked: list[tuple]) -> bool:
+        """Whether a request is the last one again, because its reply did not arrive."""
+        return not self.is_delivered and asked == self.asked and question.tools == self.tools
+
+    def rewritten_by(self, question: Question, asked: list[tuple]) -> list[Message]:
+        """What follows the last answer in a request with the same opening and another history; empty if none does."""
+        length = len(self.opening)
+        if question.tools != self.tools or len(asked) <= length or asked[:length] != self.opening:
+            return []
+        roles = [message["role"] for message in question.messages]
+        last = max((i for i, role in enumerate(roles) if role == "assistant"), default=length - 1)
+        return question.messages[last + 1 :]
+
+
+class _Run:
+    """One run of an agent: a client of the server, from its start to its end."""
+
+    def __init__(self, run_agent: RunAgent | str | list[str], task: dict[str, Any]):
+        from .server import the_server
+
+        self.run_agent = run_agent
+        self.task = task
+        self.is_open = True
+        self.paid: list[float] = []
+        self.returned: Any = None
+        self._events: queue.SimpleQueue[Request | _End] = queue.SimpleQueue()
+        self._conversations: list[_Conversation] = []
+        self._current = 0
+        self._request: Request | None = None
+        self._asked: list[tuple] = []  # what its messages say
+        self._cancel: Callable[[], Any] = lambda: None
+        self._ending = threading.Lock()
+        self._server = the_server()
+        self._key = self._server.open(self)
+        # Coroutines run in the event loop of the environment's thread.
+        context = copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._work,), daemon=True, name="agent")
+        self._thread.start()
+
+    # What the server tells, in its thread
+
+    def ask(self, request: "Request") -> None:
+        """Take a question."""
+        self._events.put(request)
+        if not self.is_open:
+            self._refuse_all()
+
+    def pay(self, reward: float) -> None:
+        """Take a reward."""
+        self.paid.append(reward)
+
+    def judge(self, request: "Request") -> None:
+        """Refuse to judge an action: in training nothing does."""
+        raise RequestRefused("`/guard` is offered by `trl-nlac serve`, not while an agent is trained.", status=404)
+
+    # What the trainer asks, in the thread of the environment
+
+    @property
+    def reward(self) -> float | None:
+        """The sum of what the agent paid and returned; `None` if it did neither."""
+        if self.returned is None:
+            return sum(self.paid) if self.paid else None
+        return sum(self.paid, self.returned) if self.paid else self.returned
+
+    def first_request(self) -> Opening:
+        """
+        Wait for the first request.
+
+        Raises:
+            EnvironmentFailure: If the agent fails, or ends without one.
+        """
+        request = self._next()
+        if request is None:
+            raise EnvironmentFailure("the agent ended without a request to the model")
+        return self._open(request)
+
+    def answer(self, answer: PolicyAnswer) -> StepResult:
+        """
+        Answer the request, and wait for what follows.
+
+        Raises:
+            EnvironmentFailure: If the agent fails.
+        """
+        conversation, question = self._conversations[self._current], self._request.question
+        calls = parse_tool_calls(answer.action) if question.tools else []
+        names = {tool["function"]["name"] for tool in question.tools}
+        if any(name not in names for name, _ in calls):
+            return StepResult(format_results([_problem_of(name, names) for name, _ in calls]))
+        content = "" if calls and answer.content == answer.action else answer.content
+        message = reply_message(content, calls, question.stop)
+        conversation.reply = Reply(message, answer.num_prompt_tokens, answer.num_tokens)
+        conversation.is_delivered = self._request.reply(conversation.reply)
+        request = self._next()
+        return StepResult("", terminated=True) if request is None else self._observe(conversation, request)
+
+    def end(self, seconds: float = ENDING_SECONDS) -> None:
+        """End the agent: no request is answered any more, and what still runs after some seconds is stopped."""
+        with self._ending:
+            if not self.is_open:
+                return
+            self.is_open = False
+            self._server.close(self._key)
+            if self._request is not None:
+                self._request.refuse(_refusal())
+            self._refuse_all()
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                self._cancel()
+                self._thread.join(ENDING_SECONDS)
+            self._events.put(_End(error=EnvironmentFailure("the agent was stopped")))  # wakes a thread that waits
+
+    def _next(self) -> "Request | None":
+        """Wait for the next request; `None` if the agent ended."""
+        while True:
+            event = self._events.get()
+            if isinstance(event, _End):
+                self._close(event)
+                if event.error is not None:
+                    raise EnvironmentFailure(
+                        f"the agent failed: {type(event.error).__name__}: {describe_error(event.error)}"
+                    ) from event.error
+                return None
+            if event.is_abandoned:
+                continue
+            self._asked = [said(message) for message in event.question.messages]
+            if not self._repeat(event):
+                self._request = event
+                return event
+
+    def _close(self, end: _End) -> None:
+        """Note the end of the agent."""
+        self.returned, self.is_open = end.value, False
+        self._server.close(self._key)
+        self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        """Refuse the requests that wait; only the end of the agent stays."""
+        ends = []
+        try:
+            while True:
+                event = self._events.get_nowait()
+                if isinstance(event, _End):
+                    ends.append(event)
+                else:
+                    event.refuse(_refusal())
+        except queue.Empty:
+            for event in ends:
+                self._events.put(event)
+
+    def _repeat(self, request: "Request") -> bool:
+        """Give a reply again that did not arrive, where a request asks for it."""
+        for conversation in self._conversations:
+            if conversation.is_repeated_by(request.question, self._asked):
+                conversation.is_delivered = request.reply(conversation.reply)
+                return True
+        return False
+
+    def _open(self, request: "Request") -> Opening:
+        """Begin a conversation with a request."""
+        self._conversations.append(_Conversation(request.question, self._asked))
+        self._current = len(self._conversations) - 1
+        return Opening(request.question.messages, request.question.tools)
+
+    def _observe(self, answered: _Conversation, request: "Request") -> StepResult:
+        """Find the conversation that a request continues, or begin a new one."""
+        question, asked = request.question, self._asked
+        for i in reversed(range(len(self._conversations))):
+            added = self._conversations[i].continuation(question, asked)
+            if added is not None:
+                self._conversations[i].ask(question, asked)
+                self._current = i
+                results = [message["content"] for message in added if message["role"] == "tool"]
+                words = "\n\n".join(message["content"] for message in added if message["role"] != "tool")
+                if results:
+                    return StepResult(format_results(results), words=words, conversation=i)
+                return StepResult(words, conversation=i)
+        added = answered.rewritten_by(question, asked)
+        observation = "\n\n".join(message["content"] for message in added)
+        answered.is_rewritten = bool(observation)
+        return StepResult(observation, conversation=self._open(request))
+
+    # The agent, in a thread of its own
+
+    def _work(self) -> None:
+        try:
+            end = _End(finish(self._call()))
+        except BaseException as error:  # an agent that calls sys.exit has failed like others
+            end = _End(error=error)
+        self.returned = end.value
+        self._events.put(end)
+
+    async def _call(self) -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        self._cancel = lambda: loop.is_closed() or loop.call_soon_threadsafe(task.cancel)
+        if not self.is_open:
+            raise EnvironmentFailure("the agent was stopped before it began")
+        if not callable(self.run_agent):
+            return await _run_command(self.run_agent, self.task, self._server.base_url, self._key)
+        arguments = (self.task, self._server.base_url, self._key)
+        if inspect.iscoroutinefunction(self.run_agent):
+            return await self.run_agent(*arguments)
+        end = await asyncio.to_thread(_outcome, self.run_agent, *arguments)
+        if end.error is not None:
+            raise end.error
+        return await end.value if inspect.isawaitable(end.value) else end.value
+
+
+def _outcome(function: Callable, *arguments: Any) -> _End:
+    """Call a function in a thread. Some errors do not come out of one by themselves."""
+    try:
+        return _End(function(*arguments))
+    except BaseException as error:
+        return _End(error=error)
+
+
+def _refusal() -> RequestRefused:
+    return RequestRefused("The episode has ended: nothing is answered any more.", status=410)
+
+
+def _problem_of(name: str, names: set[str]) -> str:
+    """Say why a call did not reach the agent, as TRL words it."""
+    message = "Not called, as another tool was not found." if name in names else f"Tool {name} not found."
+    return str({"error": message})
+
+
+async def _run_command(command: str | list[str], task: dict[str, Any], base_url: str, key: str) -> float | None:
+    """
+    Run a command in a process of its own, with all that it starts, and return the reward that it prints.
+
+    Raises:
+        EnvironmentFailure: If it exits with another code than 0.
+    """
+    words = shlex.split(command) if isinstance(command, str) else command
+    words = [_COLUMN.sub(lambda match: str(task.get(match[1], match[0])), word) for word in words]
+    written = json.dumps(task, default=str).encode()  # before anything is started that an error would leave behind
+    bypass = ",".join(part for part in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1") if part)
+    variables = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": bypass, "no_proxy": bypass}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **variables}, start_new_session=True
+    )
+    output, errors = bytearray(), bytearray()
+    exchange = asyncio.gather(
+        _keep_last_part(process.stdout, output),
+        _keep_last_part(process.stderr, errors),
+        _write(process.stdin, written),
+    )
+    try:
+        while process.returncode is None:  # `wait` would wait for all who hold its output
+            await asyncio.sleep(_POLL_SECONDS)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # all of it has ended
+            pass
+        await asyncio.wait([exchange], timeout=ENDING_SECONDS)  # a daemon, which is not killed, can hold the output
+        exchange.cancel()
+    if process.returncode != 0:
+        said_last = hide_in_text(" ".join(errors.decode(errors="replace").split()))[-500:]
+        raise EnvironmentFailure(f"the command ended with the exit code {process.returncode}: {said_last}")
+    lines = output.decode(errors="replace").split("\n")
+    try:
+        return float(next(line for line in reversed(lines) if line.strip()))
+    except (StopIteration, ValueError):
+        return None
+
+
+async def _write(stream: asyncio.StreamWriter, data: bytes) -> None:
+    try:
+        stream.write(data)
+        await stream.drain()
+    except ConnectionError:  # it does not read its input
+        pass
+    finally:
+        stream.close()
+
+
+async def _keep_last_part(stream: asyncio.StreamReader, kept: bytearray) -> None:
+    """Read a stream to its end, and keep the last part."""
+    while part := await stream.read(_MAX_OUTPUT):
+        kept += part
+        del kept[:-_MAX_OUTPUT]

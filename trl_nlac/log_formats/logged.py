@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What readers of logs share: the rows that could be read, and why others could not."""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..episodes.logs import problem_of_row
+
+
+# Where rows have their outcome, unless an option names another place.
+OUTCOMES = ("reward", "score", "outcome", "success", "passed", "resolved")
+_GOOD = ("pass", "passed", "success", "successful", "succeeded", "true", "yes", "resolved", "correct")
+_BAD = ("fail", "failed", "failure", "false", "no", "unresolved", "incorrect")
+_MAX_REASON = 200  # characters
+
+
+class UnreadableError(ValueError):
+    """Why a row of a log cannot be read."""
+
+
+@dataclass
+class LoggedConversations:
+    """
+    Conversations of log files.
+
+    Args:
+        format (`str`, *optional*, defaults to `""`):
+            The format of the files, in words.
+        rows (`list[dict[str, Any]]`, *optional*):
+            Conversations with the columns of [`~episodes.logs.episodes_from_logs`].
+        unreadable (`Counter[str]`, *optional*):
+            How many others there are, by the reason why they cannot be read, with N for numbers in it.
+        notes (`Counter[str]`, *optional*):
+            What was changed or left out in those that can be read, and how often.
+    """
+
+    format: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    unreadable: Counter = field(default_factory=Counter)
+    notes: Counter = field(default_factory=Counter)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a conversation, if it is one that can be trained on."""
+        problem = "it has no outcome" if row.get("reward") is None else problem_of_row(row)
+        if problem is None:
+            self.rows.append(row)
+        else:
+            self.refuse(problem)
+
+    def refuse(self, reason: object) -> None:
+        """Count a conversation that cannot be read."""
+        text = " ".join(re.sub(r"\d+", "N", str(reason)).split())
+        self.unreadable[text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "..."] += 1
+
+
+def find_outcome(row: dict[str, Any], name: str | None) -> float | None:
+    """
+    Find the outcome of a row: under a name, in which dots lead into structures, or under one of `OUTCOMES`, also of
+    the row's `metadata`. `None` if it has none.
+
+    Raises:
+        UnreadableError: If it is no outcome.
+    """
+    if name is not None:
+        return read_outcome(_at(row, name))
+    metadata = row.get("metadata")
+    for place in (row, metadata if isinstance(metadata, dict) else {}):
+        for known in OUTCOMES:
+            if place.get(known) is not None:
+                return read_outcome(place[known])
+    return None
+
+
+def _at(row: Any, name: str) -> Any:
+    """The value of a name with dots; a key that has the dots itself comes first."""
+    if not isinstance(row, dict):
+        return None
+    if name in row:
+        return row[name]
+    first, dot, rest = name.partition(".")
+    return _at(row.get(first), rest) if dot else None
+
+
+def read_outcome(value: Any) -> float | None:
+    """
+    Read an outcome: a number, a truth value, or a word such as "passed"; `None` stays.
+
+    Raises:
+        UnreadableError: If it is none of these.
+    """
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in _GOOD or word in _BAD:
+            return float(word in _GOOD)
+        try:
+            value = float(word)
+        except ValueError:
+            raise UnreadableError("its outcome is a word that means neither success nor failure") from None
+    if value is None:
+        return None
+    if not isinstance(value, bool | int | float) or not abs(value) <= sys.float_info.max:
+        raise UnreadableError("its outcome is neither a number, nor true or false")
+    return float(value)
+
+
+def json_values(text: str, found: LoggedConversations) -> Iterator[Any]:
+    """
+    Read JSON lines, one JSON value, or several after one another, as exporters of spans print them. The items of a
+    list come one by one. What is no JSON is counted, and reading goes on at the next line that begins a value.
+    """
+    for value in _values(text, found):
+        if isinstance(value, list):
+            yield from value
+        else:
+            yield value
+
+
+def _values(text: str, found: LoggedConversations) -> Iterator[Any]:
+    decoder, place = json.JSONDecoder(), 0
+    while True:
+        while place < len(text) and text[place].isspace():
+            place += 1
+        if place == len(text):
+            return
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            found.refuse("it is not JSON")
+            # The rest of a broken value of several lines is indented.
+            following = re.compile(r"^[{\[]", re.MULTILINE).search(text, text.find("\n", place) + 1 or len(text))
+            place = following.start() if following else len(text)
+            continue
+        yield value

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Results of τ-bench and of τ²-bench."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..types import Message
+from .logged import LoggedConversations, UnreadableError, find_outcome, read_outcome
+from .messages import read_messages
+
+
+_CUT = ("max_steps", "timeout")  # why τ²-bench ended a simulation that could have continued
+_BROKEN = ("error", "infrastructure", "invalid")  # in the names of other reasons
+
+
+def is_result(value: Any) -> bool:
+    """Whether a value is a run of τ-bench."""
+    return isinstance(value, dict) and "traj" in value
+
+
+def is_results(value: Any) -> bool:
+    """Whether a value is the results of τ²-bench."""
+    return isinstance(value, dict) and isinstance(value.get("simulations"), list)
+
+
+def read_results(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
+    """
+    Read runs of τ-bench: `task_id`, `reward`, `traj` (the messages) and `info`. A run that an error ended has no
+    outcome, although its reward is 0.
+
+    Args:
+        values (`Iterable[Any]`):
+            Values of the files.
+        outcome (`str`, *optional*):
+            Where they have their outcome, if not under `reward`.
+        found ([`~log_formats.logged.LoggedConversations`]):
+            Where to add them.
+    """
+    for value in values:
+        try:
+            if not is_result(value):
+                raise UnreadableError("it is no run of τ-bench")
+            info = value.get("info")
+            if isinstance(info, dict) and info.get("error"):
+                raise UnreadableError("an error ended the run, so its reward of 0 is none")
+            found.add(
+                {
+                    "messages": read_messages(value["traj"], found),
+                    "reward": find_outcome(value, outcome),
+                    "task": {"task_index": value.get("task_id")},
+                }
+            )
+        except ValueError as error:
+            found.refuse(error)
+
+
+def read_simulations(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
+    """
+    Read results of τ²-bench: its `simulations`, with the policy of the domain as the system's message. What the user
+    did with tools of their own, which the agent does not see, is left out. Arguments as in [`read_results`].
+    """
+    for value in values:
+        if not is_results(value):
+            found.refuse("it is no result of τ²-bench")
+            continue
+        policy = _policy(value.get("info"))
+        for simulation in value["simulations"]:
+            try:
+                found.add(_simulation(simulation, policy, outcome, found))
+            except ValueError as error:
+                found.refuse(error)
+
+
+def _simulation(simulation: Any, policy: list[Message], outcome: str | None, found: LoggedConversations) -> dict:
+    if not isinstance(simulation, dict) or not isinstance(simulation.get("messages"), list):
+        raise UnreadableError("a simulation has no messages")
+    reason = str(simulation.get("termination_reason"))
+    if any(word in reason for word in _BROKEN):
+        raise UnreadableError(f"the simulation ended with {reason}, so it has no outcome")
+    rewards = simulation.get("reward_info")
+    reward = rewards.get("reward") if isinstance(rewards, dict) else None
+    messages = [_message(message) for message in simulation["messages"] if _is_seen(message)]
+    return {
+        "messages": read_messages([*policy, *messages], found),
+        "reward": read_outcome(reward) if outcome is None else find_outcome(simulation, outcome),
+        "terminated": reason not in _CUT,
+        "task": {"task_id": simulation.get("task_id")},
+    }
+
+
+def _is_seen(message: Any) -> bool:
+    """Whether the agent sees a message: not calls and results of the user's tools."""
+    if not isinstance(message, dict):
+        return True
+    is_users_call = message.get("role") == "user" and message.get("tool_calls")
+    return not is_users_call and message.get("requestor") != "user"
+
+
+def _message(message: Any) -> Any:
+    """Write a tool's result as OpenAI does: its `id` is that of the call."""
+    if not isinstance(message, dict) or message.get("role") != "tool":
+        return message
+    return {"content": "", **message, "tool_call_id": message.get("id")}
+
+
+def _policy(info: Any) -> list[Message]:
+    environment = info.get("environment_info") if isinstance(info, dict) else None
+    policy = environment.get("policy") if isinstance(environment, dict) else None
+    return [{"role": "system", "content": policy}] if isinstance(policy, str) and policy else []

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How many environments play at the same time, where, and how long a call of one can take."""
+
+from dataclasses import dataclass, field
+
+from .checks import MAX_SECONDS, check_at_least, check_between, check_choices, check_types
+
+
+@dataclass
+class EnvironmentOptions:
+    r"""
+    Options of [`NLACConfig`], and of the commands that play, for the instances of environments.
+
+    Parameters:
+        max_concurrent_environments (`int`, *optional*):
+            Number of environment instances that exist at the same time on each process. If `None`, one for each
+            episode.
+        environment_workers (`str`, *optional*, defaults to `"thread"`):
+            Where environments play: `"thread"`, each in a thread, for environments that wait for servers or other
+            processes; `"process"`, each in a process of its own, for environments that compute in Python and would
+            hold up one another and training; `"ray"`, each in a process of a Ray cluster, on all its machines.
+        environment_timeout (`float`, *optional*, defaults to `300.0`):
+            Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
+            count as hanging: the episode is truncated and the instance is discarded. At least 0.01. If `None`, never.
+
+    Raises:
+        ValueError: If a value is out of range; the message names the option.
+    """
+
+    max_concurrent_environments: int | None = field(
+        default=None,
+        metadata={"help": "Number of environment instances that exist at the same time on each process."},
+    )
+    environment_workers: str = field(
+        default="thread",
+        metadata={
+            "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
+            "other processes; 'process', each in a process of its own, for environments that compute in Python and "
+            "would hold up one another and training; 'ray', each in a process of a Ray cluster, on all its machines.",
+            "choices": ["thread", "process", "ray"],
+        },
+    )
+    environment_timeout: float | None = field(
+        default=300.0, metadata={"help": "Seconds after which a call of an environment or of reward functions hangs."}
+    )
+
+    def __post_init__(self):
+        check_types(self)
+        check_choices(self, "environment_workers")
+        check_at_least(self, 1, "max_concurrent_environments")
+        check_between(self, 0.01, MAX_SECONDS, "environment_timeout")  # less is over before anything is done

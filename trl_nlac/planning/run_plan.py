@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A plan: does a run fit its machines, how long does an iteration take, and what could be changed."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ..nlac_config import NLACConfig
+from .memory import (
+    ASLEEP,
+    DEEPSPEED,
+    SHARDED,
+    Precision,
+    Sharing,
+    activations,
+    cache_tokens,
+    communication,
+    engine_weights,
+    generation_bytes,
+    loss_bytes,
+    optimizer_step,
+    set_aside,
+    states,
+)
+from .shape import ModelShape
+from .time import Lengths, Phase, Rates, phases, tokens_of_transition
+
+
+SERVER_UTILIZATION = 0.9  # share of the memory that `vllm serve` takes by default
+HIGHEST_RANK = 512  # of adapters that vLLM serves
+
+
+@dataclass(frozen=True)
+class Machines:
+    """
+    Where a run trains.
+
+    Args:
+        gpus (`int`):
+            Number of GPUs of a node.
+        memory (`float`):
+            Bytes of a GPU.
+        nodes (`int`, *optional*, defaults to `1`):
+            Number of nodes.
+        server_gpus (`int`, *optional*, defaults to `0`):
+            Number of GPUs that the vLLM server uses.
+        server_memory (`float`, *optional*, defaults to `0.0`):
+            Bytes of each of them.
+        reserve (`float`, *optional*, defaults to `2e9`):
+            Bytes of a GPU that are not planned: CUDA's context, NCCL, and what the allocator cannot use.
+    """
+
+    gpus: int
+    memory: float
+    nodes: int = 1
+    server_gpus: int = 0
+    server_memory: float = 0.0
+    reserve: float = 2e9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    The plan of a run.
+
+    Args:
+        shape ([`ModelShape`]), machines ([`Machines`]), sharing ([`Sharing`]):
+            The model, where it trains, and how processes share it.
+        args ([`NLACConfig`]), rates ([`Rates`]):
+            The options, and what is assumed.
+        loaded (`float`):
+            Bytes of a weight as the model is loaded.
+        context (`int`):
+            Tokens that the model can read.
+        frozen_bytes (`float`, *optional*):
+            Bytes of all frozen weights, where they are quantized.
+        attention (`str`, *optional*):
+            `attn_implementation`; only with the default, or `"sdpa"`, are prefixes shared.
+    """
+
+    shape: ModelShape
+    machines: Machines
+    sharing: Sharing
+    args: NLACConfig
+    rates: Rates
+    loaded: float
+    context: int
+    frozen_bytes: float | None = None
+    attention: str | None = None
+
+    # Sizes
+
+    @property
+    def precision(self) -> Precision:
+        return Precision.of(self.sharing.kind, self.loaded, self.args.bf16 or self.args.fp16, self.shape.has_adapters)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.args.share_prefixes and self.attention in (None, "sdpa")
+
+    @property
+    def num_losses(self) -> int:
+        """Examples of a transition."""
+        args = self.args
+        return max(1, bool(args.critic_loss_coef) + bool(args.policy_loss_coef) + args.rehearse_refinements)
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Most tokens of a prompt and of an answer of any role."""
+        of_roles = (sampling.get("max_tokens") or 0 for sampling in (self.args.role_sampling or {}).values())
+        answer = max(self.args.max_completion_length, *of_roles, 0)
+        return min(self.args.max_prompt_length or self.context, self.context - answer), answer
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most tokens that the model reads in a pass."""
+        prompt, answer = self.longest
+        tokens = tokens_of_transition(prompt, answer, self.num_losses, self.shares_prefixes)
+        whole = int(self.args.per_device_train_batch_size * (tokens + self.args.rehearsal_ratio * (prompt + answer)))
+        limit = self.args.max_tokens_per_batch
+        return whole if limit is None else min(whole, max(limit, prompt + answer))  # an example is not divided
+
+    @property
+    def lengths(self) -> Lengths:
+        """Mean lengths, half of the longest unless they are given."""
+        (prompt, answer), turns, given = self.longest, self.args.max_turns, self.rates
+        return Lengths(given.prompt_tokens or prompt / 2, given.answer_tokens or answer / 2, given.turns or turns / 2)
+
+    # Memory
+
+    @cached_property
+    def memory(self) -> dict[str, dict[str, float]]:
+        """
+        Bytes of each part at the worst moments of an iteration: at the loss, in the backward pass of the layers, in
+        the optimizer's step, and while the roles generate with the target weights.
+        """
+        args, shape, sharing, precision = self.args, self.shape, self.sharing, self.precision
+        held = {name: size for name, size in self._states.items() if name not in self._on_host}
+        asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}
+        answer_tokens = args.per_device_train_batch_size * (self.num_losses + args.rehearsal_ratio) * self.longest[1]
+        taught = args.per_device_train_batch_size * args.num_distilled_losses * self.longest[1]
+        answer_tokens, taught = min(answer_tokens, self.batch_tokens), min(taught, self.batch_tokens)
+        passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
+        peaks = passing.peaks(*loss_bytes(shape, precision, int(answer_tokens), taught))
+        training = {**held, "communication": communication(shape, sharing), **asleep}
+        generating = dict(held)
+        if sharing.kind not in DEEPSPEED:  # whose gradients have a buffer
+            generating.pop("gradients", None)
+        return {
+            "loss": {**training, "activations": passing.kept, "loss": peaks["loss"] - passing.kept},
+            "layers": {**training, "activations": passing.kept, "layer": peaks["layers"] - passing.kept},
+            "step": {**held, "step": optimizer_step(shape, sharing, args.optim), **asleep},
+            "generation": {
+                **generating,
+                "weights set aside": set_aside(shape, sharing, precision),
+                **self._generation,
+            },
+        }
+
+    @property
+    def host(self) -> dict[str, float]:
+        """Bytes of a process in CPU memory."""
+        asleep = {}
+        if self._engine and self.args.vllm_enable_sleep_mode and self.shape.has_adapters:
+            asleep = {"engine": engine_weights(self.shape, self.frozen_bytes, self.args.vllm_tensor_parallel_size)}
+        return {**{name: size for name, size in self._states.items() if name in self._on_host}, **asleep}
+
+    @property
+    def peak(self) -> float:
+        return max(sum(parts.values()) for parts in self.memory.values())
+
+    @property
+    def margin(self) -> float:
+        """Bytes of a GPU that are left at the worst moment."""
+        return self.machines.memory - self.machines.reserve - self.peak
+
+    @cached_property
+    def _states(self) -> dict[str, float]:
+        found = states(self.shape, self.sharing, self.precision, self.args.optim, self.frozen_bytes)
+        if self.args.beta and not self.shape.has_adapters:
+            found["reference"] = found["weights"]
+        return found
+
+    @property
+    def _on_host(self) -> set[str]:
+        names = {"optimizer", "gradients"} if self.sharing.offloads_optimizer else set()
+        names |= {"weights"} if self.sharing.offloads_weights else set()
+        return names | ({"target weights"} if self.args.target_weights_offload else set())
+
+    @property
+    def _engine(self) -> float:
+        """Bytes that a colocated engine takes while it generates."""
+        colocated = self.args.use_vllm and self.args.vllm_mode == "colocate"
+        return self.args.vllm_gpu_memory_utilization * self.machines.memory if colocated else 0
+
+    @property
+    def _generation(self) -> dict[str, float]:
+        if self.args.use_vllm:
+            gathered = {} if self.shape.has_adapters else {"gathered weights": 2 * self.shape.largest}
+            return {**gathered, **({"engine": self._engine} if self._engine else {})}
+        whole = self.sharing.kind in SHARDED and self.args.ds3_gather_for_generation or self.precision.casts
+        gathered = {"gathered weights": 2 * self.shape.parameters} if whole else {}
+        kept = {"prefix cache": self.args.prefix_cache_memory * 2**30}
+        return {**gathered, **kept, **generation_bytes(self.shape, self.sequences, *self.longest)}
+
+    # Generation
+
+    @property
+    def sequences(self) -> int:
+        """Most sequences that a process generates at once in training: for its samples, or to play its episodes."""
+        args, processes = self.args, self.sharing.processes
+        answers = max(args.num_futures, args.num_refinement_candidates - 1) * (args.samples_per_iteration // processes)
+        return min(args.max_generation_batch_size, max(answers, args.episodes_per_iteration // processes))
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Number of GPUs that share an engine: of a server all, as far as its attention heads can be divided."""
+        if self.args.vllm_mode == "colocate":
+            return self.args.vllm_tensor_parallel_size
+        return max(filter(self._divides_heads, range(1, self.machines.server_gpus + 1)), default=1)
+
+    def _divides_heads(self, number: int) -> bool:
+        heads = self.shape.num_heads
+        of_keys = heads * self.shape.key_value_size // self.shape.query_size
+        return heads % number == 0 and (of_keys % number == 0 or number % of_keys == 0)
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens in the cache of a vLLM engine, if there is one."""
+        if not self.args.use_vllm:
+            return None
+        budget = self._engine or SERVER_UTILIZATION * self.machines.server_memory
+        weights = engine_weights(self.shape, self.frozen_bytes, self.tensor_parallel)
+        return cache_tokens(self.shape, budget, weights, self.tensor_parallel)
+
+    @property
+    def asked_tokens(self) -> float:
+        """Tokens of all sequences that an engine has at once, of mean length."""
+        processes = self.sharing.processes if self.args.vllm_mode == "server" else self.tensor_parallel
+        number = min(self.args.max_generation_batch_size, self.sequences * processes)
+        return number * (self.lengths.prompt + self.lengths.answer)
+
+    # Results
+
+    @property
+    def iteration(self) -> list[Phase]:
+        used = self.tensor_parallel if self.args.use_vllm and self.args.vllm_mode == "server" else 0
+        args = self.with_options(share_prefixes=self.shares_prefixes).args
+        return phases(self.shape, self.sharing, args, self.rates, self.lengths, used, self.num_losses)
+
+    @property
+    def problems(self) -> list[str]:
+        """What does not fit, and what the run would refuse."""
+        found = self._refused
+        for name, parts in self.memory.items():
+            excess = sum(parts.values()) + self.machines.reserve - self.machines.memory
+            if excess > 0:
+                part = max(parts, key=parts.get)
+                found.append(f"{name}: {excess / 1e9:.1f} GB too much, of which {part} is the most.")
+        if self.args.use_vllm and self.args.vllm_mode == "server" and not self.machines.server_gpus:
+            found.append("vllm_mode: server: no server is described. Add --server_gpus.")
+        elif not self._starts:
+            found.append(
+                f"vLLM does not start: its cache holds {self.cache_tokens:,} tokens, and a sequence can have "
+                f"{self._model_length:,} (vllm_max_model_length)."
+            )
+        return found
+
+    @property
+    def _refused(self) -> list[str]:
+        """What the run refuses of vLLM's options."""
+        args, found = self.args, []
+        if not args.use_vllm:
+            return found
+        if self.shape.has_adapters and self.sharing.kind == "fsdp2":
+            found.append(
+                "--accelerate_config fsdp2 with adapters and use_vllm: vLLM loads whole adapters, and FSDP2 shards "
+                "them. Take multi_gpu or zero3."
+            )
+        if self.shape.adapter_rank > HIGHEST_RANK:
+            found.append(f"lora_r: {self.shape.adapter_rank}: vLLM serves ranks of at most {HIGHEST_RANK}. Lower it.")
+        size, processes = args.vllm_tensor_parallel_size, self.sharing.processes
+        if args.vllm_mode == "colocate" and not (processes % size == 0 and self._divides_heads(size)):
+            allowed = [n for n in range(1, processes + 1) if processes % n == 0 and self._divides_heads(n)]
+            found.append(
+                f"vllm_tensor_parallel_size: {size} must divide the {processes} processes and the attention heads. "
+                f"Take {' or '.join(map(str, allowed))}."
+            )
+        return found
+
+    @property
+    def warnings(self) -> list[str]:
+        """What fits and is slow, or cuts."""
+        found = []
+        if self.cache_tokens is not None and 0 < self.cache_tokens < self.asked_tokens:
+            found.append(
+                f"vLLM's cache holds {self.cache_tokens:,} tokens, and a batch asks for {self.asked_tokens:,.0f}: "
+                "prompts are read again. Raise vllm_gpu_memory_utilization"
+                + (", with vllm_enable_sleep_mode." if self._engine else ".")
+            )
+        if self.args.use_vllm and self._model_length < sum(self.longest):
+            found.append(
+                f"vllm_max_model_length is {self._model_length:,}, and a prompt with its answer can have "
+                f"{sum(self.longest):,} tokens: longer ones get no answer."
+            )
+        return found
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    @property
+    def remedies(self) -> list[tuple[str, "Plan"]]:
+        """Options that make it fit, or lower a peak that is too high by a fiftieth at least; the best first."""
+        limit = 0.98 * self.peak if self.margin < 0 else 0
+        plans = [(text, plan) for text, plan in self._changes() if plan.peak < limit or plan.fits]
+        return sorted(plans, key=lambda change: (not change[1].fits, change[1].peak))
+
+    @property
+    def _model_length(self) -> int:
+        return self.args.vllm_max_model_length or self.context
+
+    @property
+    def _starts(self) -> bool:
+        """Whether the cache of a vLLM engine, if there is one, holds the longest sequence."""
+        return self.cache_tokens is None or self.cache_tokens >= self._model_length
+
+    def with_options(self, **options: Any) -> "Plan":
+        """Plan with other options."""
+        args = copy.copy(self.args)
+        vars(args).update(options)
+        return replace(self, args=args)
+
+    def _started(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Add a shorter `vllm_max_model_length` to options with which vLLM would not start, if there is one."""
+        plan, longest = self.with_options(**options), sum(self.longest)
+        is_shorter = not plan._starts and longest < plan._model_length
+        return {**options, "vllm_max_model_length": longest} if is_shorter else options
+
+    def _changed(self, options: dict[str, Any]) -> tuple[str, "Plan"]:
+        return ", ".join(f"{name}: {value}" for name, value in options.items()), self.with_options(**options)
+
+    def _changes(self) -> Iterator[tuple[str, "Plan"]]:
+        shorter = self._started({})
+        if shorter:
+            yield self._changed(shorter)
+            if self.with_options(**shorter).fits:
+                return
+        args, batch = self.args, self.args.per_device_train_batch_size
+        options: list[dict[str, Any]] = []
+        if not args.gradient_checkpointing:
+            options.append({"gradient_checkpointing": True})
+        if batch > 1:
+            steps = batch * args.gradient_accumulation_steps
+            options.append({"per_device_train_batch_size": 1, "gradient_accumulation_steps": steps})
+            if args.max_tokens_per_batch is None:
+                options.append({"max_tokens_per_batch": sum(self.longest)})
+        if not args.share_prefixes:
+            options.append({"share_prefixes": True})
+        if self._engine:
+            sleeps = {} if args.vllm_enable_sleep_mode else {"vllm_enable_sleep_mode": True}
+            options += [sleeps] if sleeps else []
+            options += [{**sleeps, "vllm_gpu_memory_utilization": share / 10} for share in range(2, 9)]
+        elif not args.use_vllm:
+            shared = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+            options += [{**shared, "vllm_gpu_memory_utilization": share / 10} for share in range(4, 8)]
+            sizes = (2**n for n in range(6, -1, -1) if 2**n < self.sequences)
+            options += [{"max_generation_batch_size": size} for size in sizes]
+        if not args.target_weights_offload:
+            options.append({"target_weights_offload": True})
+        plans = [self._changed(self._started(changes)) for changes in options]
+        if self.sharing.kind in ("ddp", "zero2"):
+            plans.append(("--accelerate_config zero3", replace(self, sharing=replace(self.sharing, kind="zero3"))))
+        if self.loaded == 4 and self.shape.has_adapters:
+            plans.append(("dtype: bfloat16", replace(self, loaded=2)))
+        yield from plans

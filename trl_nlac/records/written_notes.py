@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a run was told and what it warned of, for the report."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from ..nlac_config import NLACConfig
+from ..secrets import hide_in_text, hide_secrets
+from .folder import SETTINGS, WARNINGS
+
+
+MAX_WARNINGS = 1000
+_PREFIX = "[RANK 0] "  # of accelerate's loggers
+_OF_THE_PLACE = {"output_dir", "run_name", "logging_dir", "project", "trackio_space_id"}
+
+
+def write_settings(args: NLACConfig, model: str) -> None:
+    """
+    Write down the options of a run, without secrets: those that are not at their defaults apart from the others.
+
+    Args:
+        args ([`NLACConfig`]):
+            The options; written into the folder of the run.
+        model (`str`):
+            Name of the model.
+    """
+    values = hide_secrets(args.to_dict())
+    chosen: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for field in fields(args):
+        if field.init and field.name in values and field.name not in _OF_THE_PLACE:
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            value = vars(args)[field.name]
+            # Left out, and filled in by transformers: an empty value, or an object that stands for several options.
+            is_object = isinstance(values[field.name], dict) and not isinstance(value, dict)
+            is_filled_in = default in (None, "", "none") and (not value or is_object)
+            is_chosen = value != default and not is_filled_in and field.name not in args.filled_in
+            (chosen if is_chosen else others)[field.name] = values[field.name]
+    settings = {"model": hide_in_text(model), "chosen": chosen, "others": others}
+    path = Path(args.output_dir, SETTINGS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def noted_warnings(run: str | Path, step: Callable[[], int]) -> Iterator[None]:
+    """
+    Write the warnings of this package down while a run goes on, one line of JSON each.
+
+    Args:
+        run (`str` or `Path`):
+            Folder of the run.
+        step (`Callable[[], int]`):
+            Number of optimizer steps so far.
+    """
+    logger = logging.getLogger(__name__.partition(".")[0])
+    # A logger without handlers prints warnings; with one it would not.
+    handlers = [_Notes(Path(run, WARNINGS), step), *([] if logger.hasHandlers() else [logging.lastResort])]
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+
+
+class _Notes(logging.Handler):
+    def __init__(self, path: Path, step: Callable[[], int]):
+        super().__init__(logging.WARNING)
+        self.path = path
+        self.step = step
+        self.num_left = MAX_WARNINGS
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.num_left:
+            return
+        self.num_left -= 1
+        try:
+            line = {"step": self.step(), "message": hide_in_text(record.getMessage().removeprefix(_PREFIX))}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a", encoding="utf-8", errors="replace") as file:
+                file.write(json.dumps(line) + "\n")
+        except Exception:
+            self.handleError(record)  # as any handler: a full disk must not end the run

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Prioritized replay: episodes stored once, transitions sampled in proportion to priority^alpha."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..types import Episode, Sample, Transition
+from .files import StoredEpisode, episode_lengths, read_episodes, write_episodes
+from .kept_targets import KeptTargets
+from .resharding import read_share
+from .store import EpisodeStore
+from .sum_tree import SumTree
+
+
+_LEFT_OUT = float(np.finfo(np.float64).tiny)  # priority of a transition that is left out of the draws
+_WEIGHT_LEFT_OUT = 1e-30  # nothing beside another transition, and an equal share where all are left out
+
+
+class PrioritizedReplay:
+    """
+    Replay buffer D of algorithm 1, with P(i) proportional to priority_i^alpha
+    (https://huggingface.co/papers/1511.05952). A transition is an index into its episode; the oldest episodes leave
+    first, and whole.
+
+    Args:
+        capacity (`int`):
+            Number of transitions kept.
+        priority_exponent (`float`, *optional*, defaults to `0.1`):
+            Alpha; `0` samples uniformly.
+        importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
+            Beta of the importance weights `(N P(i))^-beta`, scaled so that the largest of a sample is 1.
+        transitions_per_episode (`int`, *optional*, defaults to `1`):
+            Number of transitions that are drawn together from one episode, see [`PrioritizedReplay.sample`].
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the sampling.
+        memory_limit (`int`, *optional*):
+            Bytes of memory for the compressed episodes. Beyond it, the oldest ones move to files. If `None`, all stay
+            in memory.
+        spill_directory (`str` or `Path`, *optional*):
+            Folder of these files, which are deleted when the process ends. If `None`, the system's folder for
+            temporary files.
+
+    Attributes:
+        targets ([`~replay.kept_targets.KeptTargets`]):
+            Bellman targets of its transitions. They leave with their episodes.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        priority_exponent: float = 0.1,
+        importance_sampling_exponent: float = 0.0,
+        transitions_per_episode: int = 1,
+        seed: int = 0,
+        memory_limit: int | None = None,
+        spill_directory: str | Path | None = None,
+    ):
+        self.capacity = capacity
+        self.priority_exponent = priority_exponent
+        self.importance_sampling_exponent = importance_sampling_exponent
+        self.transitions_per_episode = transitions_per_episode
+        self._rng = np.random.default_rng(seed)
+        self.targets = KeptTargets()
+        self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
+        self._max_priority = 1.0
+        self._clear(0)
+
+    def __len__(self) -> int:
+        """Number of transitions."""
+        return self._next_id - self._first_id
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The stored episodes, oldest first. They are decompressed all at once, which takes memory."""
+        return [self._store[number] for number in self._store]
+
+    def newest(self, number: int) -> list[Episode]:
+        """Return the newest episodes, oldest first."""
+        numbers = list(self._store)[-number:]
+        return [self._store[i] for i in numbers]
+
+    @property
+    def priority_mean(self) -> float:
+        """Mean priority of the stored transitions; 0 if there are none."""
+        return float(self._priorities.sum() / max(1, len(self)))
+
+    def add(self, episodes: Iterable[Episode]) -> list[int]:
+        """
+        Store episodes. Their transitions get the largest priority so far.
+
+        Returns:
+            `list[int]`: the id of the first transition of each episode; the ids of the others follow it. An episode
+            without a turn is not stored and has -1.
+
+        Raises:
+            ValueError: If an episode has more turns than the buffer holds.
+            TypeError: If a task cannot be written as JSON.
+        """
+        return self._extend(
+            StoredEpisode(episode, np.full(len(episode.turns), self._max_priority), [None] * len(episode.turns))
+            for episode in episodes
+        )
+
+    def fill(self, episodes: Sequence[Episode]) -> None:
+        """
+        Store episodes that must all fit.
+
+        Raises:
+            ValueError: If they do not.
+            TypeError: If a task cannot be written as JSON.
+        """
+        number = sum(len(episode.turns) for episode in episodes)
+        if len(self) + number > self.capacity:
+            raise ValueError(
+                f"{number} transitions do not fit into `replay_buffer_size={self.capacity}`. Make it larger, or "
+                "select episodes."
+            )
+        self.add(episodes)
+
+    def _extend(self, episodes: Iterable[StoredEpisode]) -> list[int]:
+        first, end = self._first_id, self._next_id
+        numbers = []
+        try:
+            for stored in episodes:
+                numbers.append(self._next_id if stored.episode.turns else -1)
+                if stored.episode.turns:
+                    self._append(stored)
+            return numbers
+        finally:
+            # Every slot that changed, once: those of transitions that left and of new ones.
+            changed = np.concatenate([np.arange(first, self._first_id), np.arange(end, self._next_id)])
+            if len(changed):
+                self._weigh(np.unique(changed % self.capacity))
+
+    def _append(self, stored: StoredEpisode) -> None:
+        length = len(stored.episode.turns)
+        if length > self.capacity:
+            raise ValueError(
+                f"An episode of {length} turns does not fit into `replay_buffer_size={self.capacity}`. Make it larger."
+            )
+        self._store.append(self._next_id, stored.episode)
+        while len(self) + length > self.capacity:
+            self._store.pop_oldest()
+            evicted, self._first_id = self._first_id, next(iter(self._store))
+            self._priorities[np.arange(evicted, self._first_id) % self.capacity] = 0
+            self.targets.drop(range(evicted, self._first_id))
+        slots = np.arange(self._next_id, self._next_id + length) % self.capacity
+        self._make_room(self._next_id + length)
+        self._episode_ids[slots] = self._next_id
+        self._priorities[slots] = stored.priorities
+        for transition_id, target in enumerate(stored.targets, self._next_id):
+            if target is not None:
+                self.targets.load(transition_id, target)
+        self._next_id += length
+
+    def _make_room(self, number: int) -> None:
+        """Make slots for `number` ids. How many depends on nothing else, so that sums over them are reproducible."""
+        number = min(self.capacity, 1 << (number - 1).bit_length()) - len(self._priorities)
+        if number > 0:
+            self._episode_ids = np.concatenate([self._episode_ids, np.zeros(number, dtype=np.int64)])
+            self._priorities = np.concatenate([self._priorities, np.zeros(number)])
+
+    def sample(self, number: int) -> list[Sample]:
+        """
+        Draw transitions, `transitions_per_episode` at a time. Transitions of the same episode share it.
+
+        A transition i is drawn `number * P(i)` times on average, however many are drawn together, so the importance
+        weights are the same. Together they are drawn by systematic sampling: the first draw is by P, which draws an
+        episode in proportion to the sum of its weights priority^alpha, and a point in that sum; the others are at even
+        distances from this point, around the episode. A transition is in the group twice only if it must be to keep
+        its share: if it has more than `1 / transitions_per_episode` of the episode's weight, as every one has in an
+        episode with fewer turns. Groups are drawn with replacement.
+
+        Raises:
+            ValueError: If the buffer is empty.
+        """
+        if not len(self):
+            raise ValueError("The replay buffer is empty: no episode with at least one turn was added.")
+        first_draws = self._tree.draw(self._rng.random(math.ceil(number / self.transitions_per_episode)))
+        episodes = {i: self._store[i] for i in self._episode_ids[first_draws[0]].tolist()}
+        groups = [
+            self._group(slot, offset, len(episodes[int(self._episode_ids[slot])].turns))
+            for slot, offset in zip(*first_draws, strict=True)
+        ]
+        slots = np.concatenate(groups)[:number]
+        weights = (len(self) * self._tree.weights(slots) / self._tree.total) ** -self.importance_sampling_exponent
+        weights /= weights.max()
+        episode_ids = self._episode_ids[slots]
+        indices = (slots - episode_ids) % self.capacity
+        return [
+            Sample(Transition(episodes[i], index), i + index, weight, priority)
+            for i, index, weight, priority in zip(
+                *(column.tolist() for column in (episode_ids, indices, weights, self._priorities[slots])), strict=True
+            )
+        ]
+
+    def _group(self, slot: int, offset: float, length: int) -> np.ndarray:
+        """Return a slot and those drawn with it from its episode of `length` turns."""
+        first = self._episode_ids[slot]
+        slots = np.arange(first, first + length) % self.capacity
+        weights = self._tree.weights(slots)
+        ends = weights.cumsum()
+        index = (slot - first) % self.capacity
+        distances = np.arange(1, self.transitions_per_episode) / self.transitions_per_episode
+        points = (ends[index] - weights[index] + offset + distances * ends[-1]) % ends[-1]
+        return np.append(slot, slots[ends.searchsorted(points, side="right")])
+
+    def update_priorities(self, transition_ids: Sequence[int], priorities: Sequence[float]) -> None:
+        """
+        Set the priorities (critic losses) of transitions; those that have left the buffer are skipped.
+
+        Raises:
+            ValueError: If a priority is negative or not finite.
+        """
+        ids, values = np.asarray(transition_ids, dtype=np.int64), np.asarray(priorities, dtype=np.float64)
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError(f"Priorities must be finite and not negative, got {values.tolist()}.")
+        kept = ids >= self._first_id
+        if kept.any():
+            values = np.maximum(values[kept], 1e-6)  # a priority of zero would never be sampled again
+            self._max_priority = max(self._max_priority, float(values.max()))
+            slots = ids[kept] % self.capacity
+            self._priorities[slots] = values
+            self._weigh(slots)
+
+    def leave_out(self, transition_ids: Sequence[int]) -> None:
+        """Leave transitions out of the draws, for as long as there are others."""
+        ids = np.asarray(transition_ids, dtype=np.int64)
+        slots = ids[ids >= self._first_id] % self.capacity
+        if len(slots):
+            self._priorities[slots] = _LEFT_OUT
+            self._weigh(slots)
+
+    def take_in(self) -> None:
+        """Take the transitions that were left out into the draws again, with the largest priority so far."""
+        slots = np.flatnonzero(self._priorities == _LEFT_OUT)
+        if len(slots):
+            self._priorities[slots] = self._max_priority
+            self._weigh(slots)
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of stored transitions that are left out of the draws."""
+        return int((self._priorities == _LEFT_OUT).sum())
+
+    def _weigh(self, slots: np.ndarray) -> None:
+        """Update the sampling weights of slots; free slots have none."""
+        priorities = self._priorities[slots]
+        weights = np.where(priorities > 0, priorities**self.priority_exponent, 0.0)
+        self._tree.set(slots, np.where(priorities == _LEFT_OUT, _WEIGHT_LEFT_OUT, weights))
+
+    def save(self, directory: str | Path) -> None:
+        """Write the buffer to `episodes.parquet` and `replay.json` in `directory`."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_episodes(directory / "episodes.parquet", self._items())
+        state = {"max_priority": self._max_priority, "rng": self._rng.bit_generator.state, "next_id": self._next_id}
+        (directory / "replay.json").write_text(json.dumps(state))
+
+    def _items(self) -> Iterator[StoredEpisode]:
+        """The episodes with their priorities and targets, oldest first."""
+        for number in self._store:
+            episode = self._store[number]
+            ids = range(number, number + len(episode.turns))
+            yield StoredEpisode(
+                episode, self._priorities[np.array(ids) % self.capacity], [self.targets.dump(i) for i in ids]
+            )
+
+    def load(self, directory: str | Path) -> None:
+        """Load a buffer from [`PrioritizedReplay.save`]. Sampling continues exactly where it was."""
+        path = Path(directory) / "episodes.parquet"
+        state = json.loads((path.parent / "replay.json").read_text())
+        self._clear(state["next_id"] - int(episode_lengths(path).sum()))
+        self._extend(read_episodes(path))
+        self._max_priority = state["max_priority"]
+        self._rng.bit_generator.state = state["rng"]
+
+    def load_share(self, directories: Sequence[str | Path], rank: int, world_size: int) -> None:
+        """
+        Replace the content by this process's share of the buffers that another number of processes saved, see
+        [`~replay.resharding.read_share`]. Transitions get new ids, higher than all that were saved: records name an
+        episode by its process and id. Sampling continues where the saved process of the same rank was; if there was
+        none, with the seed of this buffer.
+
+        Args:
+            directories (`Sequence[str | Path]`):
+                The saved buffers, in the order of their ranks.
+            rank (`int`):
+                This process.
+            world_size (`int`):
+                Number of processes now.
+
+        Raises:
+            ValueError: If the share does not fit.
+        """
+        directories = [Path(directory) for directory in directories]
+        states = [json.loads((directory / "replay.json").read_text()) for directory in directories]
+        start = max(state["next_id"] for state in states)
+        self._clear(start)
+        self._extend(read_share([directory / "episodes.parquet" for directory in directories], rank, world_size))
+        if self._first_id > start:
+            raise ValueError(
+                f"The buffers of {len(states)} processes do not fit into those of {world_size}: this one would hold "
+                f"{self._next_id - start} transitions, `replay_buffer_size` is {self.capacity}. Make it larger."
+            )
+        self._max_priority = max(state["max_priority"] for state in states)
+        if rank < len(states):
+            self._rng.bit_generator.state = states[rank]["rng"]
+
+    def _clear(self, next_id: int) -> None:
+        """Drop everything and continue with `next_id`."""
+        self._store.clear()
+        self.targets.clear()
+        # Ids count up for ever; the slot of a transition is its id modulo the capacity.
+        self._first_id = self._next_id = next_id  # those from the first to before the next are stored
+        # By slot; they grow with the ids, up to the capacity.
+        self._episode_ids = np.zeros(1, dtype=np.int64)  # first transition id of the episode
+        self._priorities = np.zeros(1)
+        self._tree = SumTree()

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The summary at the top of the report."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from huggingface_hub import ModelCard
+
+from ..records.log import TrainingLog
+from ..terminal import printable
+
+
+logger = logging.getLogger(__name__)
+
+ROLE_NAMES = {"act": "acting", "policy": "policy, not acting", "critique": "critic", "score": "verdict scores"}
+TOKEN_KINDS = ("generated", "prefilled", "cached", "trained")
+
+
+@dataclass(frozen=True)
+class Success:
+    """
+    Success in the evaluations on one dataset.
+
+    Args:
+        dataset (`str`):
+            Name of the dataset; empty if there is only one.
+        first (`float`):
+            Success rate in the first evaluation.
+        best (`float`):
+            Highest success rate.
+        last (`float`):
+            Success rate in the newest evaluation.
+        low (`float`, *optional*):
+            Lower end of its 95 % interval.
+        high (`float`, *optional*):
+            Upper end.
+    """
+
+    dataset: str
+    first: float
+    best: float
+    last: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """
+    The state of a run.
+
+    Args:
+        name (`str`):
+            Folder of the run.
+        model (`str`, *optional*):
+            The trained model: the base model in the model card, otherwise the architecture.
+        step (`int`):
+            Optimizer steps.
+        environment_steps (`int`):
+            Environment steps.
+        tokens (`dict[str, int]`):
+            Tokens of training by kind, of `TOKEN_KINDS`.
+        duration (`str`, *optional*):
+            Duration of training. `None` if it has not ended.
+        successes (`list[Success]`):
+            One for each evaluation dataset.
+        training_success (`float`, *optional*):
+            Success rate in training, last logged value.
+        unreadable (`list[str]`):
+            Names of files that could not be read.
+    """
+
+    name: str
+    model: str | None
+    step: int
+    environment_steps: int
+    tokens: dict[str, int]
+    duration: str | None
+    successes: list[Success]
+    training_success: float | None
+    unreadable: list[str]
+
+
+def summarize(run: Path, log: TrainingLog) -> Summary:
+    """Summarize a run from its log and the model in its folder."""
+    rows = [*log.training, *(row for rows in log.evaluations.values() for row in rows)]
+    model, unreadable = _model(run)
+    training_rates = [row["episode/success_rate"] for row in log.training if "episode/success_rate" in row]
+    return Summary(
+        name=run.name,
+        model=model,
+        step=max((row["step"] for row in rows), default=0),
+        environment_steps=max((row.get("environment/steps", 0) for row in rows), default=0),
+        tokens=_tokens(log.training[-1]) if log.training else {},
+        duration=None if log.seconds is None else _duration(log.seconds),
+        successes=[success for item in log.evaluations.items() if (success := _success(*item)) is not None],
+        training_success=training_rates[-1] if training_rates else None,
+        unreadable=unreadable,
+    )
+
+
+@dataclass(frozen=True)
+class SpentTokens:
+    """
+    Tokens of training by role.
+
+    Args:
+        kinds (`list[str]`):
+            Kinds of tokens.
+        roles (`dict[str, list[int | None]]`):
+            Number of each kind, by role; `None` where it was not counted.
+    """
+
+    kinds: list[str]
+    roles: dict[str, list[int | None]]
+
+
+def spent_tokens(row: dict[str, float]) -> SpentTokens | None:
+    """Read the tokens of each role out of a log; `None` if it does not have them."""
+    found: dict[str, dict[str, int]] = {}
+    for name, number in row.items():
+        if name.startswith("tokens/") and name.count("/") == 2:
+            _, kind, role = name.split("/")
+            found.setdefault(ROLE_NAMES.get(role, role), {})[kind] = round(number)
+    kinds = [kind for kind in TOKEN_KINDS if any(kind in numbers for numbers in found.values())]
+    order = sorted(found, key=lambda role: -sum(found[role].get(kind, 0) for kind in ("generated", "prefilled")))
+    return SpentTokens(kinds, {role: [found[role].get(kind) for kind in kinds] for role in order}) if kinds else None
+
+
+def _tokens(row: dict[str, float]) -> dict[str, int]:
+    return {kind: round(row[f"tokens/{kind}"]) for kind in TOKEN_KINDS if f"tokens/{kind}" in row}
+
+
+def _success(dataset: str, rows: list[dict[str, float]]) -> Success | None:
+    rows = [row for row in rows if "episode/success_rate" in row]
+    if not rows:
+        return None
+    rates, last = [row["episode/success_rate"] for row in rows], rows[-1]
+    low, high = (last.get(f"episode/success_rate_{end}") for end in ("low", "high"))
+    return Success(dataset, rates[0], max(rates), rates[-1], low, high)
+
+
+def _model(run: Path) -> tuple[str | None, list[str]]:
+    """Find the trained model; returns it, and the names of files that could not be read."""
+    unreadable = []
+    for name, read in (("README.md", _base_model), ("config.json", _architectures)):
+        try:
+            found = read(run / name) if (run / name).exists() else None
+        except (ValueError, TypeError, AttributeError, OSError, RecursionError, yaml.YAMLError) as error:
+            logger.warning("%s", printable(f"{run / name} cannot be read: {error}"))
+            unreadable.append(name)
+            continue
+        if found:
+            return ", ".join(map(str, found)) if isinstance(found, list) else str(found), unreadable
+    return None, unreadable
+
+
+def _base_model(card: Path) -> str | list[str] | None:
+    return ModelCard.load(card, ignore_metadata_errors=True).data.base_model
+
+
+def _architectures(config: Path) -> list[str] | None:
+    return json.loads(config.read_text(encoding="utf-8")).get("architectures")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

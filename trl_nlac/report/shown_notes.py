@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a run was told and what it warned of, as the page shows it."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..records.folder import SETTINGS, WARNINGS
+from ..terminal import printable
+from .episodes import clipped
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    The options of a run, as text.
+
+    Args:
+        model (`str`, *optional*):
+            Name of the model.
+        chosen (`dict[str, str]`):
+            Options that are not at their defaults.
+        others (`dict[str, str]`):
+            The others.
+    """
+
+    model: str | None
+    chosen: dict[str, str]
+    others: dict[str, str]
+
+
+@dataclass
+class Warned:
+    """How often a warning was given, and the steps of the first and the last time."""
+
+    count: int
+    first: int
+    last: int
+
+
+def read_settings(run: Path) -> Settings:
+    """Read the options of a run; they are empty if it did not write them, or if they cannot be read."""
+    try:
+        found = json.loads((run / SETTINGS).read_text(encoding="utf-8"))
+        chosen, others = ({str(k): _text(v) for k, v in found[part].items()} for part in ("chosen", "others"))
+        return Settings(str(found["model"]), chosen, others)
+    except FileNotFoundError:
+        pass
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
+        logger.warning("%s", printable(f"{run / SETTINGS} cannot be read: {error}"))
+    return Settings(None, {}, {})
+
+
+def read_warnings(run: Path) -> dict[str, Warned]:
+    """Read the warnings of a run, in the order of their first time. Lines that cannot be read are left out."""
+    found: dict[str, Warned] = {}
+    for step, message in _warnings(run / WARNINGS):
+        warned = found.setdefault(clipped(message), Warned(0, step, step))
+        warned.count += 1
+        warned.last = step
+    return found
+
+
+def _warnings(path: Path) -> Iterator[tuple[int, str]]:
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        try:
+            row = json.loads(line)
+            yield int(row["step"]), str(row["message"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            continue
+
+
+def _text(value: Any) -> str:
+    return clipped(value if isinstance(value, str) else json.dumps(value))
