@@ -386,3 +386,7 @@ class TrainingExample:
 
 class RunRefused(ValueError):
     """A run cannot start, because of what its folder or its checkpoint holds. Nothing was changed."""
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot continue. A checkpoint is saved before this reaches the caller."""

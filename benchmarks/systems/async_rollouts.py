@@ -46,8 +46,8 @@ from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.recorder import Recorder
 from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.method.chains import answer_each
 from trl_nlac.method.refinement import refine_actions
-from trl_nlac.training.chains import answer_each
 from trl_nlac.types import Episode, Transition
 
 

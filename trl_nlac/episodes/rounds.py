@@ -51,6 +51,7 @@ class Rollouts:
     """
 
     lost: BaseException | None = None
+    are_beside = False  # whether episodes are played beside training
 
     def __init__(self, pool: EnvironmentPool, roles: Roles, rewards: EpisodeRewards | None):
         self.pool = pool
@@ -140,6 +141,7 @@ class AsyncRollouts(Rollouts):
         seed: int,
     ):
         super().__init__(pool, roles, rewards)
+        self.are_beside = True
         self.players = players
         self.max_staleness = max_staleness
         self.updates_per_iteration = updates_per_iteration

@@ -8,15 +8,18 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
+from ..episodes.text_environment import Oracle
 from ..method.roles import TOO_LONG
 from ..types import Answer, Critique, Refinement, Transition
 from .metrics import wilson_interval
+from .oracle import judge_refinements
 
 
 logger = get_logger(__name__)
 
 _WEIGHT_OF_NEWEST = 0.2  # in smoothed metrics
 _WARM_UP = 5  # values before the first warning of a role
+_OF_REFINED_ACTIONS = ("refine/changed_rate", "oracle/refined_better_rate")
 _NUM_EPISODES = 40  # the last ones, whose success is watched
 
 
@@ -56,6 +59,25 @@ _WATCHED = {
     "health/backup_fidelity": "backup",
     "health/refine_compliance": "refinement policy",
 }
+
+
+def iteration_metrics(
+    transitions: list[Transition],
+    targets: list[Answer],
+    refinements: list[Refinement | None],
+    oracle: Oracle | None,
+    has_refined_actions: bool,
+) -> dict[str, float]:
+    """
+    Compute [`health_metrics`], and with an oracle [`~evaluation.oracle.oracle_metrics`]. Where the policy learns a
+    distribution, there are no refined actions, and nothing is said of them.
+    """
+    metrics = health_metrics(transitions, targets, refinements)
+    if oracle is not None:
+        metrics |= judge_refinements(oracle, transitions, refinements)
+    if not has_refined_actions:
+        return {name: value for name, value in metrics.items() if name not in _OF_REFINED_ACTIONS}
+    return metrics
 
 
 def _smooth(levels: dict[str, float], name: str, value: float) -> float:

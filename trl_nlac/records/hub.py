@@ -23,8 +23,10 @@ from huggingface_hub import (
 from huggingface_hub.constants import ENDPOINT
 from transformers import TrainerState, is_wandb_available
 from trl.trainer.base_config import _BaseConfig
-from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
+from trl.trainer.base_trainer import _BaseTrainer
+from trl.trainer.utils import get_comet_experiment_url, get_config_model_id, get_trackio_space_url
 
+from ..episodes.conversations import to_dataset
 from ..nlac_config import NLACConfig
 from ..options.record_options import RecordOptions
 from ..secrets import hide_in_text, hide_secrets
@@ -226,3 +228,61 @@ def _render(template: str, **values: Any) -> str:
         loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, keep_trailing_newline=True, autoescape=False
     )
     return environment.get_template(template).render(**values)
+
+
+class PublishedTrainer(_BaseTrainer):
+    """Writes the card of a model that an environment trained, and uploads what it was trained on."""
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """
+        Write the model card, `README.md`, into the output folder, as [`push_to_hub`] and every checkpoint do.
+
+        Args:
+            model_name (`str`, *optional*):
+                Name of the model. If `None`, that of its repository or folder.
+            dataset_name (`str`, *optional*):
+                Dataset of the tasks on the Hub.
+            tags (`str` or `list[str]`, *optional*):
+                Tags in addition to `trl` and `nlac`.
+        """
+        if not self.is_world_process_zero():
+            return
+        newest = self.replay.newest(1)
+        card = model_card(
+            self.args,
+            self.state,
+            self.environments.name,
+            num_environment_steps=self.num_environment_steps,
+            num_tasks=None if self.train_dataset is None else len(self.train_dataset),
+            example=newest[0].first_observation if newest else "...",
+            base_model=get_config_model_id(self.model.config),
+            repo_id=self.hub_model_id,
+            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+            model_name=model_name,
+            dataset_name=dataset_name,
+        )
+        card.save(Path(self.args.output_dir, "README.md"))
+
+    def push_replay_to_hub(self, repo_id: str, private: bool | None = None, token: str | None = None) -> str:
+        """
+        Upload the episodes of this process's replay buffer as a dataset of conversations with a card.
+
+        Args:
+            repo_id (`str`):
+                Name of the dataset on the Hub.
+            private (`bool`, *optional*):
+                Whether a new repository is private. If `None`, the organisation's default.
+            token (`str`, *optional*):
+                Token of the Hub. If `None`, that of the login.
+
+        Returns:
+            `str`: address of the dataset.
+
+        Raises:
+            ValueError: If the buffer is empty.
+        """
+        if not len(self.replay):
+            raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
+        return push_episodes(to_dataset(self.replay.episodes, self.roles.actions), repo_id, private, token)

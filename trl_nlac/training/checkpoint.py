@@ -52,12 +52,11 @@ _EXAMPLE = pa.schema(
 
 def save_state(
     directory: Path,
-    rank: int,
+    args: "NLACConfig",
     replay: PrioritizedReplay,
     target_weights: TargetWeights,
     batches: list[list[TrainingExample]],
     state: dict[str, Any],
-    writes_whole: bool,
 ) -> None:
     """
     Write the state of one process into `directory`, as parquet, JSON and safetensors.
@@ -65,8 +64,9 @@ def save_state(
     Args:
         directory (`Path`):
             Folder of a checkpoint.
-        rank (`int`):
-            The process.
+        args ([`NLACConfig`]):
+            Options of the run. They tell the process, and whether it writes target weights that are whole; of sharded
+            ones each process writes its own.
         replay ([`PrioritizedReplay`]):
             Its buffer.
         target_weights ([`TargetWeights`]):
@@ -74,11 +74,9 @@ def save_state(
         batches (`list[list[TrainingExample]]`):
             Remaining micro-batches of the current iteration.
         state (`dict[str, Any]`):
-            Any other state that JSON can hold, with the number of processes as `world_size`.
-        writes_whole (`bool`):
-            Whether this process writes target weights that are whole. Sharded ones are written by each process.
+            Any other state, see [`~training.run.RunTrainer.run_state`].
     """
-    folder = _folder(directory, rank)
+    folder = _folder(directory, args.process_index)
     folder.mkdir(parents=True, exist_ok=True)
     replay.save(folder)
     rows = [
@@ -96,44 +94,49 @@ def save_state(
         for example in batch
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=_EXAMPLE), folder / "batches.parquet")
+    state = {**state, "target_updates": target_weights.num_updates, "iteration_options": _options_of_iteration(args)}
     (folder / "state.json").write_text(json.dumps(state))
-    _save_target_weights(directory, rank, target_weights, writes_whole)
+    _save_target_weights(directory, args.process_index, target_weights, args.should_save)
 
 
 def load_state(
-    directory: Path, rank: int, world_size: int, replay: PrioritizedReplay, target_weights: TargetWeights
+    directory: Path, args: "NLACConfig", replay: PrioritizedReplay, target_weights: TargetWeights
 ) -> tuple[list[list[TrainingExample]], dict[str, Any]]:
     """
     Read a state from [`save_state`]. If it was saved by another number of processes, their replay buffers are divided
     among the current ones, and the iteration starts again, because its micro-batches fit the old batches and
-    transition ids.
+    transition ids. Kept targets and micro-batches that were made with other options are dropped, with a warning.
 
     Returns:
-        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches and the state. If no process of
-        this rank saved, the state lacks its random state, `rehearsal_rng`.
+        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches, of which there are none where
+        an iteration begins, and the state. If no process of this rank saved, its parts lack their random states.
 
     Raises:
         FileNotFoundError: If the checkpoint has no state of this process.
     """
+    rank, world_size = args.process_index, args.world_size
     folder, first = _folder(directory, rank), _folder(directory, 0)
     if not first.exists():
         _check_state(directory, folder, rank)
     # Without a shared file system, a node has only the files of its own processes.
     saved_world_size = _state(first if first.exists() else folder)["world_size"]
     _load_target_weights(directory, target_weights)
+    batches: list[list[TrainingExample]] = []
     if saved_world_size == world_size:
         replay.load(folder)
-        return _load_batches(folder), _state(folder)
-    logger.warning(
-        f"The checkpoint {directory} was saved by {saved_world_size} processes, now there are {world_size}: the "
-        "replay buffers are divided again, and the iteration starts again."
-    )
-    replay.load_share([_folder(directory, i) for i in range(saved_world_size)], rank, world_size)
-    if rank < saved_world_size:
-        return [], _state(folder)
-    state = _state(first)
-    del state["rehearsal_rng"]
-    return [], state
+        batches, state = _load_batches(folder), _state(folder)
+    else:
+        logger.warning(
+            f"The checkpoint {directory} was saved by {saved_world_size} processes, now there are {world_size}: the "
+            "replay buffers are divided again, and the iteration starts again."
+        )
+        replay.load_share([_folder(directory, i) for i in range(saved_world_size)], rank, world_size)
+        state = _state(folder if rank < saved_world_size else first)
+        for part in state["parts"].values() if rank >= saved_world_size else []:
+            part.pop("rng", None)
+    target_weights.num_updates = state["target_updates"]
+    _drop_outdated(directory, state["iteration_options"], args, replay, batches)
+    return batches, state
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -291,49 +294,32 @@ _OF_TARGETS = ("bootstrap", "num_futures", "single_step", "success_threshold", "
 _OF_BATCHES = ("critic_loss_type", "policy_loss_type", "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
-def options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
-    """Return the options on which kept targets and pending micro-batches depend."""
-    return {name: vars(args)[name] for name in (*_OF_TARGETS, *_OF_BATCHES)}
+def _options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
+    """Return the options on which kept targets, pending micro-batches and what is left out of the buffer depend."""
+    return {name: vars(args)[name] for name in (*_OF_TARGETS, *_OF_BATCHES, "max_prompt_length")}
 
 
-def drop_outdated(
+def _drop_outdated(
     checkpoint: Path,
     saved: dict[str, Any],
     args: "NLACConfig",
     replay: PrioritizedReplay,
     batches: list[list[TrainingExample]],
-) -> bool:
-    """
-    Drop the kept targets and the pending micro-batches that were made with other options, with a warning.
-
-    Args:
-        checkpoint (`Path`):
-            The checkpoint.
-        saved (`dict[str, Any]`):
-            Its [`options_of_iteration`].
-        args ([`NLACConfig`]):
-            Options of the run.
-        replay ([`PrioritizedReplay`]):
-            The buffer with the targets.
-        batches (`list[list[TrainingExample]]`):
-            The micro-batches.
-
-    Returns:
-        `bool`: whether micro-batches were dropped, so that the iteration starts again.
-    """
-    own, effects = options_of_iteration(args), []
+) -> None:
+    """Drop the kept targets and the pending micro-batches that were made with other options, with a warning."""
+    own, effects = _options_of_iteration(args), []
+    if saved.pop("max_prompt_length") != own["max_prompt_length"]:
+        replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
     changed = {name: value for name, value in saved.items() if value != own[name]}
     if len(replay.targets) and not changed.keys().isdisjoint(_OF_TARGETS):
         replay.targets.clear()
         effects.append("Bellman targets are written anew")
-    starts_again = bool(batches and changed)
-    if starts_again:
+    if batches and changed:
         batches.clear()
         effects.append("the iteration starts again")
     if effects:
         options = ", ".join(f"`{name}={own[name]!r}` (before, {value!r})" for name, value in changed.items())
         logger.warning(f"The run resumes from {checkpoint} with {options}: {', and '.join(effects)}.")
-    return starts_again
 
 
 def _difference(saved: Any, own: Any) -> str:
@@ -370,12 +356,6 @@ def load_rows(directory: Path, rank: int, world_size: int) -> dict[str, list[Any
 def _plain(value: Any) -> Any:
     """Return what a user's function noted as JSON can hold it: numbers of numpy and torch, and text of all else."""
     return value.tolist() if isinstance(value, np.generic | torch.Tensor) else str(value)
-
-
-def load_learned(directory: Path, rank: int, target_weights: TargetWeights) -> dict[str, Any]:
-    """Read the target weights and the state of [`save_state`], without replay buffer and pending micro-batches."""
-    _load_target_weights(directory, target_weights)
-    return _state(_folder(directory, rank))
 
 
 def _load_batches(folder: Path) -> list[list[TrainingExample]]:

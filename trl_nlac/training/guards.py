@@ -1,70 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When to warn, stop or go back: failures, nothing to train on, forgotten roles, losses and gradients not finite."""
+"""When to warn or stop: nothing to train on, losses and gradients that are not finite."""
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import gather
 
 from ..chat.template import ChatTemplate
 from ..method.batches import NOTHING, MicroBatch, NLACCollator
-from ..terminal import printable
-from ..types import Episode, RunRefused
-from .manifest import check_manifest, checkpoint_of
+from ..types import TrainingStopped
 
 
 logger = logging.getLogger(__name__)
-
-
-_SEE_RATES = "See the format rates in the log."
-
-
-class TrainingStopped(RuntimeError):
-    """Training cannot continue. A checkpoint is saved before this reaches the caller."""
-
-
-NUM_WATCHED = 100  # last episodes, over all processes; with fewer, training continues
-
-
-class FailureMonitor:
-    """
-    Count failed environments among the last episodes.
-
-    Args:
-        max_rate (`float`):
-            Share of failures above which training stops.
-    """
-
-    def __init__(self, max_rate: float):
-        self.max_rate = max_rate
-        self.failed: deque[bool] = deque(maxlen=NUM_WATCHED)
-
-    def update(self, failures: list[bool]) -> None:
-        """Add episodes: whether the environment of each failed."""
-        self.failed.extend(failures)
-
-    @property
-    def rate(self) -> float:
-        """Share of failures among the last episodes."""
-        return sum(self.failed) / len(self.failed)
-
-    @property
-    def is_exceeded(self) -> bool:
-        """Whether training must stop."""
-        return len(self.failed) == NUM_WATCHED and self.rate > self.max_rate
-
-    def report(self, checkpoint: Path, traceback: str) -> str:
-        """Explain, for an error, why training stops."""
-        return (
-            f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes; "
-            f"`max_environment_failure_rate` is {self.max_rate}. Training stops, {checkpoint} is saved. The last "
-            f"failure on this process:\n{printable(traceback) or 'none'}"
-        )
 
 
 class IdleMonitor:
@@ -95,25 +46,35 @@ class IdleMonitor:
         """Whether training must stop: no loss had an example for too long."""
         return self.max_iterations is not None and min(self.num_iterations.values(), default=-1) >= self.max_iterations
 
-    @property
-    def newly_idle(self) -> list[str]:
-        """The losses that had none for so long as of this iteration."""
-        return [loss for loss, number in self.num_iterations.items() if number == self.max_iterations]
+    def check(self, causes: list[str]) -> None:
+        """
+        Warn of a loss that had no example for so long as of this iteration.
 
-    def report(self, checkpoint: Path, causes: list[str]) -> str:
-        """Explain, for an error, why training stops."""
-        return (
-            f"Not one example could be trained on in {min(self.num_iterations.values())} iterations in a row; "
-            f"`max_idle_iterations` is {self.max_iterations}. Training stops, {checkpoint} is saved. "
-            + (" ".join(causes) or _SEE_RATES)
-        )
+        Args:
+            causes (`list[str]`):
+                Why answers cannot be read.
 
-    def warning(self, loss: str, causes: list[str]) -> str:
-        """Explain, for a warning, that a loss is not trained while another is."""
-        return (
-            f"The {loss} loss had not one example in {self.num_iterations[loss]} iterations in a row, and training "
-            "goes on without it. " + (" ".join(causes) or _SEE_RATES)
-        )
+        Raises:
+            TrainingStopped: If no loss had one.
+        """
+        why = " ".join(causes) or "See the format rates in the log."
+        if self.is_exceeded:
+            number = min(self.num_iterations.values())
+            raise TrainingStopped(f"No trainable example in {number} consecutive iterations. {why}")
+        for loss, number in self.num_iterations.items():
+            if number == self.max_iterations:
+                logger.warning(
+                    f"The {loss} loss had no example in {number} consecutive iterations, and training goes on without "
+                    f"it. {why}"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. A run that stopped because of them begins to count anew."""
+        return {"num_iterations": {} if self.is_exceeded else self.num_iterations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state from [`~IdleMonitor.state_dict`]."""
+        self.num_iterations = state["num_iterations"]
 
 
 _TOKENS_OF_A_THOUGHT = 2048
@@ -128,116 +89,6 @@ def short_thoughts(template: ChatTemplate, max_completion_length: int) -> str | 
         "With this chat template the model thinks before every answer, and an answer that is cut off at "
         f"`max_completion_length` ({max_completion_length} tokens) is never trained on. Raise it to "
         f"{_TOKENS_OF_A_THOUGHT} or more{off if template.can_stop_thinking else ''}."
-    )
-
-
-LEARNING_RATE_FACTOR = 0.5  # of each return to a checkpoint
-
-
-class ForgettingGuard:
-    """
-    Decide what follows when a role was forgotten: nothing, the end of training, or a return to a checkpoint.
-
-    Args:
-        reaction (`str`):
-            `"warn"`, `"stop"` or `"restore"`.
-
-    Attributes:
-        max_restores (`int`):
-            Number of returns after which training stops.
-        restores (`list[tuple[int, int]]`):
-            The returns so far: the step of the checkpoint, and the step after which the run was saved again.
-        healthy (`list[int]`):
-            Steps at which the run was saved while no role was reported.
-    """
-
-    max_restores = 3
-
-    def __init__(self, reaction: str):
-        self.reaction = reaction
-        self.restores: list[tuple[int, int]] = []
-        self.healthy: list[int] = []
-
-    def note_checkpoint(self, step: int, is_healthy: bool) -> None:
-        """Note that the run is saved, in place of any checkpoint of the same step."""
-        self.healthy = [other for other in self.healthy if other != step] + [step] * is_healthy
-
-    def choose(self, run_dir: Path) -> tuple[int | None, list[int]]:
-        """
-        Choose the checkpoint to go back to. One that is damaged is passed over, with a warning.
-
-        Args:
-            run_dir (`Path`):
-                Folder of the run.
-
-        Returns:
-            `tuple[int | None, list[int]]`: the step of the checkpoint, and the steps of all `healthy` ones that exist
-            and were not passed over. The checkpoint is the newest of these from which the run did not start again yet:
-            the others were perhaps ill already. If there is none, it is the newest of all. The step is `None` if
-            training must stop.
-        """
-        steps = [step for step in self.healthy if checkpoint_of(run_dir, step).exists()]
-        if self.reaction == "stop" or len(self.restores) >= self.max_restores:
-            return None, steps
-        used = {step for restore in self.restores for step in restore}
-        while steps:
-            step = max(set(steps) - used or steps)
-            try:
-                check_manifest(checkpoint_of(run_dir, step))
-            except RunRefused as refused:
-                logger.warning(f"Step {step} is passed over. {refused}")
-                steps.remove(step)
-            else:
-                return step, steps
-        return None, steps
-
-    def report(self, checkpoint: Path, steps: list[int], causes: list[str]) -> str:
-        """Explain, for an error, why training stops."""
-        reasons = {
-            "stop": "Training stops (`on_forgetting='stop'`)",
-            "restore": f"Training stops after {len(self.restores)} returns (`on_forgetting='restore'`)",
-        }
-        healthy = f"the newest without a forgotten role is that of step {max(steps)}" if steps else "none is healthy"
-        return f"{' '.join(causes)} {reasons[self.reaction]}, {checkpoint} is saved; of the checkpoints, {healthy}."
-
-
-MOST_EMPTY, MOST_EMPTY_OF_ALL = 10, 2  # one coroutine that blocks can hold up all others once
-
-
-def check_played(empty: list[tuple[int, str]]) -> None:
-    """
-    Stop where tasks are played again and again, and training cannot start.
-
-    Args:
-        empty (`list[tuple[int, str]]`):
-            Of each process, how often in a row not one turn was played of those that it needs, and why.
-
-    Raises:
-        RuntimeError: If that happened to one process too often, or to all of them twice.
-    """
-    number, reason = max(empty)
-    if number >= MOST_EMPTY or min(empty)[0] >= MOST_EMPTY_OF_ALL:
-        raise RuntimeError(reason)
-
-
-def nothing_played(episodes: list[Episode]) -> str:
-    """Explain, for an error, why there is nothing to train on. The episodes are those of this process."""
-    end = printable(str(episodes[0].failure)) if episodes else "no episode of this process"
-    return (
-        f"None of {len(episodes)} episodes had a single turn, so there is nothing to train on. The first ended with: "
-        f"{end}. Check the environment, and whether it can play the rows of `train_dataset`."
-    )
-
-
-MAX_LEFT_BEHIND = 1000  # on a process
-
-
-def too_many_hang(number: int, checkpoint: Path) -> str:
-    """Explain, for an error, why training stops although few environments fail."""
-    return (
-        f"{number} environments took longer than `environment_timeout` and still hang, in threads that cannot be "
-        f"ended. Training stops, {checkpoint} is saved. Resume there in a new process, which has none, and limit the "
-        "time of what hangs in the environment itself."
     )
 
 
@@ -295,8 +146,8 @@ class LossGuard:
         if self.num_batches >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
-                "Training stops, a checkpoint is saved. See the warnings for the transitions; lower `learning_rate` "
-                "or `max_grad_norm`, or train in float32 or bfloat16 instead of float16."
+                "See the warnings for the transitions; lower `learning_rate` or `max_grad_norm`, or train in float32 "
+                "or bfloat16 instead of float16."
             )
         # An example of weight 0 takes its place: every process still has a batch.
         chosen = zip(batch.examples, dropped.tolist(), strict=True)
@@ -304,10 +155,18 @@ class LossGuard:
         losses, divergences = compute(batch)
         if _count(~(losses + divergences).detach().isfinite()):
             raise RuntimeError(
-                "All losses of the model are not finite: its weights are corrupted. Resume from an earlier "
+                "Every loss is NaN or infinite; the weights are probably corrupted. Resume from an earlier "
                 "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
             )
         return batch, losses, divergences
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"num_dropped": self.num_dropped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state from [`~LossGuard.state_dict`]."""
+        self.num_dropped = state["num_dropped"]
 
     @staticmethod
     def _report(losses: torch.Tensor, batch: MicroBatch, dropped: torch.Tensor) -> None:
@@ -361,9 +220,17 @@ class GradientGuard:
         """
         if self.num_in_a_row >= MAX_NOT_FINITE:
             raise TrainingStopped(
-                f"{self.num_in_a_row} optimizer steps in a row had gradients that are not finite. Training stops, a "
-                "checkpoint is saved. Lower `learning_rate`, or train in float32 or bfloat16 instead of float16."
+                f"{self.num_in_a_row} optimizer steps in a row had gradients that are not finite. Lower "
+                "`learning_rate`, or train in float32 or bfloat16 instead of float16."
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"num_skipped": self.num_skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state from [`~GradientGuard.state_dict`]."""
+        self.num_skipped = state["num_skipped"]
 
 
 def _count(chosen: torch.Tensor) -> int:

@@ -5,6 +5,7 @@
 import json
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -133,6 +134,17 @@ class Rehearsal:
         number = int(self.owed + 1e-6)
         self.owed -= number
         return [self._examples[i] for i in self.rng.integers(len(self._examples), size=number)] if number else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"rng": self.rng.bit_generator.state, "owed": self.owed, "is_asked": self.is_asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state from [`~Rehearsal.state_dict`]; without `rng`, draw as a process that begins."""
+        self.is_asked = state["is_asked"]
+        if "rng" in state:
+            self.rng.bit_generator.state = state["rng"]
+            self.owed = state["owed"]
 
     def save(self, directory: Path) -> None:
         """Write the model's own answers into a checkpoint."""

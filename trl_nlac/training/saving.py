@@ -11,15 +11,14 @@ from uuid import uuid4
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from transformers import TrainerCallback
-from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import SCALER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 from trl.trainer.base_trainer import _BaseTrainer
 
+from ..rendezvous import Rendezvous
 from ..shards import has_finite_weights
 from .manifest import checkpoint_of, write_manifest
-from .rendezvous import Rendezvous
 
 
 logger = get_logger(__name__)
@@ -35,7 +34,7 @@ class AtomicSavingTrainer(_BaseTrainer):
     checkpoint's name is complete. Older checkpoints are deleted after that.
 
     Attributes:
-        rendezvous ([`~training.rendezvous.Rendezvous`]):
+        rendezvous ([`~rendezvous.Rendezvous`]):
             Where processes wait for the one that saves.
         checkpoint_sizes (`dict[str, int]`):
             Bytes of the last checkpoint by kind of file, on the process that writes it.
@@ -149,26 +148,6 @@ class AtomicSavingTrainer(_BaseTrainer):
             super()._load_scaler(checkpoint)
         elif checkpoint is not None and Path(checkpoint, SCALER_NAME).is_file():
             logger.warning(f"{SCALER_NAME} in {checkpoint} is not used: this run scales no loss (`fp16=False`).")
-
-    def _load_learned(self, checkpoint: Path, learning_rate_factor: float) -> None:
-        """
-        Load weights and optimizer of a checkpoint during training. Steps, data and the schedule of the learning rate
-        go on from where they are, but the rate is multiplied by a factor for the rest of training.
-        """
-        schedule = self.lr_scheduler.state_dict()
-        rates = [group["lr"] * learning_rate_factor for group in self.optimizer.param_groups]
-        if self.is_deepspeed_enabled:
-            strict = not is_peft_model(self.model)
-            deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=strict)
-        else:
-            self._load_from_checkpoint(str(checkpoint), self.model_wrapped if self.is_fsdp_enabled else None)
-        super()._load_optimizer_and_scheduler(str(checkpoint))
-        self._load_scaler(str(checkpoint))
-        for name in {"base_lrs", "_last_lr"} & schedule.keys():
-            schedule[name] = [rate * learning_rate_factor for rate in schedule[name]]
-        self.lr_scheduler.load_state_dict(schedule)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
 
 
 class TrainBeginCallback(TrainerCallback):

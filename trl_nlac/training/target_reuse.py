@@ -3,10 +3,10 @@
 """Bellman targets, written anew or used again."""
 
 from ..method.backup import bellman_targets, is_repeatable
+from ..method.chains import answer_each
 from ..method.roles import Roles
 from ..replay.kept_targets import KeptTargets
 from ..types import Answer, Sample
-from .chains import answer_each
 
 
 def current_targets(

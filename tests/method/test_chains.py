@@ -10,8 +10,8 @@ from helpers.method_utils import make_transitions
 from helpers.testing_utils import ScriptedGenerator, make_roles
 
 from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.chains import answer_each
 from trl_nlac.method.refinement import refine_actions
-from trl_nlac.training.chains import answer_each
 
 
 class Concurrent(ScriptedGenerator):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..event_loop import DaemonThreads
-from ..method.randomness import draw_seeds, seeded
-from ..method.roles import Roles
 from ..types import Transition
+from .randomness import draw_seeds, seeded
+from .roles import Roles
 
 
 T = TypeVar("T")

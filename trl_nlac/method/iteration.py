@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The two halves of an iteration that train: refined actions, and the examples of both losses."""
+
+from ..nlac_config import NLACConfig
+from ..types import Answer, Refinement, Sample, TrainingExample, Transition
+from .backup import critic_examples
+from .chains import answer_each
+from .critic import critiques
+from .refinement import Criticise, policy_examples, question_actions, refine_actions
+from .roles import Roles
+
+
+def refine_samples(
+    roles: Roles,
+    args: NLACConfig,
+    transitions: list[Transition],
+    targets: dict[int, Answer],
+    criticise: Criticise = critiques,
+) -> list[Refinement | None]:
+    """
+    Refine an action in the state of each transition, under the policy's weights.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        args ([`NLACConfig`]):
+            How to refine.
+        transitions (`list[Transition]`):
+            The transitions.
+        targets (`dict[int, Answer]`):
+            Bellman targets of the transitions, by place, whose stored action is refined; elsewhere a fresh one is.
+        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
+            As in [`~method.refinement.refine_actions`].
+
+    Returns:
+        `list[Refinement | None]`: as from [`~method.refinement.refine_actions`].
+    """
+
+    def refine(places: list[int]) -> list[Refinement | None]:
+        chosen = [transitions[place] for place in places]
+        judged = {i: targets[place] for i, place in enumerate(places) if place in targets}
+        if args.policy_loss_type == "distill":
+            return question_actions(roles, chosen, judged, criticise)
+        keeps_best = not args.refine_best_actions
+        return refine_actions(roles, chosen, args.num_refinements, judged, criticise, keeps_best)
+
+    return answer_each(roles, "refine", transitions, refine)
+
+
+def make_examples(
+    roles: Roles,
+    args: NLACConfig,
+    samples: list[Sample],
+    targets: list[Answer],
+    refinements: list[Refinement | None],
+) -> tuple[list[TrainingExample | None], list[TrainingExample | None]]:
+    """
+    Make the examples of the critic loss (equation 5) and of the policy loss (equation 6), one of each for a sample;
+    `None` where there is none, or the loss has the coefficient 0.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        args ([`NLACConfig`]):
+            Which losses are trained, and how.
+        samples (`list[Sample]`):
+            Samples of the replay buffer.
+        targets (`list[Answer]`):
+            Their Bellman targets.
+        refinements (`list[Refinement | None]`):
+            Their refinements.
+    """
+    of_critic: list[TrainingExample | None] = [None] * len(samples)
+    of_policy: list[TrainingExample | None] = [None] * len(samples)
+    if args.critic_loss_coef:
+        of_critic = critic_examples(roles, samples, targets)
+    if args.policy_loss_coef:
+        of_policy = policy_examples(
+            roles,
+            samples,
+            refinements,
+            distills=args.policy_loss_type == "distill",
+            masks_noncompliant=args.mask_noncompliant_refinements,
+        )
+    return of_critic, of_policy
