@@ -19,17 +19,18 @@ PACKAGE = Path(trl_nlac.__file__).parent
 TRAINER = {
     "types secrets shards prompts": "",
     "terminal": "secrets",
-    "event_loop": "terminal",
+    "event_loop rendezvous": "terminal",
     "options": "secrets terminal",
     "chat replay": "",
     "generation": "options secrets shards event_loop terminal",
     "nlac_config": "options secrets",
-    "method": "chat generation options prompts shards",
-    "episodes": "method chat generation prompts event_loop terminal secrets shards",
-    "training": "method replay chat prompts nlac_config options event_loop secrets shards terminal",
+    "method": "chat generation nlac_config options prompts shards event_loop",
+    "episodes": "method chat generation prompts event_loop rendezvous terminal secrets shards",
     "evaluation": "episodes method chat generation prompts",
     "records": "evaluation episodes options nlac_config terminal secrets",
-    "nlac_trainer": "records evaluation training episodes method generation replay chat prompts nlac_config shards",
+    "training": "records evaluation episodes method generation replay chat prompts nlac_config options rendezvous "
+    "event_loop secrets shards terminal",
+    "nlac_trainer": "training records evaluation episodes method chat prompts nlac_config",
 }
 WINGS = {
     "environments": "episodes gateway chat prompts",

@@ -20,15 +20,9 @@ from .secrets import hide_secrets, remember_secrets
 
 MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
 # Options of refined actions that are sampled, with their defaults.
-OF_REFINED_ACTIONS = {
-    "num_refinements": 1,
-    "num_refinement_candidates": 1,
-    "refine_best_actions": True,
-    "mask_noncompliant_refinements": False,
-    "rehearse_refinements": False,
-}
+OF_REFINED_ACTIONS = {"num_refinements": 1, "refine_best_actions": True, "mask_noncompliant_refinements": False}
 # Options of an iteration that follow from others where they are left open.
-_LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration", "max_staleness", "target_max_age")
+_LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration", "target_max_age")
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
@@ -72,20 +66,12 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, as many as
             `samples_per_iteration` allows when four transitions are trained on for each step of an episode of
             `max_turns`, at least one for each process.
-        learning_starts (`int`, *optional*, defaults to `0`):
-            Number of transitions that each process collects before the first update, from tasks that are drawn at
-            random after those of the first iteration. Without an environment it does nothing: all logs are in the
-            buffer from the start.
         reward_weights (`list[float]`, *optional*):
             Weights of the reward functions. If `None`, 1 each.
         async_rollouts (`bool`, *optional*, defaults to `False`):
             Whether episodes are played with the engine of a vLLM server while the model trains. An iteration trains on
             the buffer, and gets the episodes that have ended. If not, training waits for them, and a run with the same
             seed is the same.
-        max_staleness (`int`, *optional*):
-            With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode to those
-            that train on it first. If `None`, those of two iterations. With those of one, each iteration gets the
-            episodes that began in the iteration before.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Training stops, with a checkpoint, once the environment failed in more than this share of the last 100
             episodes.
@@ -108,12 +94,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             [`~trl.GRPOConfig`]. `1` is the paper.
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha of prioritized replay. `0` samples uniformly.
-        importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
-            Beta of the importance weights. `0` is none, as in the paper.
-        transitions_per_episode (`int`, *optional*, defaults to `1`):
-            Number of transitions that are drawn together from one episode. Each is drawn as often as before, in
-            proportion to its priority. With `share_prefixes` the tokens that they have in common are computed once; in
-            exchange an iteration sees fewer episodes. `1` is the paper.
 
         > Parameters that control the training
 
@@ -134,18 +114,9 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             since, and every role that took part is greedy. If `None`, twice the time constant of the target weights,
             `2 / target_update_rate` updates (with `target_update_unit="sample"` divided by the samples of an update),
             and `0` with `target_update_rate=1`.
-        target_weights_offload (`bool`, *optional*, defaults to `False`):
-            Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
-            memory.
         critic_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the critic loss, lambda_1 in algorithm 1. With 0 the critic is not trained, and nothing sets
             priorities. Bellman targets are written all the same, for the health metrics.
-        critic_loss_type (`str`, *optional*, defaults to `"sampled"`):
-            `"sampled"` is the negative log-likelihood of the sampled target, the cross-entropy part of equation 5 (the
-            paper). `"distill"` is the Kullback-Leibler divergence from the backup's whole distribution at each token
-            of the target: an estimate of the same objective with less variance, for one more forward pass with the
-            target weights. Thoughts that were corrected keep the likelihood. Either is averaged over the tokens of a
-            target.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1. With 0 the policy is not trained. Actions are
             refined all the same, for the health metrics.
@@ -157,25 +128,13 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             KL(refined || policy), TRL's `distillation_alpha=0`, which is least at the mean of what different critiques
             advise; where outcomes are partly luck, act at a lower temperature than 1 afterwards. No refined action is
             generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
-            be taught by one that has read the critique; and not with `replay_refinement_fraction`, where the chat
-            template knows chains of thought or begins an answer, of which a stored action may have lost a part.
+            be taught by one that has read the critique.
 
-        share_prefixes (`bool`, *optional*, defaults to `True`):
-            Whether a prefix that several training samples have in common is computed once: the samples of a pass
-            become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
-            when training starts; if not, a warning says why, and its samples are computed one by one.
         max_tokens_per_batch (`int`, *optional*):
-            Number of tokens that the model reads in one pass, each counted once with `share_prefixes`, padding
-            included otherwise. A micro-batch with more is computed in several passes, filled evenly, as many on every
-            process. Losses and gradients are the same. A longer example has a pass of its own. If `None`, a
+            Number of tokens that the model reads in one pass, each counted once where the model can read trees,
+            padding included otherwise. A micro-batch with more is computed in several passes, filled evenly, as many
+            on every process. Losses and gradients are the same. A longer example has a pass of its own. If `None`, a
             micro-batch is one pass, however long it is.
-        beta (`float`, *optional*, defaults to `0.0`):
-            KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
-            training speed. The divergence of the policy's tokens from the initial weights, estimated as in
-            [`~trl.GRPOTrainer`], is multiplied by it and added to the policy loss. With an adapter there is no second
-            model: the reference is the model without it, or with a copy of it if `model` is a [`~peft.PeftModel`] or
-            the adapter begins by changing the base weights (PiSSA, OLoRA and others). Under ZeRO-3 and FSDP2 a whole
-            model is loaded again by its name, also if `model` was changed in memory.
         bootstrap (`str`, *optional*, defaults to `"explicit"`):
             Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
@@ -185,9 +144,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             sample, the next action too, is sampled with the settings of `successor` in `role_sampling`.
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
-        num_refinement_candidates (`int`, *optional*, defaults to `1`):
-            Number of refined actions that are sampled where a critique asks for another action. The critic judges
-            each, and the policy learns the one with the highest verdict score. `1` takes the only one (the paper).
         refine_best_actions (`bool`, *optional*, defaults to `True`):
             Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
             paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
@@ -198,10 +154,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             policy, and once it repeats what was criticised, the policy learns its own actions and can collapse onto
             one of them. Where critiques hardly ever call an action the best, the policy then learns none that it
             already takes, which went well on one benchmark and badly on another. The paper trains on all.
-        replay_refinement_fraction (`float`, *optional*, defaults to `0.0`):
-            Share of transitions whose stored action is refined, after its Bellman target, which has seen the next
-            observation. That takes two generations less than a fresh action and its critique. `0` refines fresh
-            actions only (the paper).
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             Number of rehearsal samples in each batch, relative to the transitions. `0` is the paper.
         rehearsal_source (`str`, *optional*, defaults to `"dataset"`):
@@ -209,24 +161,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             readable answers in every role, about 128 transitions of its first episodes or of the logs; of its refined
             actions only those that do as their critique says. They are written in the first iteration and kept in
             every checkpoint.
-        rehearse_refinements (`bool`, *optional*, defaults to `False`):
-            Whether the refinement policy is also trained on its own refined actions, as it sampled them, of those that
-            do as their critiques say. No other loss trains it, and the policy's habits, which the same weights learn,
-            can make it repeat what it should change. But an action that is only changed, and no better, does as told,
-            too: a tiny model lost two tasks with this. With `share_prefixes` an example costs little more than its
-            answer.
-        health_warning_ratio (`float`, *optional*, defaults to `0.7`):
-            A warning names a role once its health metric falls below this share of its best value. Another warning
-            reports the same of success.
-        on_forgetting (`str`, *optional*, defaults to `"warn"`):
-            What follows when that warning names a role. `"warn"`: nothing. `"stop"`: training stops, with a
-            checkpoint. `"restore"`: weights, optimizer and target weights go back to the newest checkpoint without
-            such a warning, and the learning rate is halved for the rest of the run; steps, data and replay buffer go
-            on. After three returns training stops. Needs checkpoints from which a run can resume.
-        max_idle_iterations (`int`, *optional*, defaults to `10`):
-            Training stops, with a checkpoint, after this number of iterations in a row without a single example to
-            train on: no Bellman target and no refined action could be read. The error names the cause. After as many
-            in which one of the two losses has none, a warning does. If `None`, never.
 
         > Parameters that control evaluation
 
@@ -234,9 +168,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             Number of episodes of each task of the `eval_dataset`.
         num_eval_critiques (`int`, *optional*, defaults to `64`):
             Number of actions that the critic judges in each evaluation, on each process, to compare its verdict scores
-            with the outcomes.
-        num_oracle_probes (`int`, *optional*, defaults to `64`):
-            Number of critiques compared with the truth in each evaluation, where the environment has an oracle.
+            with the outcomes; and, where the environment has an oracle, of critiques that are compared with the truth.
     """
 
     _VALID_DICT_FIELDS = _BaseConfig._VALID_DICT_FIELDS + [
@@ -282,22 +214,12 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "of `samples_per_iteration` for each step of an episode of `max_turns`."
         },
     )
-    learning_starts: int = field(
-        default=0, metadata={"help": "Number of transitions that each process collects before the first update."}
-    )
     reward_weights: list[float] | None = field(
         default=None, metadata={"help": "Weights of the reward functions. If None, 1 each."}
     )
     async_rollouts: bool = field(
         default=False,
         metadata={"help": "Whether episodes are played with the engine of a vLLM server while the model trains."},
-    )
-    max_staleness: int | None = field(
-        default=None,
-        metadata={
-            "help": "With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode "
-            "to those that train on it first. If None, those of two iterations."
-        },
     )
     max_environment_failure_rate: float = field(
         default=0.5,
@@ -329,12 +251,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     priority_exponent: float = field(
         default=0.1, metadata={"help": "Alpha of prioritized replay. 0 samples uniformly."}
     )
-    importance_sampling_exponent: float = field(
-        default=0.0, metadata={"help": "Beta of the importance weights. 0 is none, as in the paper."}
-    )
-    transitions_per_episode: int = field(
-        default=1, metadata={"help": "Number of transitions that are drawn together from one episode."}
-    )
 
     # Parameters that control the training
     target_update_rate: float = field(
@@ -358,17 +274,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "weights. 0 writes targets anew, as the paper. Default: twice the time constant of the target weights."
         },
     )
-    target_weights_offload: bool = field(
-        default=False, metadata={"help": "Whether the target weights are kept in CPU memory."}
-    )
     critic_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the critic loss."})
-    critic_loss_type: str = field(
-        default="sampled",
-        metadata={
-            "help": "Whether the critic learns the sampled target or the backup's distribution along it.",
-            "choices": ["sampled", "distill"],
-        },
-    )
     policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
     policy_loss_type: str = field(
         default="sampled",
@@ -377,22 +283,11 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "choices": ["sampled", "distill"],
         },
     )
-    share_prefixes: bool = field(
-        default=True,
-        metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
-    )
     max_tokens_per_batch: int | None = field(
         default=None,
         metadata={
             "help": "Number of tokens that the model reads in one pass. A micro-batch with more takes several passes. "
             "If None, a micro-batch is one pass."
-        },
-    )
-    beta: float = field(
-        default=0.0,
-        metadata={
-            "help": "KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and "
-            "improving training speed."
         },
     )
     bootstrap: str = field(
@@ -403,9 +298,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         },
     )
     num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
-    num_refinement_candidates: int = field(
-        default=1, metadata={"help": "Number of refined actions, of which the critic chooses the one to learn."}
-    )
     refine_best_actions: bool = field(
         default=True,
         metadata={
@@ -419,12 +311,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "help": "Whether refined actions that do other than their critiques say are excluded from the policy loss."
         },
     )
-    replay_refinement_fraction: float = field(
-        default=0.0,
-        metadata={
-            "help": "Share of transitions whose stored action is refined instead of a fresh one. 0 is the paper."
-        },
-    )
     rehearsal_ratio: float = field(
         default=0.0,
         metadata={"help": "Number of rehearsal samples in each batch, relative to the transitions. 0 is the paper."},
@@ -436,29 +322,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "choices": ["dataset", "self"],
         },
     )
-    rehearse_refinements: bool = field(
-        default=False,
-        metadata={"help": "Whether to train the refinement policy on those of its answers that obey their critiques."},
-    )
-    health_warning_ratio: float = field(
-        default=0.7,
-        metadata={"help": "A warning names a role once its health metric falls below this share of its best value."},
-    )
-    on_forgetting: str = field(
-        default="warn",
-        metadata={
-            "help": "What follows when a role is forgotten: a warning only, the end of training, or a return to the "
-            "newest healthy checkpoint with half the learning rate.",
-            "choices": ["warn", "stop", "restore"],
-        },
-    )
-    max_idle_iterations: int | None = field(
-        default=10,
-        metadata={
-            "help": "Training stops after this number of iterations in a row in which no answer could be trained on. "
-            "If None, never."
-        },
-    )
 
     # Parameters that control evaluation
     num_eval_episodes: int = field(
@@ -466,10 +329,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     )
     num_eval_critiques: int = field(
         default=64, metadata={"help": "Number of actions that the critic judges in each evaluation."}
-    )
-    num_oracle_probes: int = field(
-        default=64,
-        metadata={"help": "Number of critiques compared with the truth in each evaluation, where there is an oracle."},
     )
 
     def __post_init__(self):
@@ -505,7 +364,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             options.__post_init__(self)
         self._check_values()
         self._check_what_is_trained()
-        self._check_restores()
         self._fill_in()
 
     def _check_values(self) -> None:
@@ -513,11 +371,9 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         check_choices(
             self,
             "bootstrap",
-            "critic_loss_type",
             "policy_loss_type",
             "target_update_unit",
             "rehearsal_source",
-            "on_forgetting",
         )
         check_at_least(
             self,
@@ -526,14 +382,11 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "gradient_accumulation_steps",
             "replay_buffer_size",
             "target_sync_steps",
-            "max_idle_iterations",
             "max_tokens_per_batch",
         )
         check_at_least(
             self,
             0,
-            "learning_starts",
-            "num_eval_critiques",
             "target_max_age",
             "weight_decay",
             "num_train_epochs",
@@ -546,37 +399,19 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         check_at_least(self, 1, "per_device_eval_batch_size")
         check(self, "max_steps", self.max_steps >= -1, "not negative, or -1 to train for `num_train_epochs`")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
-        check_between(
-            self,
-            1,
-            1000,
-            "num_refinements",
-            "num_refinement_candidates",
-            "num_updates_per_generation",
-            "transitions_per_episode",
-        )
+        check_between(self, 1, 1000, "num_refinements", "num_updates_per_generation")
         check_between(self, 1, 10_000, "num_eval_episodes")
-        check_between(self, 0, 100_000, "num_oracle_probes")
+        check_between(self, 0, 100_000, "num_eval_critiques")
         # Larger factors make losses, gradients or weights overflow.
-        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef", "beta")
+        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef")
         check_between(self, 0, 1000, "learning_rate")
         check_between(self, 0, 100, "rehearsal_ratio")
-        check_between(self, 0, 10, "importance_sampling_exponent")
-        check_between(
-            self,
-            0,
-            1,
-            "max_environment_failure_rate",
-            "priority_exponent",
-            "health_warning_ratio",
-            "replay_refinement_fraction",
-        )
+        check_between(self, 0, 1, "max_environment_failure_rate", "priority_exponent")
         check_positive(self, "replay_buffer_memory", most=10**9)
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         fits = self.replay_buffer_size >= self.max_turns  # an episode must fit
         check(self, "replay_buffer_size", fits, f"at least `max_turns={self.max_turns}`")
-        check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
         for name in ("split_batches", "dispatch_batches"):
             if vars(self.accelerator_config)[name]:
                 raise ValueError(
@@ -600,21 +435,10 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             raise ValueError(
                 "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
             )
-        if self.num_futures > 1 and self.replay_refinement_fraction:
-            raise ValueError(
-                f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "
-                f"target, which has none with `num_futures={self.num_futures}`. Set one of them to its default."
-            )
-        rehearses = self.rehearsal_ratio or self.rehearse_refinements
-        if not (self.critic_loss_coef or self.policy_loss_coef or rehearses):
+        if not (self.critic_loss_coef or self.policy_loss_coef or self.rehearsal_ratio):
             raise ValueError(
                 "`critic_loss_coef=0` with `policy_loss_coef=0` trains neither the critic nor the policy, and nothing "
                 "is rehearsed. Raise one of them, or set `rehearsal_ratio`."
-            )
-        if self.beta and not self.policy_loss_coef:
-            raise ValueError(
-                f"`beta={self.beta}` is a part of the policy loss, which `policy_loss_coef=0` leaves out. Set one of "
-                "them to its default."
             )
         if self.policy_loss_type == "distill":
             for name, default in OF_REFINED_ACTIONS.items():
@@ -623,27 +447,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
                         f"`{name}={vars(self)[name]}` has no use with `policy_loss_type='distill'`, which samples no "
                         "refined actions. Set one of them to its default."
                     )
-            if self.beta:
-                raise ValueError(
-                    f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
-                    "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
-                )
-
-    def _check_restores(self) -> None:
-        """Check whether training can go back to a checkpoint, where it is to."""
-        if self.on_forgetting != "restore":
-            return
-        if self.save_strategy == "no" or self.save_only_model:
-            raise ValueError(
-                "`on_forgetting='restore'` goes back to a checkpoint, and there is none to go back to with "
-                f"`save_strategy={str(self.save_strategy.value)!r}` and `save_only_model={self.save_only_model}`. Set "
-                '`save_strategy="steps"` and `save_only_model=False`.'
-            )
-        if self.deepspeed_plugin is not None and "scheduler" in self.deepspeed_plugin.deepspeed_config:
-            raise ValueError(
-                "`on_forgetting='restore'` lowers the learning rate, which a scheduler in the configuration of "
-                "DeepSpeed would undo. Remove it there, and set `lr_scheduler_type`."
-            )
 
     def set_checkpointing_kwargs(self, kwargs: dict[str, Any]) -> None:
         """Set how activations are recomputed, by both names."""
@@ -681,23 +484,11 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         self._filled = {name: vars(self)[name] for name in left}
 
     def _check_async_rollouts(self) -> None:
-        if not self.async_rollouts:
-            check(self, "max_staleness", self.max_staleness is None, "None without `async_rollouts=True`")
-            return
-        if not self.use_vllm or self.vllm_mode != "server":
+        if self.async_rollouts and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError(
                 "`async_rollouts=True` plays with the engine of a vLLM server while the model trains, but generation "
                 f"is set to `use_vllm={self.use_vllm}` and `vllm_mode={self.vllm_mode!r}`. Start a server, and set "
                 "`use_vllm=True` and `vllm_mode='server'`."
-            )
-        if self.max_staleness is None:
-            self.max_staleness = 2 * self.updates_per_iteration
-        if self.max_staleness < self.updates_per_iteration:
-            raise ValueError(
-                f"`max_staleness` must be at least {self.updates_per_iteration}, the optimizer steps of an iteration "
-                f"(`samples_per_iteration` {self.samples_per_iteration} / the global batch size "
-                f"{self.global_batch_size} * `num_updates_per_generation` {self.num_updates_per_generation}), got "
-                f"{self.max_staleness}: nothing could be played while the model trains."
             )
 
     def _size_iterations(self) -> None:
@@ -765,11 +556,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
-
-    @property
-    def num_distilled_losses(self) -> int:
-        """Number of losses whose target is a whole distribution."""
-        return (self.critic_loss_type, self.policy_loss_type).count("distill")
 
     @property
     def updates_per_iteration(self) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import gather_object, set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -27,13 +26,11 @@ from .evaluation.comparing import ComparedEvaluations
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import iteration_metrics
 from .evaluation.metrics import mean_over_processes
-from .method.backup import is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
-from .method.critic import critiques, judge_actions
-from .method.iteration import make_examples, refine_samples
+from .method.critic import critiques, judge_aside
+from .method.iteration import make_examples, refine_samples, unanswerable
 from .method.losses import batch_losses, token_divergences
 from .method.refinement import Criticise
-from .method.sound_answers import sound_answers
 from .method.target_weights import TargetUpdateCallback
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
@@ -41,14 +38,13 @@ from .records.folder import END_OF_TRAINING
 from .records.hub import PublishedTrainer
 from .records.records import Records
 from .training import build
-from .training.arguments import check_arguments, check_tasks, check_types, refuse_rollout_func
+from .training.arguments import check_arguments, check_tasks, check_types
 from .training.checkpoint import load_rows, load_state, save_rows, save_state
 from .training.chunked_head import can_chunk_head
-from .training.guards import GradientGuard, IdleMonitor, LossGuard, short_thoughts
+from .training.guards import GradientGuard, IdleMonitor, LossGuard
 from .training.passes import accumulating, split_into_passes
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS
 from .training.run import RunTrainer
-from .training.sampler import IterationSampler
 from .training.target_reuse import current_targets
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
@@ -69,8 +65,6 @@ from .types import (
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
-
-logger = get_logger(__name__)
 
 
 class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
@@ -175,7 +169,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
     loss_is_scaled_for_ga = False
-    divergence = staticmethod(token_divergences)  # by which a distilled role learns
+    divergence = staticmethod(token_divergences)  # by which a distilled policy learns
+    shares_prefixes = True  # whether the samples of a pass become one tree of tokens, if the model can read it
 
     def __init__(
         self,
@@ -197,24 +192,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
         rollout_func: Callable | None = None,
     ):
-        refuse_rollout_func(rollout_func)
-        check_arguments(
-            train_dataset=train_dataset,
-            model=model,
-            args=args,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_funcs=reward_funcs,
-            tools=tools,
-            prompts=prompts,
-            reward_processing_classes=reward_processing_classes,
-            replay_dataset=replay_dataset,
-            rehearsal_dataset=rehearsal_dataset,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            peft_config=peft_config,
-            quantization_config=quantization_config,
-        )
+        check_arguments(locals())
         args = build.checked_args(args, model, eval_dataset)
         self.environments = build.make_environments(args, environment_factory, tools, reward_funcs, train_dataset)
         self.rewards = build.make_rewards(
@@ -245,19 +223,12 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.add_callback(UnchangedWeightsCallback())
         self.records = Records(args, loaded.chat.decode)
-        self.idle = IdleMonitor(args.max_idle_iterations)
+        self.idle = IdleMonitor()
         self.loss_guard = LossGuard()
         self.gradient_guard = GradientGuard()
         failures = FailureMonitor(args.max_environment_failure_rate)
-        self.player = Player(
-            self.rollouts,
-            failures,
-            self.rendezvous,
-            self._store,
-            self._other_tasks,
-            self._generating,
-            self.records.timed,
-        )
+        of_run = (self._store, self._other_tasks, self._generating, self.records.timed)
+        self.player = Player(self.rollouts, failures, self.rendezvous, *of_run)
         self.stateful = {
             "records": self.records,
             "rehearsal": self.rehearsal,
@@ -267,24 +238,17 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             "gradient_guard": self.gradient_guard,
         }
         self.identity = build.identity_of(loaded, args, self.roles.prompts, self.environments, optimizers[0])
-        if warning := short_thoughts(loaded.chat.template, args.max_completion_length):
-            logger.warning(warning)
         self._batches: deque[list[TrainingExample]] = deque()
         self._taken: list[list[TrainingExample]] = []  # micro-batches of the optimizer step under way
         set_seed(args.seed, device_specific=True)  # processes sample differently
-
-    @property
-    def num_environment_steps(self) -> int:
-        """Number of environment steps of training so far, over all processes."""
-        return self.records.num_environment_steps
 
     @cached_property
     def _collate(self) -> NLACCollator:
         """Makes the micro-batches, in the form that the model can read, which is tried when training starts."""
         of_run = (self.model_wrapped, self.model.config, self.args)
         keeps_logits = not can_chunk_head(*of_run)
-        shares = self.args.share_prefixes and start_sharing(*of_run)
-        return NLACCollator(self.roles.chat.tokenizer.pad_token_id, shares, keeps_logits, False, self.args.device)
+        shares = self.shares_prefixes and start_sharing(*of_run)
+        return NLACCollator(self.roles.chat.tokenizer.pad_token_id, shares, keeps_logits, self.args.device)
 
     # Algorithm 1
 
@@ -296,13 +260,18 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             if self.environments:
                 self.player.play(tasks, step, len(self.replay) > 0, is_last)
             if self.rehearsal.is_due:
-                self._write_rehearsal()
-            samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
-            transitions = [sample.transition for sample in samples]
-            judgements = self._judge(transitions[: self.args.audit_samples])
-            refinements = self._refine(transitions, {})
+                with self.records.timed("rehearsal"):
+                    _, transitions = self._sample(NUM_REHEARSAL_TRANSITIONS)
+                    self.rehearsal.ask(self.roles, transitions, self.args.bootstrap, self.args.num_refinements)
+            samples, transitions = self._sample(self.args.samples_per_iteration)
+            with self.records.timed("audit"):
+                judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
+            refinements = self._refine(transitions)
         with self.target_weights.swapped_into(self.model), self._generating():
             targets = self._targets(samples)
+        if refinements is None:
+            with self._generating():
+                refinements = self._refine(transitions, targets)
         self.player.play_on()
         batches = self._make_batches(samples, targets, refinements)
         self._record_iteration(samples, judgements, targets, refinements, batches)
@@ -419,24 +388,10 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             self.records.metrics["rollout/staleness"].append(age)
         return numbers
 
-    def _write_rehearsal(self) -> None:
-        """Generate the rehearsal set with the initial model."""
-        with self.records.timed("rehearsal"), self.roles.tally.unrecorded():
-            samples = self.replay.sample(max(1, NUM_REHEARSAL_TRANSITIONS // self.args.world_size))
-            transitions = [sample.transition for sample in samples]
-            answers = sound_answers(self.roles, transitions, self.args.bootstrap, self.args.num_refinements)
-        own = [
-            (role, self.roles.builder.opened(a.prompt), a.token_ids) for role, found in answers.items() for a in found
-        ]
-        self.rehearsal.fill(gather_object(own))
-
-    def _judge(self, transitions: list[Transition]) -> list[Judgement | None]:
-        """Judge stored actions for the audit trail. Metrics and random state stay as they were."""
-        if not transitions:
-            return []
-        # The seeds of answers come from torch's global generator.
-        with self.records.timed("audit"), self.roles.tally.unrecorded(), torch.random.fork_rng(devices=[]):
-            return judge_actions(self.roles, [transition.state_action for transition in transitions])
+    def _sample(self, number: int) -> tuple[list[Sample], list[Transition]]:
+        """Draw this process's share of a number of samples (line 7)."""
+        samples = self.replay.sample(max(1, number // self.args.world_size))
+        return samples, [sample.transition for sample in samples]
 
     def _targets(self, samples: list[Sample]) -> list[Answer]:
         """Take the Bellman targets that are kept and not too old, and write the others."""
@@ -446,9 +401,12 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             return current_targets(self.roles, samples, kept, version, args.target_max_age, args.bootstrap)
 
     def _refine(
-        self, transitions: list[Transition], targets: dict[int, Answer], criticise: Criticise = critiques
-    ) -> list[Refinement | None]:
-        """Refine a fresh action in the state of each transition, or the stored one where there is a target."""
+        self, transitions: list[Transition], targets: list[Answer] | None = None, criticise: Criticise = critiques
+    ) -> list[Refinement | None] | None:
+        """
+        Refine a fresh action in the state of each transition, or with `targets` the stored one. It is called without
+        them first, and again with them where it returned `None`.
+        """
         with self.records.timed("refine"):
             return refine_samples(self.roles, self.args, transitions, targets, criticise)
 
@@ -459,25 +417,16 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         args, num_updates = self.args, self.args.num_updates_per_generation
         step_size = args.gradient_accumulation_steps * args.per_device_train_batch_size
         of_critic, of_policy = make_examples(self.roles, args, samples, targets, refinements)
-        self._leave_out_unanswerable(
-            [sample for sample, *examples in zip(samples, of_critic, of_policy, strict=True) if not any(examples)]
-        )
+        self.replay.leave_out(unanswerable(self.roles, args, samples, of_critic, of_policy))
         return make_batches(
             samples * num_updates,
             of_critic * num_updates,
             of_policy * num_updates,
-            [self.rehearsal.draw(step_size) for _ in range(num_updates) for _ in range(0, len(samples), step_size)],
+            [self.rehearsal.draw(step_size) for _ in range(num_updates * len(samples) // step_size)],
             args.gradient_accumulation_steps,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
         )
-
-    def _leave_out_unanswerable(self, unused: list[Sample]) -> None:
-        """Exclude transitions whose prompts can never fit from sampling."""
-        # Otherwise the policy can learn in a state about which the backup's question is too long.
-        needs_target = not self.args.policy_loss_coef
-        too_long = [s for s in unused if not is_answerable(self.roles, s.transition, needs_target)]
-        self.replay.leave_out([sample.transition_id for sample in too_long])
 
     def _record_iteration(
         self,
@@ -488,23 +437,15 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         batches: list[list[TrainingExample]],
     ) -> None:
         """Record what an iteration made, and stop a run that learns nothing."""
-        transitions = [sample.transition for sample in samples]
+        transitions, distills = [s.transition for s in samples], self.args.policy_loss_type == "distill"
         numbers = Counter(example.loss for batch in batches for example in batch if example.weight)
         metrics = mean_over_processes(
             {
                 **{f"{loss}/num_examples": float(numbers[loss]) for loss in ("critic", "policy")},
                 **self.roles.take_metrics(),
-                **iteration_metrics(
-                    transitions,
-                    targets,
-                    refinements,
-                    self.environments.oracle,
-                    has_refined_actions=self.args.policy_loss_type != "distill",
-                ),
+                **iteration_metrics(transitions, targets, refinements, self.environments.oracle, distills),
+                **self.replay.metrics(),
                 "environment/num_left_behind": float(self.environments.num_left_behind),
-                "replay/size": float(len(self.replay)),
-                "replay/num_left_out": float(self.replay.num_left_out),
-                "replay/priority_mean": self.replay.priority_mean,
                 "target/distance": self.target_weights.distance(self.model),
             }
         )
@@ -546,29 +487,17 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.player.finish(self.state.global_step)
         if not self.is_in_train:
             self._place_model()
-        args, device, rank, dataset = self.args, self.accelerator.device, self.args.process_index, dataloader.dataset
+        args, dataset = self.args, dataloader.dataset
         check_types(eval_dataset=dataset)
         check_tasks(None, dataset, self.environments.check_task)
-        tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
+        tasks = {i: dataset[i] for i in range(args.process_index, len(dataset), args.world_size)}
+        numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_eval_critiques, args.seed)
+        at = {"rewards": self.rewards, "once_played": self.rendezvous.wait}
         try:
-            with ExitStack() as stack:
-                stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-                torch.manual_seed(args.seed + rank)
-                stack.enter_context(self.roles.tally.uncounted())
-                stack.enter_context(self.roles.tally.unrecorded())
-                stack.enter_context(self.roles.generator.session(self.model_wrapped))
-                evaluation = evaluate_policy(
-                    self.environments,
-                    tasks,
-                    self.roles,
-                    args.num_eval_episodes,
-                    args.num_eval_critiques,
-                    args.num_oracle_probes,
-                    args.seed,
-                    rewards=self.rewards,
-                    once_played=self.rendezvous.wait,
-                )
-                self.rendezvous.wait()  # probes play, too
+            with self.roles.aside(args.seed + args.process_index, self.accelerator.device):
+                with self.roles.generator.session(self.model_wrapped):
+                    evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, **at)
+                    self.rendezvous.wait()  # probes play, too
         finally:
             if not self.is_in_train:
                 self.environments.close()
@@ -580,29 +509,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         num_samples = sum(gather_object([len(evaluation.episodes)]))
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=num_samples)
-
-    # Data
-
-    def get_train_dataloader(self) -> DataLoader:
-        if self.train_dataset is None:
-            raise ValueError("Training requires a `train_dataset`.")
-        return self._get_dataloader(
-            dataset=self.train_dataset,
-            description="Training",
-            batch_size=self.args.episodes_per_iteration // self.args.world_size,
-            sampler_fn=self._get_train_sampler,
-            is_training=True,
-        )
-
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> IterationSampler:
-        return IterationSampler(
-            self.train_dataset if dataset is None else dataset,
-            self.args.episodes_per_iteration,
-            self.args.steps_per_iteration,
-            shuffle=self.args.shuffle_dataset,
-            seed=self.args.seed,
-            epoch=lambda: int(self.state.epoch or 0),
-        )
 
     # Checkpoints
 
@@ -617,18 +523,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
                 self.roles.prompts.save_pretrained(directory)
                 self.args.save_pretrained(directory)
 
-    def _save_checkpoint(self, model, trial) -> None:
-        lost = None
-        try:
-            self.player.finish(self.state.global_step)
-        except Exception as error:  # of a server, for example, on all processes; what there is is saved first
-            lost = error
-        start = time.perf_counter()
-        super()._save_checkpoint(model, trial)
-        self.records.metrics["time/save"].append(time.perf_counter() - start)
-        self.records.metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
-        if lost is not None:
-            raise lost
+    def before_saving(self) -> None:
+        self.player.finish(self.state.global_step)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -40,7 +40,6 @@ ACTING = dict(
     report_to="none",
     save_strategy="no",
     disable_tqdm=True,
-    num_eval_critiques=0,
     use_cpu=False,
     gradient_checkpointing=True,
     model_init_kwargs=None,

@@ -51,8 +51,7 @@ ARMS = {
     "explicit": {"bootstrap": "explicit"},
     "forgetful": {"bootstrap": "explicit", "keep_history": False},
     "forgetful_monte_carlo": {"bootstrap": "monte_carlo", "keep_history": False},
-    "candidates": {"bootstrap": "explicit", "num_refinement_candidates": 4},
-    "rehearsed": {"bootstrap": "explicit", "rehearse_refinements": True},
+    "rehearsed": {"bootstrap": "explicit", "trainer": "rehearsed_refinements"},
     "distilled": {"bootstrap": "explicit", "policy_loss_type": "distill", "num_refinements": 1},
     "implicit": {"bootstrap": "implicit"},
     "monte_carlo": {"bootstrap": "monte_carlo"},
@@ -60,7 +59,7 @@ ARMS = {
 }
 # SFT on successes; an actor-critic with bootstrapped numbers.
 BASELINES = {"sft": {}, "scalar": {}, "scalar_forgetful": {"keep_history": False}}
-PLAYED = ("explicit", "candidates", "monte_carlo", "hindsight")
+PLAYED = ("explicit", "monte_carlo", "hindsight")
 NUM_EVALUATIONS = 8
 BEST = {"num_candidates": 4, "alpha": 10.0}  # at test time, with hardly any chance in the choice
 QUICK = ["--methods", "forgetful", "forgetful_monte_carlo", "--seeds", "0", "--floors", "2", "--max_steps", "240"]
@@ -175,7 +174,7 @@ def make_trainer(
     task: LearningTask, method: str, seed: int, output_dir: Path, max_steps: int
 ) -> tuple[Trainer, Player]:
     """Make the trainer of a method that learns from the logs of `task` alone, and its player."""
-    acting = acting_config(task, str(output_dir), seed, num_oracle_probes=0)
+    acting = acting_config(task, str(output_dir), seed, num_eval_critiques=0)
     offline = replace(task, environment_factory=None, rows=None)
     if method == "sft":
         successes = task.logs.filter(lambda row: row["reward"] == 1)
@@ -184,13 +183,14 @@ def make_trainer(
     decay = {"num_decay_steps": max_steps // 5, "min_lr_ratio": 0.0}
     settings = settings_of(method)
     settings |= {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": decay}
+    trainer_class = nlac.TRAINERS[settings.pop("trainer", "nlac")]
     args = replace(acting, max_steps=max_steps, logging_steps=100, **settings)
     if method in BASELINES:
         trainer = ScalarActorCriticTrainer(
             offline, args, num_candidates=4, entropy_temperature=0.1, initial_value=0.02
         )
     else:
-        trainer = NLACTrainer(model=task.model, args=args, **offline.trainer_arguments)
+        trainer = trainer_class(model=task.model, args=args, **offline.trainer_arguments)
     return trainer, Player(task, args, trainer.model, trainer.roles)
 
 
@@ -224,7 +224,7 @@ def play_on(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Train one method that plays from the highest floor, with the logs in its replay buffer."""
     task = relay(seed, args.floors)
     task = replace(task, instances={**task.instances, "held_out": task.instances[f"floor_{args.floors}"]})
-    acting = acting_config(task, str(args.runs / f"play_{method}_{seed}"), seed, num_oracle_probes=0)
+    acting = acting_config(task, str(args.runs / f"play_{method}_{seed}"), seed, num_eval_critiques=0)
     interval = max(1, args.budget // NUM_EVALUATIONS)
     curve = nlac.train(task, acting, args.budget, interval, **merge_settings(SETTINGS, ARMS[method]))
     return {

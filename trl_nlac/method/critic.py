@@ -5,9 +5,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from ..generation.generator import Sampling
 from ..prompts import numbered, parse_correctness, parse_critique, parse_future
-from ..types import Answer, Critique, Judgement, Prompt
+from ..types import Answer, Critique, Judgement, Prompt, Transition
 from .roles import Roles
 
 
@@ -105,6 +107,15 @@ def _sample_futures(
 def judge_actions(roles: Roles, state_actions: list[Prompt]) -> list[Judgement | None]:
     """Sample critiques with their verdict scores; `None` where a critique breaks its format."""
     return judge_critiques(roles, critiques(roles, state_actions))
+
+
+def judge_aside(roles: Roles, transitions: list[Transition]) -> list[Judgement | None]:
+    """Judge the stored actions of transitions. Metrics and random state stay as they were."""
+    if not transitions:
+        return []
+    # The seeds of answers come from torch's global generator.
+    with roles.tally.unrecorded(), torch.random.fork_rng(devices=[]):
+        return judge_actions(roles, [transition.state_action for transition in transitions])
 
 
 def judge_critiques(roles: Roles, answers: list[Answer]) -> list[Judgement | None]:

@@ -4,7 +4,7 @@
 
 from ..nlac_config import NLACConfig
 from ..types import Answer, Refinement, Sample, TrainingExample, Transition
-from .backup import critic_examples
+from .backup import critic_examples, is_answerable
 from .chains import answer_each
 from .critic import critiques
 from .refinement import Criticise, policy_examples, question_actions, refine_actions
@@ -15,7 +15,7 @@ def refine_samples(
     roles: Roles,
     args: NLACConfig,
     transitions: list[Transition],
-    targets: dict[int, Answer],
+    targets: list[Answer] | None = None,
     criticise: Criticise = critiques,
 ) -> list[Refinement | None]:
     """
@@ -28,8 +28,8 @@ def refine_samples(
             How to refine.
         transitions (`list[Transition]`):
             The transitions.
-        targets (`dict[int, Answer]`):
-            Bellman targets of the transitions, by place, whose stored action is refined; elsewhere a fresh one is.
+        targets (`list[Answer]`, *optional*):
+            Bellman targets of the transitions, after which their stored actions are refined in place of fresh ones.
         criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
             As in [`~method.refinement.refine_actions`].
 
@@ -39,7 +39,7 @@ def refine_samples(
 
     def refine(places: list[int]) -> list[Refinement | None]:
         chosen = [transitions[place] for place in places]
-        judged = {i: targets[place] for i, place in enumerate(places) if place in targets}
+        judged = {} if targets is None else {i: targets[place] for i, place in enumerate(places)}
         if args.policy_loss_type == "distill":
             return question_actions(roles, chosen, judged, criticise)
         keeps_best = not args.refine_best_actions
@@ -84,3 +84,29 @@ def make_examples(
             masks_noncompliant=args.mask_noncompliant_refinements,
         )
     return of_critic, of_policy
+
+
+def unanswerable(
+    roles: Roles,
+    args: NLACConfig,
+    samples: list[Sample],
+    of_critic: list[TrainingExample | None],
+    of_policy: list[TrainingExample | None],
+) -> list[int]:
+    """
+    Return the ids of transitions without an example that can never have one, because their prompts are too long.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        args ([`NLACConfig`]):
+            Which losses are trained.
+        samples (`list[Sample]`):
+            Samples of the replay buffer.
+        of_critic (`list[TrainingExample | None]`), of_policy (`list[TrainingExample | None]`):
+            Their examples, see [`make_examples`].
+    """
+    # Otherwise the policy can learn in a state about which the backup's question is too long.
+    needs_target = not args.policy_loss_coef
+    unused = [sample for sample, *both in zip(samples, of_critic, of_policy, strict=True) if not any(both)]
+    return [s.transition_id for s in unused if not is_answerable(roles, s.transition, needs_target)]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -283,6 +284,17 @@ class Roles:
             yield self._collected
         finally:
             self._collected = None
+
+    @contextmanager
+    def aside(self, seed: int, device: torch.device) -> Iterator[None]:
+        """Answer with a seed of its own, outside training: its random state, metrics and tokens stay as they were."""
+        with (
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            self.tally.uncounted(),
+            self.tally.unrecorded(),
+        ):
+            torch.manual_seed(seed)
+            yield
 
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from .checks import MAX_SECONDS, check, check_at_least, check_between, check_choices, check_positive, check_types
 
 
+# GiB on each device, at most, of the keys and values that transformers keeps while weights stay the same.
+PREFIX_CACHE_MEMORY = 4.0
+
+
 @dataclass
 class GenerationOptions:
     r"""
@@ -20,10 +24,6 @@ class GenerationOptions:
             Under DeepSpeed ZeRO-3 and FSDP2, whether each process gathers the whole model to generate with
             transformers. If not, every layer is gathered for every token, which is slow and needs little memory. On
             several nodes that is refused.
-        prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
-            Largest size, in GiB on each device, of the keys and values that transformers keeps while weights stay the
-            same, so that a beginning that prompts share is read once. With 0 every prompt is read whole. vLLM has its
-            own, see `vllm_gpu_memory_utilization`.
         use_vllm (`bool`, *optional*, defaults to `False`):
             Whether to generate with vLLM instead of `model.generate`. Needs `pip install trl-nlac[vllm]`.
         vllm_mode (`str`, *optional*, defaults to `"colocate"`):
@@ -73,13 +73,6 @@ class GenerationOptions:
         metadata={
             "help": "Under ZeRO-3 and FSDP2, whether each process gathers the whole model to generate with "
             "transformers."
-        },
-    )
-    prefix_cache_memory: float = field(
-        default=4.0,
-        metadata={
-            "help": "Largest size in GiB of the keys and values that transformers keeps, so that a beginning that "
-            "prompts share is read once. 0: every prompt is read whole."
         },
     )
     use_vllm: bool = field(default=False, metadata={"help": "Whether to generate with vLLM."})
@@ -132,7 +125,6 @@ class GenerationOptions:
         check_choices(self, "vllm_mode", "vllm_model_impl")
         check_at_least(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length")
         check_between(self, 1, 65_535, "vllm_server_port", "vllm_group_port")
-        check_between(self, 0, 10**9, "prefix_cache_memory")
         check_positive(self, "vllm_server_timeout", most=MAX_SECONDS)
         check(self, "vllm_gpu_memory_utilization", 0 < self.vllm_gpu_memory_utilization <= 1, "above 0 and at most 1")
         if self.vllm_server_weights_dir is not None:

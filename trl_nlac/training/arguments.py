@@ -34,19 +34,6 @@ _UNUSED = (
 )
 
 
-def refuse_rollout_func(rollout_func: Any) -> None:
-    """
-    Raises:
-        ValueError: If there is one.
-    """
-    if rollout_func is not None:
-        raise ValueError(
-            "`rollout_func` is not taken: it returns tokens and log-probabilities, and this trainer plays by itself. "
-            "Give an `environment_factory`: a class with `reset` and `step`, or `AgentEnvironment(run_agent)` for an "
-            "agent that you have."
-        )
-
-
 def plays_prompts(environment_factory: Any, tools: Any, reward_funcs: Any, train_dataset: Dataset | None) -> bool:
     """Whether tasks are prompts and their answers are scored by functions, as in [`~trl.GRPOTrainer`]."""
     is_scored = bool(reward_funcs) and train_dataset is not None and "prompt" in train_dataset.column_names
@@ -69,13 +56,20 @@ def named(argument: str) -> Iterator[None]:
         raise ValueError(f"{argument} cannot be used: {type(error).__name__}: {error}") from error
 
 
-def check_arguments(**arguments: Any) -> None:
+def check_arguments(arguments: dict[str, Any]) -> None:
     """
-    Check the types of the trainer's arguments, by name.
+    Check the arguments of [`NLACTrainer`], by name.
 
     Raises:
+        ValueError: If there is a `rollout_func`.
         TypeError: If one has another type, or was given in the place that it has in [`~trl.GRPOTrainer`].
     """
+    if arguments["rollout_func"] is not None:
+        raise ValueError(
+            "`rollout_func` is not taken: it returns tokens and log-probabilities, and this trainer plays by itself. "
+            "Give an `environment_factory`: a class with `reset` and `step`, or `AgentEnvironment(run_agent)` for an "
+            "agent that you have."
+        )
     is_reward = callable(arguments["args"]) or isinstance(arguments["args"], str | list | tuple)
     if is_reward or isinstance(arguments["train_dataset"], TrainingArguments):
         raise TypeError(
@@ -83,7 +77,7 @@ def check_arguments(**arguments: Any) -> None:
             "are in another order than those of `GRPOTrainer`: name them, as in `NLACTrainer(model, reward_funcs=..., "
             "args=..., train_dataset=...)`."
         )
-    check_types(**arguments)
+    check_types(**{name: value for name, value in arguments.items() if name in _EXPECTED})
 
 
 def check_types(**arguments: Any) -> None:

@@ -31,6 +31,7 @@ from ..prompts import NLACPrompts
 from ..replay.prioritized_replay import PrioritizedReplay
 from .arguments import check_best_metric, check_optimizer, check_tasks, named, plays_prompts, warn_of_unused
 from .checkpoint import describe_run
+from .guards import short_thoughts
 from .model import base_revision, choose_aux_loss, load_model, tokenizer_folder
 from .rehearsal import Rehearsal
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+MAX_STALENESS = 2  # iterations, of episodes that are played beside training
 Datasets = Dataset | dict[str, Dataset] | None
 
 
@@ -171,6 +173,8 @@ def load(
         environments.brings_tools,
         environments.is_single_step,
     )
+    if warning := short_thoughts(chat.template, args.max_completion_length):
+        logger.warning(warning)
     return Loaded(model, processing_class, tokenizer, chat, revision)
 
 
@@ -235,7 +239,7 @@ def make_rollouts(
         roles,
         rewards,
         players,
-        args.max_staleness,
+        MAX_STALENESS * args.updates_per_iteration,
         args.updates_per_iteration,
         args.seed + args.process_index,
     )
@@ -261,7 +265,7 @@ def make_target_weights(args: NLACConfig, model: PreTrainedModel | None) -> Targ
     update_rate = args.target_update_rate
     if args.target_update_unit == "sample":
         update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
-    return TargetWeights(model, update_rate, args.target_weights_offload)
+    return TargetWeights(model, update_rate)
 
 
 def identity_of(

@@ -17,23 +17,20 @@ from ..types import TrainingStopped
 
 logger = logging.getLogger(__name__)
 
+MAX_IDLE_ITERATIONS = 10  # in a row, without an example of any loss
+
 
 class IdleMonitor:
     """
     Count, for each loss that is trained, iterations in a row in which it was not, because no Bellman target or no
     refined action could be read.
 
-    Args:
-        max_iterations (`int`, *optional*):
-            Number of iterations without an example of any loss at which training stops. If `None`, never.
-
     Attributes:
         num_iterations (`dict[str, int]`):
             Iterations in a row without an example of each loss.
     """
 
-    def __init__(self, max_iterations: int | None):
-        self.max_iterations = max_iterations
+    def __init__(self):
         self.num_iterations: dict[str, int] = {}
 
     def update(self, num_examples: dict[str, float]) -> None:
@@ -44,7 +41,7 @@ class IdleMonitor:
     @property
     def is_exceeded(self) -> bool:
         """Whether training must stop: no loss had an example for too long."""
-        return self.max_iterations is not None and min(self.num_iterations.values(), default=-1) >= self.max_iterations
+        return min(self.num_iterations.values(), default=-1) >= MAX_IDLE_ITERATIONS
 
     def check(self, causes: list[str]) -> None:
         """
@@ -62,7 +59,7 @@ class IdleMonitor:
             number = min(self.num_iterations.values())
             raise TrainingStopped(f"No trainable example in {number} consecutive iterations. {why}")
         for loss, number in self.num_iterations.items():
-            if number == self.max_iterations:
+            if number == MAX_IDLE_ITERATIONS:
                 logger.warning(
                     f"The {loss} loss had no example in {number} consecutive iterations, and training goes on without "
                     f"it. {why}"
@@ -110,39 +107,37 @@ class LossGuard:
 
     def finite_losses(
         self,
-        compute: Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]],
+        compute: Callable[[MicroBatch], torch.Tensor],
         batch: MicroBatch,
         collate: NLACCollator,
-    ) -> tuple[MicroBatch, torch.Tensor, torch.Tensor]:
+    ) -> tuple[MicroBatch, torch.Tensor]:
         """
         Compute finite losses of a batch. If some are not finite on any process, the model runs again on all processes
         without those examples.
 
         Args:
             compute (`Callable`):
-                Computes the loss of each example of a batch, and its divergence from the initial weights, each `(B,)`.
+                Computes the loss of each example of a batch, `(B,)`.
             batch ([`~method.batches.MicroBatch`]):
                 The batch.
             collate ([`~method.batches.NLACCollator`]):
                 Makes a batch of the examples that are left.
 
         Returns:
-            `tuple[MicroBatch, torch.Tensor, torch.Tensor]`: the batch without dropped examples, its losses and its
-            divergences.
+            `tuple[MicroBatch, torch.Tensor]`: the batch without dropped examples, and its losses.
 
         Raises:
             TrainingStopped: If examples were dropped from too many micro-batches in a row.
             RuntimeError: If losses are not finite even without them.
         """
-        losses, divergences = compute(batch)
-        totals = (losses + divergences).detach()
-        dropped = ~totals.isfinite()
+        losses = compute(batch)
+        dropped = ~losses.detach().isfinite()
         number = _count(dropped)
         self.num_batches = self.num_batches + 1 if number else 0
         if not number:
-            return batch, losses, divergences
+            return batch, losses
         self.num_dropped += number
-        self._report(totals, batch, dropped)
+        self._report(losses, batch, dropped)
         if self.num_batches >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
@@ -152,13 +147,13 @@ class LossGuard:
         # An example of weight 0 takes its place: every process still has a batch.
         chosen = zip(batch.examples, dropped.tolist(), strict=True)
         batch = collate([NOTHING if is_dropped else example for example, is_dropped in chosen])
-        losses, divergences = compute(batch)
-        if _count(~(losses + divergences).detach().isfinite()):
+        losses = compute(batch)
+        if _count(~losses.detach().isfinite()):
             raise RuntimeError(
                 "Every loss is NaN or infinite; the weights are probably corrupted. Resume from an earlier "
                 "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
             )
-        return batch, losses, divergences
+        return batch, losses
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

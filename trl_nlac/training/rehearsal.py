@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from accelerate.logging import get_logger
+from accelerate.utils import gather_object
 from datasets import Dataset
 
 from ..chat.encoder import ChatEncoder
-from ..method.sound_answers import ASKED_ROLES
+from ..method.roles import Roles
+from ..method.sound_answers import ASKED_ROLES, sound_answers
 from ..terminal import shown
-from ..types import Prompt, RunRefused, TrainingExample
+from ..types import Prompt, RunRefused, TrainingExample, Transition
 
 
 logger = get_logger(__name__)
@@ -89,6 +91,16 @@ class Rehearsal:
     def is_due(self) -> bool:
         """Whether the initial model's own answers have yet to be written, while its weights are the model's."""
         return self.source == "self" and self.ratio > 0 and not self.is_asked
+
+    def ask(self, roles: Roles, transitions: list[Transition], bootstrap: str, num_refinements: int) -> None:
+        """Generate the samples with the model's current weights, about transitions. All processes call this."""
+        with roles.tally.unrecorded():
+            answers = sound_answers(roles, transitions, bootstrap, num_refinements)
+        self.fill(
+            gather_object(
+                [(role, roles.builder.opened(a.prompt), a.token_ids) for role, found in answers.items() for a in found]
+            )
+        )
 
     def fill(self, answers: list[tuple[str, Prompt, tuple[int, ...]]]) -> None:
         """

@@ -2,6 +2,7 @@
 
 """A run and its folder: locked, never overwritten, resumed where it was, stopped in order."""
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Protocol
 
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from torch.utils.data import DataLoader
 from transformers import ProgressCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
@@ -18,11 +21,13 @@ from trl.trainer.utils import get_config_model_id
 
 from ..records.folder import END_OF_TRAINING, TrainingLogCallback, check_unused, checkpoints, last_steps, set_aside
 from ..records.lock import locked
+from ..records.records import Records
 from ..records.written_notes import noted_warnings, write_settings
 from ..rendezvous import Rendezvous
 from ..shards import has_gathered_weights
 from ..types import RunRefused
 from .checkpoint import check_identity, kept_options, read_state, warn_of_base_model, warn_of_kept_options
+from .sampler import IterationSampler
 from .saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .stopping import StopSignals, stop_at_once
 
@@ -48,8 +53,8 @@ class RunTrainer(AtomicSavingTrainer):
     Trains in a folder, `output_dir`, that holds one run: it is locked meanwhile, a run in it is resumed or refused but
     not overwritten, and a signal stops training with a checkpoint. It knows nothing of what is trained.
 
-    A subclass sets `identity` and `stateful` once it is constructed, and overrides [`~RunTrainer.before_training`],
-    [`~RunTrainer.after_training`] and [`~RunTrainer.check_checkpoint`].
+    A subclass sets `identity`, `records` and `stateful` once it is constructed, and overrides the methods that are
+    called before and after training, before a checkpoint is saved, and before one is loaded.
 
     Args:
         **kwargs:
@@ -60,12 +65,15 @@ class RunTrainer(AtomicSavingTrainer):
             What a run has in common with the checkpoints that it can resume from.
         stateful (`dict[str, Stateful]`):
             The parts whose states a checkpoint keeps, by name.
+        records ([`~records.records.Records`]):
+            What the run writes down.
         had_ended (`bool`):
             Whether the resumed run had already finished.
     """
 
     identity: dict[str, dict[str, Any]]
     stateful: dict[str, Stateful]
+    records: Records
     had_ended = False
 
     def __init__(self, **kwargs):
@@ -80,11 +88,19 @@ class RunTrainer(AtomicSavingTrainer):
         self._loss_start = 0  # step since which they are summed
         self._logged_before: list[dict[str, float]] = []  # at step 0, before training started
 
+    @property
+    def num_environment_steps(self) -> int:
+        """Number of environment steps of training so far, over all processes."""
+        return self.records.num_environment_steps
+
     def before_training(self, checkpoint: str | None) -> None:
         """Get ready, when the folder is open and before anything is loaded from the checkpoint."""
 
     def after_training(self) -> None:
         """Close what training used, also after an error."""
+
+    def before_saving(self) -> None:
+        """Bring what is under way to an end. An error is raised once the checkpoint is saved."""
 
     def check_checkpoint(self, checkpoint: Path) -> None:
         """
@@ -206,7 +222,7 @@ class RunTrainer(AtomicSavingTrainer):
             )
             return str(checkpoint), True
         else:
-            set_aside(run, step, state["parts"]["records"]["recorded"])
+            set_aside(run, step, state["recorded"])
         return str(checkpoint), False
 
     def _num_steps(self) -> int:
@@ -219,6 +235,29 @@ class RunTrainer(AtomicSavingTrainer):
         if self.state.global_step < self.state.max_steps and not self.had_ended:  # else it would train for a step more
             super()._run_epoch(*args, **kwargs)
 
+    # Its tasks
+
+    def get_train_dataloader(self) -> DataLoader:
+        if self.train_dataset is None:
+            raise ValueError("Training requires a `train_dataset`.")
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self.args.episodes_per_iteration // self.args.world_size,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> IterationSampler:
+        return IterationSampler(
+            self.train_dataset if dataset is None else dataset,
+            self.args.episodes_per_iteration,
+            self.args.steps_per_iteration,
+            shuffle=self.args.shuffle_dataset,
+            seed=self.args.seed,
+            epoch=lambda: int(self.state.epoch or 0),
+        )
+
     # Its state
 
     def run_state(self) -> dict[str, Any]:
@@ -227,6 +266,7 @@ class RunTrainer(AtomicSavingTrainer):
             "world_size": self.args.world_size,
             "identity": self.identity,
             "kept_options": kept_options(self.args),
+            "recorded": self.records.recorded,
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
             "parts": {name: part.state_dict() for name, part in self.stateful.items()},
         }
@@ -305,6 +345,19 @@ class RunTrainer(AtomicSavingTrainer):
         """
         is_elsewhere = output_dir is not None and Path(output_dir).resolve() != Path(self.args.output_dir).resolve()
         super().save_model(output_dir, _internal_call or is_elsewhere)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        lost = None
+        try:
+            self.before_saving()
+        except Exception as error:  # of a server, for example, on all processes; what there is is saved first
+            lost = error
+        start = time.perf_counter()
+        super()._save_checkpoint(model, trial)
+        self.records.metrics["time/save"].append(time.perf_counter() - start)
+        self.records.metrics["checkpoint/size_mb"].append(sum(self.checkpoint_sizes.values()) / 1e6)
+        if lost is not None:
+            raise lost
 
     def _place_model(self) -> None:
         """

@@ -8,7 +8,15 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 
-from benchmarks.learning.methods.extraction import ReverseTrainer, UsefulCriticTrainer, VerdictWeightedTrainer
+from benchmarks.learning.methods.extraction import (
+    RehearsedRefinementsTrainer,
+    RehearsedStoredActionsTrainer,
+    ReverseStoredActionsTrainer,
+    ReverseTrainer,
+    StoredActionsTrainer,
+    UsefulCriticTrainer,
+    VerdictWeightedTrainer,
+)
 from benchmarks.learning.methods.roles import blind_critiques
 from benchmarks.learning.playing import LearningCurve, Player, train_until_spent
 from benchmarks.learning.tasks import LearningTask
@@ -22,7 +30,7 @@ from trl_nlac.method.roles import Roles
 class BlindTrainer(NLACTrainer):
     """NLAC whose refinement reads critiques of other requests. The critic is trained as usual."""
 
-    def _refine(self, transitions, targets, criticise=blind_critiques):
+    def _refine(self, transitions, targets=None, criticise=blind_critiques):
         return super()._refine(transitions, targets, criticise)
 
 
@@ -84,6 +92,10 @@ TRAINERS = {
     "verdict_weighted": VerdictWeightedTrainer,
     "useful_critiques": UsefulCriticTrainer,
     "reverse": ReverseTrainer,
+    "stored_actions": StoredActionsTrainer,
+    "reverse_stored_actions": ReverseStoredActionsTrainer,
+    "rehearsed_refinements": RehearsedRefinementsTrainer,
+    "rehearsed_stored_actions": RehearsedStoredActionsTrainer,
 }
 
 
