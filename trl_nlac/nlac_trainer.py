@@ -39,7 +39,7 @@ from .records.hub import PublishedTrainer
 from .records.records import Records
 from .training import build
 from .training.arguments import check_arguments, check_tasks, check_types
-from .training.checkpoint import load_rows, load_state, save_rows, save_state
+from .training.checkpoint import drop_outdated, load_rows, load_state, save_rows, save_state
 from .training.chunked_head import can_chunk_head
 from .training.guards import GradientGuard, IdleMonitor, LossGuard
 from .training.passes import accumulating, split_into_passes
@@ -254,7 +254,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
-        step, is_last = self.state.global_step, self._is_last_iteration
+        step = self.state.global_step
+        is_last = step + self.args.updates_per_iteration >= self.state.max_steps
         self.player.wait(step, for_all=is_last)
         with self._generating():
             if self.environments:
@@ -372,10 +373,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
                 stack.enter_context(self.roles.generator.session(self.model_wrapped))
             yield
 
-    @property
-    def _is_last_iteration(self) -> bool:
-        return self.state.global_step + self.args.updates_per_iteration >= self.state.max_steps
-
     def _other_tasks(self, number: int) -> list[dict[str, Any]]:
         """Draw tasks, for what is played before training can start."""
         return [self.train_dataset[place] for place in torch.randint(len(self.train_dataset), (number,)).tolist()]
@@ -492,11 +489,11 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         check_tasks(None, dataset, self.environments.check_task)
         tasks = {i: dataset[i] for i in range(args.process_index, len(dataset), args.world_size)}
         numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_eval_critiques, args.seed)
-        at = {"rewards": self.rewards, "once_played": self.rendezvous.wait}
+        of_run = {"rewards": self.rewards, "once_played": self.rendezvous.wait}
         try:
             with self.roles.aside(args.seed + args.process_index, self.accelerator.device):
                 with self.roles.generator.session(self.model_wrapped):
-                    evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, **at)
+                    evaluation = evaluate_policy(self.environments, tasks, self.roles, *numbers, **of_run)
                     self.rendezvous.wait()  # probes play, too
         finally:
             if not self.is_in_train:
@@ -528,22 +525,24 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        directory = Path(output_dir)
-        if self.args.should_save:
+        directory, rank, writes = Path(output_dir), self.args.process_index, self.args.should_save
+        if writes:
             self.rehearsal.save(directory)
-        save_state(directory, self.args, self.replay, self.target_weights, list(self._batches), self.run_state())
-        save_rows(directory, self.args.process_index, self.records.rows())
+        batches, state = list(self._batches), self.run_state()
+        save_state(directory, rank, self.replay, self.target_weights, batches, state, writes)
+        save_rows(directory, rank, self.records.rows())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        directory = Path(checkpoint)
+        of_process = (Path(checkpoint), self.args.process_index, self.args.world_size)
         self.target_weights.start(self.model)
-        batches, state = load_state(directory, self.args, self.replay, self.target_weights)
+        batches, state = load_state(*of_process, self.replay, self.target_weights)
+        drop_outdated(of_process[0], state["iteration_options"], self.args, self.replay, batches)
         self._batches = deque(batches)
         self.load_run_state(state)
-        self.rehearsal.load(directory)
-        self.records.load_rows(load_rows(directory, self.args.process_index, self.args.world_size))
+        self.rehearsal.load(of_process[0])
+        self.records.load_rows(load_rows(*of_process))
         if not batches:
             self.records.end_iteration()

@@ -29,7 +29,7 @@ NLAC_TRAINERS = {"nlac": NLACTrainer, "rft": RFTTrainer}
 # Of stages that train for nothing or one iteration only.
 ASIDE = {
     **dict(save_strategy="no", eval_strategy="no", eval_on_start=False, load_best_model_at_end=False),
-    **dict(on_forgetting="warn", report_to=[], push_to_hub=False, overwrite_output_dir=True, logging_steps=1),
+    **dict(report_to=[], push_to_hub=False, overwrite_output_dir=True, logging_steps=1),
 }
 
 

@@ -16,8 +16,7 @@ from trl_nlac.environments import StepResult
 from trl_nlac.method.backup import bellman_targets, critic_examples, is_answerable
 from trl_nlac.method.critic import critic_prompt
 from trl_nlac.method.refinement import policy_examples, refine_actions
-from trl_nlac.training.guards import TrainingStopped
-from trl_nlac.types import Sample, Transition
+from trl_nlac.types import Sample, TrainingStopped, Transition
 
 
 LIMIT = 5000

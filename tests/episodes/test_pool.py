@@ -19,7 +19,7 @@ from trl_nlac.episodes import pool as pool_module
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.episodes.rounds import Rollouts
-from trl_nlac.training.guards import TrainingStopped
+from trl_nlac.types import TrainingStopped
 
 
 class Instances:
@@ -399,7 +399,7 @@ def test_training_stops_when_too_many_instances_hang(tmp_path, monkeypatch):
                 release.wait(60)
             return super().step(action)
 
-    monkeypatch.setattr("trl_nlac.nlac_trainer.MAX_LEFT_BEHIND", 2)
+    monkeypatch.setattr("trl_nlac.episodes.player.MAX_LEFT_BEHIND", 2)
     release = threading.Event()
     trainer = NLACTrainer(
         model=TINY_MODEL,

@@ -77,14 +77,16 @@ class TestCheckpoint:
 
         class Then(TrainerCallback):
             def on_train_begin(self, args, state, control, **kwargs):
-                found.append((resumed.replay.num_left_out, resumed.idle.num_iterations, list(resumed.failures.failed)))
+                found.append(
+                    (resumed.replay.num_left_out, resumed.idle.num_iterations, list(resumed.player.failures.failed))
+                )
 
         options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_prompt_length": 300}
         options["learning_rate"] = 3e-3
         trainer = make_trainer(tmp_path / "run", options)
         trainer.add_callback(Before())
         trainer.train()
-        found, failed = [], list(trainer.failures.failed)
+        found, failed = [], list(trainer.player.failures.failed)
         for length in (300, 310):
             caplog.clear()
             changed = {"max_steps": 3, "max_prompt_length": length, "learning_rate": length * 1e-5}
@@ -198,7 +200,7 @@ class TestCheckpoint:
         trainer.train()
         folder = tmp_path / "checkpoint-2" / "nlac" / "rank_00000"
         assert {path.suffix for path in folder.iterdir()} == {".parquet", ".json"}
-        assert json.loads((folder / "state.json").read_text())["environment_steps"] == 16
+        assert json.loads((folder / "state.json").read_text())["parts"]["records"]["environment_steps"] == 16
         assert (tmp_path / "checkpoint-2" / "README.md").exists() or (tmp_path / "README.md").exists()
 
     def test_pending_examples(self, tmp_path):

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import json
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,28 +16,19 @@ from helpers.testing_utils import (
     make_config,
     make_tokenizer,
     make_trainer,
-    targets_of,
     weights,
 )
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_nlac import NLACTrainer
 from trl_nlac.chat.template import ChatTemplate
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.episodes.failures import check_played
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.training import guards
-from trl_nlac.training.guards import (
-    ForgettingGuard,
-    GradientGuard,
-    LossGuard,
-    TrainingStopped,
-    check_played,
-    short_thoughts,
-)
-from trl_nlac.training.manifest import MANIFEST, checkpoint_of, write_manifest
-from trl_nlac.types import Prompt, TrainingExample
+from trl_nlac.training.guards import GradientGuard, LossGuard, short_thoughts
+from trl_nlac.types import Prompt, TrainingExample, TrainingStopped
 
 
 CONFIG = dict(max_steps=3, per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1)
@@ -348,114 +336,6 @@ class TestIdle:
         trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "critic_loss_coef": 0.0})
         with pytest.raises(RuntimeError, match="3 iterations in a row"):
             trainer.train()
-
-
-class TestForgetting:
-    """The learning rate is 0, then so high in steps 7 and 8 that roles are lost, then small."""
-
-    CONFIG = {**CONFIG, "max_steps": 11, "per_device_train_batch_size": 4, "episodes_per_iteration": 4, "max_turns": 2}
-    CONFIG["role_sampling"] = {"backup": {"temperature": 1.0}}
-    SAVING = {"save_strategy": "steps", "save_steps": 4}
-
-    def make(self, output_dir, peft_config=None, **config) -> NLACTrainer:
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
-        if peft_config is not None:
-            model = get_peft_model(model, peft_config)
-        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step in (6, 7)) + 1e-4 * (step > 7))
-        return make_trainer(output_dir, {**self.CONFIG, **config}, model=model, optimizers=(optimizer, schedule))
-
-    @pytest.mark.parametrize(
-        ("peft_config", "target_max_age"),
-        [
-            pytest.param(None, 100, id="full"),
-            pytest.param(
-                LoraConfig(target_modules="all-linear", lora_alpha=64, task_type="CAUSAL_LM"),
-                0,
-                marks=pytest.mark.slow,
-                id="lora",
-            ),
-        ],
-    )
-    def test_restore(self, tmp_path, peft_config, target_max_age):
-        # Rounding can move the fall by a step, so the sums are those of separate sequences.
-        config = {"on_forgetting": "restore", "share_prefixes": False, **self.SAVING}
-        config["target_max_age"] = target_max_age
-        trainer = self.make(tmp_path, peft_config, **config)
-        initial = weights(trainer.model)
-        trainer.train()
-        # Before the report, step 8 was saved with weights that were ill already. From there the role is lost again.
-        assert trainer.forgetting.restores == [(8, 9), (4, 9)]
-        logs = [log for log in trainer.state.log_history if "policy/format_rate" in log]
-        assert [log["health/num_restores"] for log in logs] == [0] * 8 + [2] * 3
-        assert logs[7]["policy/format_rate"] < 0.5 and logs[10]["policy/format_rate"] > 0.9
-        assert [log["learning_rate"] for log in logs[6:]] == pytest.approx([0.1, 0.1] + [1e-5 / 4] * 3)
-        final = weights(trainer.model)
-        assert all((final[name] - initial[name]).abs().max() < 1e-4 for name in final)
-        averages = trainer.target_weights.state_dict()
-        assert all((averages[name] - initial[name]).abs().max() < 1e-4 for name in averages)
-        versions = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]
-        assert bool(versions) == bool(target_max_age)
-        assert min(versions, default=8) >= 8  # those of weights that were given up are gone
-        assert trainer.num_environment_steps == sum(len(episode.turns) for episode in trainer.replay.episodes)
-
-        resumed = self.make(tmp_path / "resumed", peft_config, **config)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
-        assert_same(weights(resumed.model), final)
-        assert [tuple(restore) for restore in resumed.forgetting.restores] == trainer.forgetting.restores
-        assert resumed.state.log_history[-2]["health/num_restores"] == 2
-
-    def test_stop(self, tmp_path):
-        trainer = self.make(tmp_path, on_forgetting="stop", **self.SAVING)
-        with pytest.raises(
-            RuntimeError, match=r"role of the \w+: `\w+/format_rate` fell from .* to .*`beta`"
-        ) as caught:
-            trainer.train()
-        step = trainer.state.global_step
-        checkpoint = tmp_path / f"checkpoint-{step}"
-        assert f"Training stops (`on_forgetting='stop'`), {checkpoint} is saved" in str(caught.value)
-        assert "newest without a forgotten role is that of step 4" in str(caught.value)
-        assert step == 8 and (checkpoint / "trainer_state.json").exists()
-
-    def test_a_damaged_checkpoint_is_passed_over(self, tmp_path, caplog):
-        class Damage(TrainerCallback):
-            def on_save(self, args, state, control, **kwargs):
-                if state.global_step == 8:
-                    (tmp_path / "checkpoint-8" / "model.safetensors").write_bytes(b"damaged")
-
-        trainer = self.make(tmp_path, on_forgetting="restore", share_prefixes=False, **self.SAVING, max_steps=9)
-        trainer.add_callback(Damage())
-        trainer.train()
-        assert trainer.forgetting.restores == [(4, 9)]
-        assert "Step 8 is passed over." in caplog.text and "model.safetensors (7 bytes in place of" in caplog.text
-
-    def test_which_checkpoint(self, tmp_path, caplog):
-        def choose(guard: ForgettingGuard, *steps: int) -> int | None:
-            for checkpoint in tmp_path.iterdir():
-                shutil.rmtree(checkpoint)
-            for step in steps:
-                checkpoint_of(tmp_path, step).mkdir()
-                write_manifest(checkpoint_of(tmp_path, step))
-            guard.healthy = [10, 20, 30, 36, 40]
-            step, left = guard.choose(tmp_path)
-            assert sorted(left) == sorted(steps)
-            return step
-
-        guard = ForgettingGuard("restore")
-        assert choose(guard) is None
-        assert choose(guard, 20, 10, 30) == 30
-        guard.restores.append((30, 36))
-        assert choose(guard, 10, 20, 30, 36) == 20  # nothing else was saved since: 30 was perhaps ill already
-        assert choose(guard, 10, 20, 30, 36, 40) == 40
-        (tmp_path / "checkpoint-40" / MANIFEST).write_text("{}")
-        assert guard.choose(tmp_path) == (20, [10, 20, 30, 36])
-        assert "checkpoint-40 is not as it was written" in caplog.text
-        assert choose(guard, 30, 36) == 36  # the others were deleted
-        guard.restores += [(20, 37), (10, 38)]
-        assert choose(guard, 40) is None
-        assert "stops after 3 returns" in guard.report(Path("checkpoint-41"), [40], ["Forgotten."])
-        assert choose(ForgettingGuard("stop"), 10) is None
 
 
 class TestThoughts:

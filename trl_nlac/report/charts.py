@@ -155,7 +155,6 @@ def role_charts(log: TrainingLog) -> list[Chart]:
     healths = [
         _curve(log.training, name, words := _words(name), _ROLES.get(words.split()[0], "grey"))
         for name in _names(log.training, "health/")
-        if name != "health/num_restores"  # a number, and no rate
     ]
     verdicts = [_curve(log.training, name, *label) for name, label in _VERDICTS.items()]
     return _with_data(

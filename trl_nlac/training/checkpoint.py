@@ -51,11 +51,12 @@ _EXAMPLE = pa.schema(
 
 def save_state(
     directory: Path,
-    args: "NLACConfig",
+    rank: int,
     replay: PrioritizedReplay,
     target_weights: TargetWeights,
     batches: list[list[TrainingExample]],
     state: dict[str, Any],
+    writes_whole: bool,
 ) -> None:
     """
     Write the state of one process into `directory`, as parquet, JSON and safetensors.
@@ -63,9 +64,8 @@ def save_state(
     Args:
         directory (`Path`):
             Folder of a checkpoint.
-        args ([`NLACConfig`]):
-            Options of the run. They tell the process, and whether it writes target weights that are whole; of sharded
-            ones each process writes its own.
+        rank (`int`):
+            The process.
         replay ([`PrioritizedReplay`]):
             Its buffer.
         target_weights ([`TargetWeights`]):
@@ -73,9 +73,11 @@ def save_state(
         batches (`list[list[TrainingExample]]`):
             Remaining micro-batches of the current iteration.
         state (`dict[str, Any]`):
-            Any other state, see [`~training.run.RunTrainer.run_state`].
+            Any other state that JSON can hold, see [`~training.run.RunTrainer.run_state`].
+        writes_whole (`bool`):
+            Whether this process writes target weights that are whole. Sharded ones are written by each process.
     """
-    folder = _folder(directory, args.process_index)
+    folder = _folder(directory, rank)
     folder.mkdir(parents=True, exist_ok=True)
     replay.save(folder)
     rows = [
@@ -92,18 +94,17 @@ def save_state(
         for example in batch
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=_EXAMPLE), folder / "batches.parquet")
-    state = {**state, "target_updates": target_weights.num_updates, "iteration_options": _options_of_iteration(args)}
-    (folder / "state.json").write_text(json.dumps(state))
-    _save_target_weights(directory, args.process_index, target_weights, args.should_save)
+    (folder / "state.json").write_text(json.dumps({**state, "target_updates": target_weights.num_updates}))
+    _save_target_weights(directory, rank, target_weights, writes_whole)
 
 
 def load_state(
-    directory: Path, args: "NLACConfig", replay: PrioritizedReplay, target_weights: TargetWeights
+    directory: Path, rank: int, world_size: int, replay: PrioritizedReplay, target_weights: TargetWeights
 ) -> tuple[list[list[TrainingExample]], dict[str, Any]]:
     """
     Read a state from [`save_state`]. If it was saved by another number of processes, their replay buffers are divided
     among the current ones, and the iteration starts again, because its micro-batches fit the old batches and
-    transition ids. Kept targets and micro-batches that were made with other options are dropped, with a warning.
+    transition ids.
 
     Returns:
         `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches, of which there are none where
@@ -112,7 +113,6 @@ def load_state(
     Raises:
         FileNotFoundError: If the checkpoint has no state of this process.
     """
-    rank, world_size = args.process_index, args.world_size
     folder, first = _folder(directory, rank), _folder(directory, 0)
     if not first.exists():
         _check_state(directory, folder, rank)
@@ -133,7 +133,6 @@ def load_state(
         for part in state["parts"].values() if rank >= saved_world_size else []:
             part.pop("rng", None)
     target_weights.num_updates = state["target_updates"]
-    _drop_outdated(directory, state["iteration_options"], args, replay, batches)
     return batches, state
 
 
@@ -292,23 +291,37 @@ _OF_TARGETS = ("bootstrap", "num_futures", "single_step", "success_threshold", "
 _OF_BATCHES = ("policy_loss_type", "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
-def _options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
+def options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
     """Return the options on which kept targets, pending micro-batches and what is left out of the buffer depend."""
     return {name: vars(args)[name] for name in (*_OF_TARGETS, *_OF_BATCHES, "max_prompt_length")}
 
 
-def _drop_outdated(
+def drop_outdated(
     checkpoint: Path,
     saved: dict[str, Any],
     args: "NLACConfig",
     replay: PrioritizedReplay,
     batches: list[list[TrainingExample]],
 ) -> None:
-    """Drop the kept targets and the pending micro-batches that were made with other options, with a warning."""
-    own, effects = _options_of_iteration(args), []
-    if saved.pop("max_prompt_length") != own["max_prompt_length"]:
-        replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
+    """
+    Drop the kept targets and the pending micro-batches that were made with other options, with a warning.
+
+    Args:
+        checkpoint (`Path`):
+            The checkpoint.
+        saved (`dict[str, Any]`):
+            Its [`options_of_iteration`].
+        args ([`NLACConfig`]):
+            Options of the run.
+        replay ([`PrioritizedReplay`]):
+            The buffer with the targets.
+        batches (`list[list[TrainingExample]]`):
+            The micro-batches.
+    """
+    own, effects = options_of_iteration(args), []
     changed = {name: value for name, value in saved.items() if value != own[name]}
+    if changed.pop("max_prompt_length", None):
+        replay.take_in()  # what was too long may not be so now; what still is, is left out once drawn
     if len(replay.targets) and not changed.keys().isdisjoint(_OF_TARGETS):
         replay.targets.clear()
         effects.append("Bellman targets are written anew")

@@ -26,7 +26,14 @@ from ..records.written_notes import noted_warnings, write_settings
 from ..rendezvous import Rendezvous
 from ..shards import has_gathered_weights
 from ..types import RunRefused
-from .checkpoint import check_identity, kept_options, read_state, warn_of_base_model, warn_of_kept_options
+from .checkpoint import (
+    check_identity,
+    kept_options,
+    options_of_iteration,
+    read_state,
+    warn_of_base_model,
+    warn_of_kept_options,
+)
 from .sampler import IterationSampler
 from .saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .stopping import StopSignals, stop_at_once
@@ -266,6 +273,7 @@ class RunTrainer(AtomicSavingTrainer):
             "world_size": self.args.world_size,
             "identity": self.identity,
             "kept_options": kept_options(self.args),
+            "iteration_options": options_of_iteration(self.args),
             "recorded": self.records.recorded,
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
             "parts": {name: part.state_dict() for name, part in self.stateful.items()},
