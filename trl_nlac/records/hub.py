@@ -27,7 +27,6 @@ from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 from ..nlac_config import NLACConfig
 from ..options.record_options import RecordOptions
 from ..secrets import hide_in_text, hide_secrets
-from .folder import COMPLETIONS
 from .log import first_and_last
 
 
