@@ -131,10 +131,10 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             be taught by one that has read the critique.
 
         max_tokens_per_batch (`int`, *optional*):
-            Number of tokens that the model reads in one pass, each counted once where the model can read trees,
-            padding included otherwise. A micro-batch with more is computed in several passes, filled evenly, as many
-            on every process. Losses and gradients are the same. A longer example has a pass of its own. If `None`, a
-            micro-batch is one pass, however long it is.
+            Number of tokens that the model reads in one pass. One that several samples share is counted once, padding
+            only where the model cannot read trees. A micro-batch with more is computed in several passes, filled
+            evenly, as many on every process. Losses and gradients are the same. A longer example has a pass of its
+            own. If `None`, a micro-batch is one pass, however long it is.
         bootstrap (`str`, *optional*, defaults to `"explicit"`):
             Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the

@@ -15,7 +15,7 @@ from itertools import islice
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import RecordingTrainer, make_roles, make_trainer
 from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillation_loss
 
 from benchmarks.learning import real_models, run
@@ -34,7 +34,7 @@ from benchmarks.learning.methods.settings import (
 from benchmarks.learning.methods.taught import taught_episodes
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
-from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac import NLACConfig
 from trl_nlac.environments import ServiceDesk, twenty_questions
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.episodes.pool import EnvironmentPool
@@ -82,8 +82,9 @@ def test_stale_episodes_are_as_old_as_they_may_be(tmp_path, staleness, expected)
     task = small_task("service_desk_told", 0)
     settings = default_settings(task, "nlac_stale_4")
     del settings["staleness"]
+    trainer_class = nlac.TRAINERS[settings.pop("trainer")]
     args = acting_config(task, str(tmp_path), 0, max_steps=16, logging_steps=4, **settings)
-    trainer = NLACTrainer(model=task.model, args=args, **task.trainer_arguments)
+    trainer = trainer_class(model=task.model, args=args, **task.trainer_arguments)
     trainer.rollouts = nlac.StaleRollouts(trainer, staleness)
     trainer.train()
     logged = [entry.get("rollout/staleness") for entry in trainer.state.log_history[:-1]]
@@ -120,7 +121,7 @@ def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
     task = make_task("service_desk_handbook", 0)
     rule = Instances(task.environment_factory, task.rows.select([0]))
     task = replace(task, rows=rule.rows, instances={"held_out": rule}, final_episodes=1)
-    acting = acting_config(task, str(tmp_path), 0, num_oracle_probes=0, num_eval_episodes=32)
+    acting = acting_config(task, str(tmp_path), 0, num_eval_critiques=0, num_eval_episodes=32)
     curve = taught.train(task, acting, 40, 40, max_steps=20)
     assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (40, 20)]
     before, after = (point["episode/success_rate"] for point in curve.points)
@@ -462,16 +463,18 @@ class TestExtraction:
     def test_policy_learns_by_the_divergence_of_its_trainer(self, tmp_path):
         task = make_task("service_desk_told", seed=100)
         settings = default_settings(task, "self_distillation_reverse")
-        assert settings.pop("trainer") == "reverse" and settings == default_settings(task, "self_distillation")
+        forward = default_settings(task, "self_distillation")
+        classes = [nlac.TRAINERS[of.pop("trainer")] for of in (settings, forward)]
+        assert settings == forward
         args = acting_config(task, str(tmp_path), 0, max_steps=1, logging_steps=1, **settings)
         args.learning_rate = 0.0
         logs = {}
-        for trainer in (NLACTrainer, extraction.ReverseTrainer):
+        for trainer in classes:
             trained = trainer(model=task.model, args=args, **task.trainer_arguments)
             trained.train()
             logs[trainer] = trained.state.log_history[0]["policy/loss"]
-        assert logs[NLACTrainer] > 0 and logs[extraction.ReverseTrainer] > 0
-        assert logs[NLACTrainer] != pytest.approx(logs[extraction.ReverseTrainer], rel=0.01)
+        reverse, forward = logs.values()
+        assert reverse > 0 and forward > 0 and reverse != pytest.approx(forward, rel=0.01)
 
     def test_weight_of_a_preference(self):
         assert extraction.preference(-1.0, -1.0) == 1.0
@@ -555,3 +558,25 @@ class TestPlayer:
         own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
         assert own != mended and mended.startswith("route ")
         assert refined.roles.tally.num_generated_tokens > plain.roles.tally.num_generated_tokens
+
+
+class Rehearsed(RecordingTrainer, extraction.RehearsedRefinementsTrainer):
+    """Notes its micro-batches."""
+
+
+class TestRehearsedRefinements:
+    def test_every_step_trains_on_its_own(self, tmp_path):
+        """On those that obey, after the question to the refinement policy, in every update of a generated batch."""
+        config = {"num_updates_per_generation": 2, "max_steps": 4}
+        config |= {"samples_per_iteration": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+        trainer = make_trainer(tmp_path, config, Rehearsed)
+        trainer.train()
+        chat = trainer.roles.chat
+        steps = [[e for e in batch.examples if e.loss == "rehearsal"] for batch in trainer.micro_batches]
+        found = [example for step in steps for example in step]
+        assert found and all(chat.decode(example.prompt.ids).endswith("Revise?") for example in found)
+        asked = sum(example.loss == "policy" for batch in trainer.micro_batches for example in batch.examples)
+        assert len(found) <= asked
+        half = len(steps) // 2
+        first, second = ({e.completion_ids for step in of for e in step} for of in (steps[:half], steps[half:]))
+        assert first == second

@@ -550,7 +550,7 @@ def test_from_logs_alone(folder, run, capsys):
 def test_prompts_need_no_environment(folder, capsys):
     (folder / "prompts.jsonl").write_text('{"prompt": "Say one."}\n{"prompt": "Say two."}\n')
     words = ["train", "--model_name_or_path", TINY_MODEL, "--dataset_name", "prompts.jsonl", "--output_dir", "prompts"]
-    words += ["--use_cpu", "--bf16", "False", "--report_to", "none", "--max_steps", "1", "--learning_starts", "2"]
+    words += ["--use_cpu", "--bf16", "False", "--report_to", "none", "--max_steps", "1"]
     assert main(words) == 2
     assert "on prompts whose answers are scored, --dataset_name and --reward_funcs" in capsys.readouterr().err
     words += ["--reward_funcs", "guess.py:pay", "--max_completion_length", "16"]

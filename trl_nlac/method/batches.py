@@ -242,17 +242,16 @@ class NLACCollator:
         transition_ids = [-1 if example.transition_id is None else example.transition_id for example in examples]
         return MicroBatch(
             examples,
-            self._tokens([(example.prompt.ids, example.completion_ids) for example in examples]),
+            self._tokens([(example.prompt, example.completion_ids) for example in examples]),
             torch.tensor([example.weight for example in examples], device=self.device),
             torch.tensor([LOSSES.index(example.loss) for example in examples], device=self.device),
             torch.tensor(transition_ids, device=self.device),
             torch.tensor(is_taught, dtype=torch.bool, device=self.device),
-            self._tokens([(example.teacher_prompt.ids, example.completion_ids) for example in taught])
-            if taught
-            else None,
+            self._tokens([(example.teacher_prompt, example.completion_ids) for example in taught]) if taught else None,
         )
 
-    def _tokens(self, sequences: list[TokenIds]) -> TokenBatch:
+    def _tokens(self, parts: list[tuple[Prompt, Sequence[int]]]) -> TokenBatch:
+        sequences = [(prompt.ids, completion) for prompt, completion in parts]
         inputs, columns = self._fold(sequences) if self.shares_prefixes else self._pad(sequences)
         lengths = torch.tensor([len(completion) for _, completion in sequences])
         labels = torch.tensor([token for _, completion in sequences for token in completion], dtype=torch.long)

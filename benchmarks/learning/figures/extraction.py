@@ -31,9 +31,8 @@ from benchmarks.learning.methods.settings import EXTRACTION, SELF_DISTILLATION
 
 FOLDERS = (CELLS, *COUNTED, RESULTS / "learning_extraction", RESULTS / "learning_baselines")
 METHODS = ["nlac", *EXTRACTION, SELF_DISTILLATION]
-METHODS.insert(
-    METHODS.index("nlac_rehearsed_refinements"), "nlac_candidates_4"
-)  # measured with an option that is gone
+# Measured with an option that is gone.
+METHODS.insert(METHODS.index("nlac_rehearsed_refinements"), "nlac_candidates_4")
 
 
 def figures(cells: list[dict], steps: int) -> dict:
