@@ -346,7 +346,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             self._batches.extendleft(reversed(self._taken))  # a resumed run takes the whole step again
             self._taken.clear()
             self._save_checkpoint(self.model, trial=None)
-            raise TrainingStopped(f"{stopped} Training stops, {self._next_checkpoint} is saved.") from stopped
+            raise TrainingStopped(f"Training stops, {self._next_checkpoint} is saved. {stopped}") from stopped
         self.records.metrics["time/train"].append(time.perf_counter() - start)
         return loss
 

@@ -362,7 +362,7 @@ class TestErrors:
         assert "Traceback (most recent call last):" in traceback and line.startswith("None of ")
         words += ["--episodes_per_iteration", "100", "--output_dir", "third"]
         error = self.fail(capsys, *words)
-        assert "`max_environment_failure_rate` is 0.5. Training stops" in error
+        assert "`max_environment_failure_rate` is 0.5. The last failure" in error
         assert error.endswith("The last failure on this process: ConnectionError: no line")
 
     def test_defects_keep_their_traceback(self, folder, capsys, monkeypatch):

@@ -305,7 +305,7 @@ class TestIdle:
 
     def test_a_run_that_cannot_learn_stops_with_a_checkpoint_and_the_cause(self, tmp_path):
         trainer = make_trainer(tmp_path, self.CONFIG)
-        with pytest.raises(RuntimeError, match=r"3 iterations in a row\.") as caught:
+        with pytest.raises(RuntimeError, match=r"3 consecutive iterations\.") as caught:
             trainer.train()
         step = trainer.state.global_step
         checkpoint = tmp_path / f"checkpoint-{step}"
@@ -325,7 +325,7 @@ class TestIdle:
         config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
         trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "max_steps": 5})
         trainer.train()
-        assert caplog.text.count("The policy loss had not one example in 3 iterations in a row") == 1
+        assert caplog.text.count("The policy loss had no example in 3 consecutive iterations") == 1
         assert "The critic loss" not in caplog.text and trainer.idle.num_iterations == {"critic": 0, "policy": 5}
         logs = [entry for entry in trainer.state.log_history if "critic/num_examples" in entry]
         assert all(entry["critic/num_examples"] > 0 and not entry["policy/num_examples"] for entry in logs)
@@ -333,7 +333,7 @@ class TestIdle:
     def test_a_loss_without_a_coefficient_does_not_count(self, tmp_path):
         config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
         trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "critic_loss_coef": 0.0})
-        with pytest.raises(RuntimeError, match="3 iterations in a row"):
+        with pytest.raises(RuntimeError, match="3 consecutive iterations"):
             trainer.train()
 
 
