@@ -30,7 +30,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 SOURCE = Path(__file__).parent / "source"
 TOCTREE = yaml.safe_load((SOURCE / "_toctree.yml").read_text())
 AUTODOC = re.compile(r"^\[\[autodoc\]\] ([\w.]+)((?:\n+[ \t]+- \w+)*)", re.MULTILINE)
-OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./\.\./[\w./]+\)")  # links to files that are no pages
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./\.\./[\w./]+(?:#[\w-]+)?\)")  # links to files that are no pages
 REFERENCE = re.compile(r"\[`(~?)([\w.]+)`\](?!\()")
 
 

@@ -29,7 +29,7 @@ import transformers
 import yaml
 from accelerate.commands.launch import launch_command_parser
 from helpers.testing_utils import TASKS, make_trainer
-from trl import TrlParser
+from trl import GRPOConfig, TrlParser
 
 import trl_nlac
 from trl_nlac import NLACAgent, NLACConfig, NLACTrainer
@@ -322,14 +322,14 @@ def test_names_exist():
     """Of every `name_like_this`: a word of the code, an option, or a name of another library."""
     paths = [path for folder in ("trl_nlac", "examples") for path in (ROOT / folder).rglob("*.py")]
     known = {field.name for field in dataclasses.fields(NLACConfig)}
-    known |= {"get_last_checkpoint", "max_tool_calling_iterations"}  # transformers', TRL's
+    known |= {"get_last_checkpoint"} | {field.name for field in dataclasses.fields(GRPOConfig)}  # transformers', TRL's
     known.update(*(re.findall(r"\w+", path.read_text()) for path in paths))
     for page in PAGES:
         assert {span for span in spans(page) if re.fullmatch(r"[a-z]+(_[a-z0-9]+)+", span)} <= known, page
 
 
 def documented_metrics() -> set[str]:
-    return {span for name in ("nlac_trainer", "environments") for span in spans(BY_NAME[name])}
+    return {span for name in ("metrics", "environments") for span in spans(BY_NAME[name])}
 
 
 def test_every_logged_metric_is_documented(finished):
@@ -348,7 +348,7 @@ def test_metrics_of_the_faq_exist():
     groups = {name.split("/")[0] for name in documented_metrics() if re.fullmatch(r"\w+/[\w^*]+", name)}
     for span in spans(BY_NAME["faq"]):
         group, _, last = span.partition("/")
-        if group in groups and "*" not in last:
+        if group in groups and last and "*" not in last:
             named = {span, span.removeprefix("eval_"), f"eval_{span}"} & documented_metrics()
             assert named or {f"{group}/*", last} <= documented_metrics(), span
 

@@ -5,7 +5,6 @@
 import ast
 import json
 import re
-import runpy
 import shlex
 from pathlib import Path
 
@@ -228,13 +227,6 @@ def test_a_long_context_is_shortened():
     without, _ = plan_of(f"{line} --use_vllm False --max_generation_batch_size 512")
     texts = [text for text, other in without.remedies if text.startswith("use_vllm") and other.fits]
     assert "vllm_max_model_length: 4608" in texts[0]
-
-
-def test_the_page_shows_what_is_printed():
-    script = runpy.run_path(str(ROOT / "docs" / "plans.py"))
-    page = script["PAGE"].read_text()
-    assert len(script["BLOCKS"].findall(page)) == 3
-    assert script["filled"](page) == page
 
 
 def test_the_longest_phase_is_marked(capsys):

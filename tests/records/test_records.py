@@ -118,8 +118,7 @@ def test_functions_log_under_names_of_their_own(tmp_path):
     records = make_trainer(tmp_path, CONFIG).records
     for name in ("my/step", "critic_reward/format_rate", "judge/cost", "accuracy"):
         records.add_function_metric(name, 1.0)
-    page = Path(__file__).parents[2].joinpath("docs", "source", "nlac_trainer.md").read_text(encoding="utf-8")
-    rows = page.partition("## Logged metrics\n")[2].partition("\n## ")[0].split("\n")
+    rows = Path(__file__).parents[2].joinpath("docs", "source", "metrics.md").read_text(encoding="utf-8").split("\n")
     documented = [name for row in rows if row.startswith("| `") for name in re.findall("`(.+?)`", row.split("|")[1])]
     assert len(documented) > 60
     for name in (*documented, "step", "epoch", "loss", "learning_rate", "grad_norm", "train_loss", "eval_reward"):
