@@ -42,26 +42,8 @@ def note_origin(
     options: EnvironmentOptions | None = None,
 ) -> None:
     """
-    Write down the origin of a run, for `trl-nlac evaluate` and `play`. Secrets among the keyword arguments are left
-    out, see [`~secrets.hide_secrets`].
-
-    Args:
-        output_dir (`str` or `Path`):
-            Folder of the run.
-        environment_factory (`list[str]`):
-            The environment's class or function, as `module:Class`.
-        environment_kwargs (`dict[str, Any]`):
-            Its keyword arguments.
-        dataset_name (`str`, *optional*):
-            Dataset of the tasks. A file is copied into the folder, unless it is larger than 64 MB.
-        dataset_config (`str`, *optional*), dataset_split (`str`, *optional*, defaults to `"train"`):
-            Configuration and split of the dataset.
-        tools (`list[str]`, *optional*), reward_funcs (`list[str]`, *optional*):
-            Standalone tools, and functions that score episodes, as `module:function`.
-        reward_weights (`list[float]`, *optional*):
-            Weights of these functions.
-        options ([`~options.environment_options.EnvironmentOptions`], *optional*):
-            How environments played, such as an [`NLACConfig`]. If `None`, the defaults.
+    Write down the origin of a run, for `trl-nlac evaluate` and `play`. A file of tasks is copied into the folder,
+    unless it is larger than 64 MB. Secrets among the keyword arguments are left out, see [`~secrets.hide_secrets`].
     """
     run = Path(output_dir)
     run.mkdir(parents=True, exist_ok=True)

@@ -89,17 +89,8 @@ def make_parser() -> Parser:
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:
     """
-    Make the plan.
-
-    Args:
-        args (`argparse.Namespace`):
-            The command's own arguments.
-        words (`list[str]`):
-            Those of the training.
-
-    Returns:
-        `tuple[Plan, dict[str, str]]`: the plan, and the names of its model, of an adapter its base model, and of its
-        configuration of Accelerate.
+    Make the plan, from the command's own arguments and the words of the training. Return it with the names of its
+    model, of an adapter its base model, and of its configuration of Accelerate.
 
     Raises:
         CommandError: If an argument is wrong.

@@ -90,15 +90,7 @@ def _trial(folder: str, of_run: NLACConfig) -> list[str]:
 
 
 class Trial(TrainerCallback):
-    """
-    Plays before the first step of a trainer, and takes the time of its steps.
-
-    Args:
-        trainer ([`~transformers.Trainer`]):
-            The trainer.
-        num_episodes (`int`):
-            Number of episodes to play without and with refinement.
-    """
+    """Plays before the first step of a trainer, without and with refinement, and takes the time of its steps."""
 
     def __init__(self, trainer: Trainer, num_episodes: int):
         self.trainer = trainer

@@ -171,13 +171,6 @@ def find_checkpoint(args: NLACConfig) -> str | None:
     """
     Find the checkpoint to resume from: `--resume_from_checkpoint last`, or `True`, is the newest of the run, if any.
 
-    Args:
-        args ([`NLACConfig`]):
-            Options of the run, read from a command line or a YAML file.
-
-    Returns:
-        `str` or `None`: its absolute path.
-
     Raises:
         CommandError: If it is a folder that does not exist.
     """

@@ -35,29 +35,14 @@ HIGHEST_RANK = 512  # of adapters that vLLM serves
 
 @dataclass(frozen=True)
 class Machines:
-    """
-    Where a run trains.
+    """Where a run trains."""
 
-    Args:
-        gpus (`int`):
-            Number of GPUs of a node.
-        memory (`float`):
-            Bytes of a GPU.
-        nodes (`int`, *optional*, defaults to `1`):
-            Number of nodes.
-        server_gpus (`int`, *optional*, defaults to `0`):
-            Number of GPUs that the vLLM server uses.
-        server_memory (`float`, *optional*, defaults to `0.0`):
-            Bytes of each of them.
-        reserve (`float`, *optional*, defaults to `2e9`):
-            Bytes of a GPU that are not planned: CUDA's context, NCCL, and what the allocator cannot use.
-    """
-
-    gpus: int
-    memory: float
+    gpus: int  # of a node
+    memory: float  # bytes of a GPU
     nodes: int = 1
-    server_gpus: int = 0
-    server_memory: float = 0.0
+    server_gpus: int = 0  # of the vLLM server
+    server_memory: float = 0.0  # bytes of each of them
+    # bytes of a GPU that are not planned: CUDA's context, NCCL, and what the allocator cannot use
     reserve: float = 2e9
 
 

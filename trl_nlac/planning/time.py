@@ -52,19 +52,10 @@ class Lengths(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """
-    A phase of an iteration.
+    """A phase of an iteration."""
 
-    Args:
-        name (`str`):
-            As in the metrics `time/*`.
-        generated, read, trained (`float`):
-            Tokens that are generated, read as prompts (those that no cache knows), and trained on, of all processes.
-        seconds (`float`):
-            Its time.
-    """
-
-    name: str
+    name: str  # as in the metrics `time/*`
+    # tokens that are generated, read as prompts (those that no cache knows), and trained on, of all processes
     generated: float
     read: float
     trained: float
@@ -147,15 +138,8 @@ def phases(
     The phases of an iteration. Playing, targets and refinement take the time to read prompts and to generate; with
     vLLM the prompt of a transition is read once for each set of weights, and an episode once, otherwise for every
     answer. `num_updates_per_generation` repeats the training, `transitions_per_episode` lets prompts share their
-    beginnings, `target_max_age` saves targets.
-
-    Args:
-        shape ([`ModelShape`]), sharing ([`Sharing`]), args ([`NLACConfig`]), rates ([`Rates`]), lengths ([`Lengths`]):
-            The run.
-        servers (`int`):
-            Number of GPUs of a server that generates, if there is one.
-        losses (`int`):
-            Number of examples of a transition.
+    beginnings, `target_max_age` saves targets. `servers` is the number of GPUs of a server that generates, if there is
+    one, and `losses` the number of examples of a transition.
     """
     samples, episodes, gpus = args.samples_per_iteration, args.episodes_per_iteration, sharing.processes
     flops = rates.tflops * 1e12

@@ -48,15 +48,8 @@ SAMPLE = pa.schema(
 
 class AuditTrail:
     """
-    Keep a row for each audited sample of every iteration, and write them to parquet files.
-
-    Args:
-        output_dir (`str` or `Path`):
-            Folder of the run.
-        process (`int`):
-            Rank of this process.
-        total_limit (`int`, *optional*):
-            Number of rows past which the oldest files are deleted.
+    Keep a row for each audited sample of every iteration, and write them to parquet files. The oldest files are
+    deleted past `total_limit` rows.
     """
 
     def __init__(self, output_dir: str | Path, process: int, total_limit: int | None = None):

@@ -117,15 +117,8 @@ class Records:
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
-        Add the episodes that were played for training.
-
-        Args:
-            episodes (`list[Episode]`):
-                The episodes of this process.
-            numbers (`list[int]`):
-                Ids in the replay buffer of [`~types.all_conversations`] of them.
-            step (`int`):
-                Number of optimizer steps before.
+        Add the episodes of this process that were played for training; `numbers` are the ids in the replay buffer of
+        [`~types.all_conversations`] of them, and `step` the number of optimizer steps before.
         """
         if self.tables is not None:
             self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
@@ -160,24 +153,9 @@ class Records:
         step: int,
     ) -> list[str]:
         """
-        Add the samples that an iteration will train on.
-
-        Args:
-            samples (`list[Sample]`):
-                Samples of the replay buffer.
-            judgements (`list[Judgement | None]`):
-                Judgements of the stored actions of the first samples, those that the audit trail gets.
-            targets (`list[Answer]`):
-                The Bellman target of each sample.
-            refinements (`list[Refinement | None]`):
-                The refinement in the state of each sample.
-            metrics (`dict[str, float]`):
-                Metrics of the iteration, over all processes.
-            step (`int`):
-                Number of optimizer steps before.
-
-        Returns:
-            `list[str]`: the metrics by which a role was reported as forgotten now, the same on all processes.
+        Add the samples that an iteration will train on. The audit trail gets the first ones, of whose stored actions
+        there are judgements. The metrics are those of the iteration, over all processes; return those by which a role
+        was reported as forgotten now, the same on all processes.
         """
         if self.audit is not None:
             self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
@@ -198,17 +176,15 @@ class Records:
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """
-        Add the losses of a pass, and count its tokens.
+        Add the losses of a pass, and count its tokens, padding included.
 
         Args:
             examples (`list[TrainingExample]`):
                 The examples of the pass.
-            losses (`torch.Tensor` of shape `(B,)`):
-                Loss of each example.
-            divergences (`torch.Tensor` of shape `(B,)`):
-                Divergence of each of the policy's examples from the initial weights; logged with `beta`.
+            losses, divergences (`torch.Tensor` of shape `(B,)`):
+                Loss of each, and divergence of each of the policy's from the initial weights, logged with `beta`.
             num_tokens (`int`):
-                Number of tokens that the model computed for them, padding included.
+                Number of tokens that the model computed for them.
             reduce (`Callable`):
                 Sums a tensor over all processes.
         """

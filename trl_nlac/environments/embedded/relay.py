@@ -57,16 +57,8 @@ class RelayHouse(RoomsWorld):
 
     def logs(self, copies: list[int], seed: int = 0) -> list[dict[str, Any]]:
         """
-        Return conversations in which every door is tried first, and no door after it is right.
-
-        Args:
-            copies (`list[int]`):
-                For each floor, how often each of its doors is tried.
-            seed (`int`, *optional*, defaults to `0`):
-                Seed of the doors after the first, and of the order.
-
-        Returns:
-            `list[dict]`: each with `task`, `messages` and `reward`, see [`~episodes.logs.episodes_from_logs`].
+        Return conversations in which every door is tried first, as often as `copies` says for its floor, and no door
+        after it is right: `task`, `messages` and `reward`, see [`~episodes.logs.episodes_from_logs`].
         """
         rng, logs = random.Random(f"logs {seed}"), []
         for floor, number in enumerate(copies, 1):
