@@ -31,7 +31,7 @@ from ..log_formats.logged import LoggedConversations
 from ..nlac_config import NLACConfig
 from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
-from ..report.improve_page import write_improvement
+from ..report.rendering import write_page
 from ..secrets import hide_secrets
 from ..terminal import printable
 from ..training.model import is_adapter
@@ -436,7 +436,7 @@ def _write(output: Path, report: dict[str, Any]) -> None:
     written = output / f".{FIGURES}.new"
     written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     written.replace(output / FIGURES)
-    write_improvement(output / REPORT, report)
+    write_page(output / REPORT, "improvement.html.jinja", ("page.css",), (), {}, report=report)
 
 
 def _say_what_changed(report: dict[str, Any]) -> None:

@@ -48,33 +48,17 @@ class Machines:
 
 @dataclass(frozen=True)
 class Plan:
-    """
-    The plan of a run.
-
-    Args:
-        shape ([`ModelShape`]), machines ([`Machines`]), sharing ([`Sharing`]):
-            The model, where it trains, and how processes share it.
-        args ([`NLACConfig`]), rates ([`Rates`]):
-            The options, and what is assumed.
-        loaded (`float`):
-            Bytes of a weight as the model is loaded.
-        context (`int`):
-            Tokens that the model can read.
-        frozen_bytes (`float`, *optional*):
-            Bytes of all frozen weights, where they are quantized.
-        attention (`str`, *optional*):
-            `attn_implementation`; only with the default, or `"sdpa"`, are prefixes shared.
-    """
+    """The plan of a run."""
 
     shape: ModelShape
     machines: Machines
     sharing: Sharing
     args: NLACConfig
     rates: Rates
-    loaded: float
-    context: int
-    frozen_bytes: float | None = None
-    attention: str | None = None
+    loaded: float  # bytes of a weight as the model is loaded
+    context: int  # tokens that the model can read
+    frozen_bytes: float | None = None  # bytes of all frozen weights, where they are quantized
+    attention: str | None = None  # `attn_implementation`; only with the default, or `"sdpa"`, are prefixes shared
 
     # Sizes
 

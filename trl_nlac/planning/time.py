@@ -2,7 +2,7 @@
 
 """The time of an iteration, by formula: tokens, divided by rates that are assumed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..nlac_config import NLACConfig
@@ -10,37 +10,23 @@ from .memory import DEEPSPEED, SHARDED, Sharing
 from .shape import ModelShape
 
 
+def _rate(default: float | None, help: str) -> float | None:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True)
 class Rates:
-    """
-    What is assumed of machines and tasks.
+    """What is assumed of machines and tasks. By default, an H100 in bfloat16, and half of the lengths allowed."""
 
-    Args:
-        tflops (`float`, *optional*, defaults to `989.0`):
-            10^12 floating point operations that a GPU computes in a second at most; an H100 in bfloat16.
-        training_utilization (`float`, *optional*, defaults to `0.4`):
-            Share of these in training.
-        reading_utilization (`float`, *optional*, defaults to `0.4`):
-            Share of these when prompts are read.
-        writing_utilization (`float`, *optional*, defaults to `0.05`):
-            Share of these when tokens are generated.
-        bandwidth (`float`, *optional*, defaults to `50.0`):
-            10^9 bytes that a GPU receives from others in a second.
-        environment_seconds (`float`, *optional*, defaults to `0.0`):
-            Seconds of an environment's step.
-        prompt_tokens, answer_tokens, turns (`float`, *optional*):
-            Mean length of a prompt, an answer and an episode. If `None`, half of what the options allow.
-    """
-
-    tflops: float = 989.0
-    training_utilization: float = 0.4
-    reading_utilization: float = 0.4
-    writing_utilization: float = 0.05
-    bandwidth: float = 50.0
-    environment_seconds: float = 0.0
-    prompt_tokens: float | None = None
-    answer_tokens: float | None = None
-    turns: float | None = None
+    tflops: float = _rate(989.0, "10^12 operations that a GPU computes in a second at most")
+    training_utilization: float = _rate(0.4, "share of them in training")
+    reading_utilization: float = _rate(0.4, "share of them when prompts are read")
+    writing_utilization: float = _rate(0.05, "share of them when tokens are generated")
+    bandwidth: float = _rate(50.0, "GB that a GPU receives from others in a second")
+    environment_seconds: float = _rate(0.0, "seconds of an environment's step")
+    prompt_tokens: float | None = _rate(None, "mean tokens of a prompt")
+    answer_tokens: float | None = _rate(None, "mean tokens of an answer")
+    turns: float | None = _rate(None, "mean turns of an episode")
 
 
 class Lengths(NamedTuple):

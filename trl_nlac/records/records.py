@@ -33,42 +33,20 @@ _OWN_GROUPS += ("train_", "eval_")
 
 class Records:
     """
-    Collect metrics, seconds of the phases, episodes and the audit trail until the next log.
-
-    Args:
-        args ([`NLACConfig`]):
-            What to record, and where.
-        decode (`Callable[[list[int]], str]`):
-            Decodes the tokens of an action.
-
-    Attributes:
-        metrics (`dict[str, list[float]]`):
-            Values since the last log, which logs their means.
-        num_environment_steps (`int`):
-            Number of environment steps of training, over all processes.
-        tokens (`Counter[str]`):
-            Tokens of training so far by kind and role, over all processes, see [`~method.roles.Roles`]; and those that
-            were trained on (`trained`).
-        num_samples (`int`):
-            Number of transitions trained on, over all processes.
-        success ([`~evaluation.health.SuccessMonitor`]):
-            Warns when success falls.
-        health ([`~evaluation.health.HealthMonitor`]):
-            Warns when a role is forgotten.
-        formats ([`~evaluation.health.FormatMonitor`]):
-            Warns when most answers cannot be trained on.
+    Collect metrics, seconds of the phases, episodes and the audit trail until the next log. `decode` decodes the
+    tokens of an action.
     """
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args
-        self.metrics: dict[str, list[float]] = defaultdict(list)
+        self.metrics: dict[str, list[float]] = defaultdict(list)  # since the last log, which logs their means
         self._of_functions: dict[str, list[float]] = defaultdict(list)  # logged by reward functions of this process
         self._adding = threading.Lock()  # they can run beside training
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
-        self.num_environment_steps = 0
-        self.tokens: Counter[str] = Counter()
+        self.num_environment_steps = 0  # of training, over all processes, as the two numbers below
+        self.tokens: Counter[str] = Counter()  # by kind and role, see `Roles`; and those that were trained on
         self._counted: Counter[str] = Counter()  # of this process's roles
-        self.num_samples = 0
+        self.num_samples = 0  # transitions trained on
         rehearsal = args.rehearsal_ratio
         self.health = HealthMonitor(
             args.health_warning_ratio, rehearsal, args.beta, masks_noncompliant=args.mask_noncompliant_refinements

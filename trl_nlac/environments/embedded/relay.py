@@ -20,18 +20,11 @@ from .rooms import DOORS, TREASURE, RoomsEnvironment, RoomsWorld
 
 @dataclass
 class RelayHouse(RoomsWorld):
-    """
-    A house of floors.
+    """A house of floors."""
 
-    Args:
-        floors (`list[list[str]]`):
-            Rooms of each floor, from the first. The horizon is their number.
-        right (`dict[str, str]`):
-            Door of each room that leads down, or to the treasure.
-    """
-
+    # rooms of each floor, from the first. The horizon is their number.
     floors: list[list[str]] = field(default_factory=list)
-    right: dict[str, str] = field(default_factory=dict)
+    right: dict[str, str] = field(default_factory=dict)  # door of each room that leads down, or to the treasure
 
     @classmethod
     def from_seed(cls, seed: int, num_floors: int = 3, num_rooms: int = 3) -> "RelayHouse":
