@@ -3,7 +3,7 @@
 """A critic on logs: how well it foresees outcomes, and where it says that things went wrong."""
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..chat.actions import ActionFormat
@@ -143,11 +143,6 @@ def critic_metrics(
         if of_last:
             metrics["agreement_of_last_steps"] = sum(of_last) / len(of_last)
     return metrics
-
-
-def as_dicts(findings: list[Finding]) -> list[dict[str, Any]]:
-    """Write findings as JSON objects."""
-    return [asdict(finding) for finding in findings]
 
 
 def _episodes(agent: NLACAgent, logs: Any) -> list[Episode]:

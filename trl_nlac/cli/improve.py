@@ -7,7 +7,7 @@ import gc
 import json
 import time
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from ..agent.agent import NLACAgent
 from ..agent.backends import present_device
 from ..agent.guard import GUARD_FILE, calibrate_by_half
-from ..agent.log_review import LogReview, as_dicts, critic_metrics, readable_rows
+from ..agent.log_review import LogReview, critic_metrics, readable_rows
 from ..chat.actions import ActionFormat, choose_format, parse_react
 from ..chat.encoder import ChatEncoder
 from ..episodes.conversations import text_of, write_json_lines
@@ -330,7 +330,7 @@ def _review(
     result = {
         "critic": critic_metrics(judged, config.success_threshold),
         "judged_steps": num_judged,
-        "findings": as_dicts(findings),
+        "findings": [asdict(finding) for finding in findings],
         "environment": None,
     }
     if script_args.environment_factory or script_args.tools:
