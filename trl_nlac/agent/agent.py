@@ -320,8 +320,8 @@ class NLACAgent:
         tools: list[dict[str, Any]] | None = None,
     ) -> list[str]:
         """
-        Sample k futures of an action, d ~ M(. | s, a), see [`critic.predict_futures`]. `messages`, `action` and `tools`
-        are as in [`critique`].
+        Sample k futures of an action, d ~ M(. | s, a), see [`critic.predict_futures`]. `messages`, `action` and
+        `tools` are as in [`critique`].
 
         Args:
             k (`int`, *optional*, defaults to `4`):
