@@ -101,12 +101,7 @@ def _found_code(names: list[str], run: Path) -> list[str]:
 
 
 def _here(names: list[str] | None, run: Path) -> list[str] | None:
-    """
-    Find the files in names of an origin.
-
-    Raises:
-        CommandError: If one does not exist.
-    """
+    """Find the files in names of an origin, all of which must exist."""
     found = names and _found_code(names, run)
     for name in found or []:
         _, path = split_name(name.rpartition(":")[0])
@@ -119,12 +114,7 @@ def _here(names: list[str] | None, run: Path) -> list[str] | None:
 
 
 def read_origin(run: str | Path) -> dict[str, Any]:
-    """
-    Read the origin of a run; empty without one.
-
-    Raises:
-        CommandError: If it is damaged.
-    """
+    """Read the origin of a run; empty without one, and refused where it is damaged."""
     path = Path(run, ORIGIN)
     if not path.is_file():
         return {}

@@ -15,9 +15,6 @@ def find_yaml(option: str, folder: str, name: str) -> str:
     """
     Find the YAML file that an option names: a path, or the name, without its ending, of a file in a `folder` of the
     package.
-
-    Raises:
-        CommandError: If there is neither.
     """
     if Path(name).is_file():
         return name

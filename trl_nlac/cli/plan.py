@@ -81,9 +81,6 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[st
     """
     Make the plan, from the command's own arguments and the words of the training. Return it with the names of its
     model, of an adapter its base model, and of its configuration of Accelerate.
-
-    Raises:
-        CommandError: If an argument is wrong.
     """
     count, memory = _gpus("--gpus", args.gpus)
     server_count, server_memory = _gpus("--server_gpus", args.server_gpus) if args.server_gpus else (0, 0.0)

@@ -120,10 +120,8 @@ class Trial(TrainerCallback):
 
     def _play(self, act: Act | None) -> float:
         """
-        Play the tasks, as often as it takes, and return the success rate.
-
-        Raises:
-            CommandError: If the environment fails in every episode.
+        Play the tasks, as often as it takes, and return the success rate. An environment that fails in every episode
+        is an error.
         """
         trainer = self.trainer
         dataset, args = trainer.eval_dataset or trainer.train_dataset, trainer.args
@@ -156,12 +154,7 @@ class Trial(TrainerCallback):
 
 
 def conclude(trial: Trial, expected: float | None, path: str | None, num_iterations: float) -> None:
-    """
-    Print the checks, and write them down.
-
-    Raises:
-        CommandError: If one is a no-go.
-    """
+    """Print the checks, and write them down. A no-go is an error."""
     metrics, success = trial.metrics, trial.success
     checks = check_iteration(metrics)
     if success:

@@ -90,12 +90,7 @@ def reply_message(content: str, calls: Sequence[tuple[str, dict[str, Any]]], sto
 
 
 def read_chat(body: Any) -> Question:
-    """
-    Read the body of a request for a chat completion.
-
-    Raises:
-        RequestRefused: If it cannot be read, or asks for what is not offered.
-    """
+    """Read the body of a request for a chat completion. What cannot be read, or is not offered, is refused."""
     body = _object(body)
     _refuse_others(body)
     format_ = body.get("response_format")
@@ -116,12 +111,7 @@ def read_chat(body: Any) -> Question:
 
 
 def read_response(body: Any) -> Question:
-    """
-    Read the body of a request of the Responses interface.
-
-    Raises:
-        RequestRefused: As in [`read_chat`].
-    """
+    """Read the body of a request of the Responses interface, as [`read_chat`]."""
     body = _object(body)
     _refuse_others(body)
     for name in ("previous_response_id", "conversation", "prompt"):
@@ -150,12 +140,7 @@ def read_response(body: Any) -> Question:
 
 
 def read_proposal(body: Any) -> Proposal:
-    """
-    Read the body of a request to judge an action: `messages`, `action` and possibly `tools`.
-
-    Raises:
-        RequestRefused: If it cannot be read.
-    """
+    """Read the body of a request to judge an action: `messages`, `action` and possibly `tools`."""
     body = _object(body)
     action = body.get("action")
     action = {"role": "assistant", "content": action} if isinstance(action, str) else _object(action, "action")

@@ -59,12 +59,7 @@ def read_logs(
 
 
 def _files(path: Path) -> list[Path]:
-    """
-    List the files of a path; of a folder of a run or of a checkpoint, its buffers.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """List the files of a path; of a folder of a run or of a checkpoint, its buffers. No file is an error."""
     if path.is_file():
         if path.suffix not in _SUFFIXES:
             raise ValueError(f"{path} must end with {', '.join(_SUFFIXES)}.")

@@ -178,10 +178,8 @@ def _outcomes(
     spans: list[_Span], conversations: dict[str, set[str]], name: str | None, found: LoggedConversations
 ) -> dict[str, float]:
     """
-    Find the outcome of each conversation, and of the calls of each trace that belong to none.
-
-    Raises:
-        ValueError: If there are several evaluations, and no name says which is the outcome.
+    Find the outcome of each conversation, and of the calls of each trace that belong to none. If there are several
+    evaluations, a name must say which is the outcome.
     """
     scores: dict[str, dict[str, float]] = defaultdict(dict)
     for span in spans:
