@@ -164,31 +164,25 @@ manmade outdoors big:
 """
 
 # Other names with which an object can be guessed.
-ALIASES = {
-    "automobile": "car",
-    "bike": "bicycle",
-    "bookshelf": "bookcase",
-    "couch": "sofa",
-    "eyeglasses": "glasses",
-    "fridge": "refrigerator",
-    "motorbike": "motorcycle",
-    "pan": "frying pan",
-    "phone": "telephone",
-    "plane": "airplane",
-    "soccer ball": "football",
-    "spectacles": "glasses",
-    "torch": "flashlight",
-    "tv": "television",
-}
+_ALIASES = """
+automobile: car; bike: bicycle; bookshelf: bookcase; couch: sofa; eyeglasses: glasses; fridge: refrigerator;
+motorbike: motorcycle; pan: frying pan; phone: telephone; plane: airplane; soccer ball: football; spectacles:
+glasses; torch: flashlight; tv: television
+"""
+
+
+def _entries(text: str) -> list[list[str]]:
+    """Read entries like `name: words; name: words`."""
+    return [" ".join(entry.split()).split(":") for entry in text.split(";")]
 
 
 def _objects() -> Iterator[tuple[str, frozenset[str]]]:
     for category, listed in re.findall(r"^(\S.*):\n((?: .*\n)+)", _CATEGORIES, re.MULTILINE):
-        for described in listed.split(";"):
-            name, _, own = " ".join(described.split()).partition(":")
+        for name, own in _entries(listed):
             taken_away = {word[1:] for word in own.split() if word.startswith("-")}
             given = {word for word in own.split() if not word.startswith("-")}
             yield name, frozenset(set(category.split()) - taken_away | given)
 
 
 OBJECTS = dict(_objects())
+ALIASES = {alias: name.strip() for alias, name in _entries(_ALIASES)}
