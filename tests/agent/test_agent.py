@@ -36,6 +36,13 @@ def agent():
     return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
 
 
+@pytest.fixture(scope="module")
+def greedy():
+    """Its critic says what is likeliest."""
+    sampling = {"critique": {"temperature": 0.0}}
+    return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", role_sampling=sampling)
+
+
 @pytest.mark.parametrize("keep_history", [True, False])
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
 def test_conversations_are_those_of_training(action_format, keep_history):
@@ -139,11 +146,8 @@ def test_refine(agent):
     assert any(turn.attempts and turn.action != turn.attempts[0][0] for turn in turns)
 
 
-def test_judgement_on_request():
+def test_judgement_on_request(greedy):
     """The final action is judged once, whichever way it was chosen."""
-    greedy = NLACAgent.from_pretrained(
-        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
-    )
     torch.manual_seed(0)
     for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
         turn = greedy.act(MESSAGES, judge=True, **improvement)
@@ -311,15 +315,12 @@ def test_an_action_too_long_for_the_critic(num_futures):
         agent.check(MESSAGES, " ".join(["ivory"] * 700))
 
 
-def test_predict_futures(agent):
+def test_predict_futures(agent, greedy):
     """Several futures differ, even with a greedy critic; a single one is then the likeliest."""
     torch.manual_seed(6)
     proposed = "route billing amber photo noon"
     futures = agent.predict_futures(MESSAGES, proposed, k=6)
     assert len(set(futures)) > 1 and all(future.split()[0] in ("refused", "closed") for future in futures)
-    greedy = NLACAgent.from_pretrained(
-        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
-    )
     assert len(set(greedy.predict_futures(MESSAGES, proposed, k=6))) > 1
     (likeliest,) = greedy.predict_futures(MESSAGES, proposed, k=1)
     assert likeliest in greedy.critique(MESSAGES, proposed).critique
@@ -338,11 +339,8 @@ def test_futures_of_a_successor_model():
     assert questions == [" Future:<|end|><|assistant|>"] * 3
 
 
-def test_critique_all(agent):
+def test_critique_all(greedy):
     """They are judged as one by one, and in order."""
-    greedy = NLACAgent.from_pretrained(
-        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
-    )
     proposed = [f"route {team} amber photo noon" for team in ("billing", "legal", "claims")]
     conversations = [[*MESSAGES, {"role": "assistant", "content": action}] for action in proposed]
     judged = greedy.critique_all(conversations)

@@ -10,12 +10,11 @@ from helpers.chat_server import ChatServer
 from helpers.testing_utils import Countdown, make_roles, make_trainer
 
 from trl_nlac import NLACPrompts
-from trl_nlac.agent.rehearsal_dataset import chat_roles, play_transitions
+from trl_nlac.agent.rehearsal_dataset import play_transitions
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
-from trl_nlac.options.role_options import RoleOptions
 
 
 PLAY = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
@@ -144,7 +143,3 @@ class TestRehearse:
     def test_without_tasks(self):
         with pytest.raises(ValueError, match="There are no tasks to play"):
             play_transitions(None, None, [], 1)
-
-    def test_tool_calls_have_no_form_in_messages(self):
-        with pytest.raises(ValueError, match="`action_format='tool_call'` has no form in plain messages"):
-            chat_roles(None, NLACPrompts(), RoleOptions(action_format="tool_call"))

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -33,13 +35,20 @@ def agent():
     return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="tool_call", role_sampling=GREEDY)
 
 
-@pytest.fixture(scope="module")
-def client(agent):
+@contextmanager
+def serving(served: ServedAgent) -> Iterator[OpenAI]:
+    """Serve an agent, and return a client."""
     server = Server()
-    key = server.open(ServedAgent(agent, Guard(-1.0, 1.0)), "sk-mine")
+    key = server.open(served, "sk-mine")
     with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
         yield client
     server.close(key)
+
+
+@pytest.fixture(scope="module")
+def client(agent):
+    with serving(ServedAgent(agent, Guard(-1.0, 1.0))) as client:
+        yield client
 
 
 def ask(client, **kwargs):
@@ -70,12 +79,9 @@ class TestAnswers:
             return turn
 
         served.agent.act = act
-        server = Server()
-        key = server.open(served, "sk-mine")
-        with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+        with serving(served) as client:
             ask(client)
             ask(client, extra_body={"refine": 0})
-        server.close(key)
         assert asked == [(3, 2), (0, 2)]
 
     def test_many_at_once(self, client):
@@ -87,26 +93,20 @@ class TestAnswers:
     def test_an_answer_that_is_cut(self):
         """At the limit of the agent's tokens, as OpenAI says it."""
         agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_completion_length=2)
-        server = Server()
-        key = server.open(ServedAgent(agent), "sk-mine")
-        with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+        with serving(ServedAgent(agent)) as client:
             chosen = client.chat.completions.create(model="policy", messages=STATE).choices[0]
             written = client.responses.create(model="policy", input=STATE[0]["content"])
-        server.close(key)
         assert chosen.finish_reason == "length" and written.status == "incomplete"
 
     def test_a_text_of_stop_ends_an_answer(self):
         """Also one that went on from there to the limit of its tokens."""
         options = {"action_format": "text", "max_completion_length": 4, "temperature": 0.0}
         agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
-        server = Server()
-        key = server.open(ServedAgent(agent), "sk-mine")
-        with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+        with serving(ServedAgent(agent)) as client:
             asked = {"model": "policy", "messages": STATE}
             whole = client.chat.completions.create(**asked).choices[0]
             text = whole.message.content
             chosen = client.chat.completions.create(**asked, stop=[text[2:]]).choices[0]
-        server.close(key)
         assert whole.finish_reason == "length" and len(text) > 2
         assert (chosen.message.content, chosen.finish_reason) == (text[:2], "stop")
 
@@ -121,12 +121,8 @@ class TestAnswers:
             return act_on(prompts, *options)
 
         monkeypatch.setattr(agent, "act_on", wait)
-        server, served = Server(), ServedAgent(agent)
-        key = server.open(served, "sk-mine")
-        with (
-            OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client,
-            ThreadPoolExecutor(1) as threads,
-        ):
+        served = ServedAgent(agent)
+        with serving(served) as client, ThreadPoolExecutor(1) as threads:
             first = threads.submit(ask, client)
             assert began.wait(60)
             with pytest.raises(APITimeoutError):
@@ -136,7 +132,6 @@ class TestAnswers:
                 time.sleep(0.01)
             may_answer.set()
             assert first.result().choices and ask(client).choices
-        server.close(key)
         assert batches == [1, 1]
 
     def test_an_agent_that_exits_is_an_error_of_the_server(self, agent, client, monkeypatch):

@@ -63,16 +63,7 @@ def test_from_logs_to_a_better_model(logs, capsys):
     """One command: report, adapter with its roles and its guard, and success before and after."""
     words = ["--environment_factory", "desk.py:desk", "--dataset_name", "tasks.jsonl", "--max_steps", "1"]
     words += ["--max_concurrent_environments", "1"]
-    size = [
-        "--per_device_train_batch_size",
-        "2",
-        "--samples_per_iteration",
-        "2",
-        "--max_turns",
-        "2",
-        "--disable_tqdm",
-        "True",
-    ]
+    size = "--per_device_train_batch_size 2 --samples_per_iteration 2 --max_turns 2 --disable_tqdm True".split()
     assert main(["improve", "logs.jsonl", *MODEL, *SHORT, *words, *size, "--max_prompt_length", "1024"]) == 0
     printed = capsys.readouterr().out
     assert "8 conversations of 4 tasks, 4 successes and 4 failures; 3 cannot be read." in printed

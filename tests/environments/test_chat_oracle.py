@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import sys
-import threading
 import time
-from http.server import ThreadingHTTPServer
+from contextlib import ExitStack
 
 import pytest
-from helpers.http_utils import JSONHandler
+from helpers.chat_server import ChatServer
 
 from trl_nlac.environments.twenty_questions import Answer, ChatOracle, TwentyQuestionsEnvironment
 
@@ -14,53 +13,25 @@ from trl_nlac.environments.twenty_questions import Answer, ChatOracle, TwentyQue
 openai = pytest.importorskip("openai")
 
 
-class ChatServer:
-    """Serves `/v1/chat/completions`. A reply is a text, a status other than 200, or seconds to sleep."""
-
-    def __init__(self, replies: list[str | int | float]):
-        self.replies = list(replies)
-        self.requests: list[dict] = []
-        self.keys: list[str] = []
-        server = self
-
-        class Handler(JSONHandler):
-            def do_POST(self):
-                assert self.path == "/v1/chat/completions"
-                server.keys.append(self.headers["Authorization"])
-                server.requests.append(self.read())
-                reply = server.replies.pop(0)
-                if isinstance(reply, float):
-                    time.sleep(reply)
-                message = {"role": "assistant", "content": str(reply)}
-                body = {
-                    "id": "1",
-                    "object": "chat.completion",
-                    "created": 0,
-                    "model": "judge",
-                    "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                }
-                self.answer(body, status=reply if isinstance(reply, int) else 200)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-
-
 @pytest.fixture
 def serve():
-    servers = []
+    """Start a server with these replies: texts, statuses other than 200, or seconds to sleep."""
+    with ExitStack() as stack:
 
-    def start(*replies) -> ChatServer:
-        servers.append(ChatServer(list(replies)))
-        return servers[-1]
+        def start(*replies: str | int | float) -> ChatServer:
+            left = iter(replies)
 
-    yield start
-    for server in servers:
-        server.close()
+            def answer(messages: list[dict]) -> str | int:
+                reply = next(left)
+                if isinstance(reply, float):
+                    time.sleep(reply)
+                return reply if isinstance(reply, int) else str(reply)
+
+            server = ChatServer(answer)
+            stack.enter_context(server.running())
+            return server
+
+        yield start
 
 
 def make_oracle(server: ChatServer, **kwargs) -> ChatOracle:

@@ -144,25 +144,21 @@ class TestConversations:
         assert seen[0].content is None and seen[1].tool_calls is None and seen[1].content == "done"
         assert len({call.id for call in seen[0].tool_calls}) == 2 and episode.tools == (TOOL,)
 
-    def test_calls_of_unknown_tools_do_not_reach_the_agent(self):
+    @pytest.mark.parametrize("names", [["nothing"], ["route", "nothing"]], ids=["alone", "beside another"])
+    def test_calls_of_unknown_tools_do_not_reach_the_agent(self, names):
+        """Nor do those beside them."""
+
         def agent(task, base_url, api_key):
             assert ask(base_url, api_key, [user("win")], tools=[TOOL]).content == "done"
             return 1.0
 
-        (episode,) = play([{}], AgentEnvironment(agent), make_roles([format_tool_call("nothing", {}), "done"]))
+        calls = json.dumps([{"name": name, "arguments": {}} for name in names])
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles([calls, "done"]))
         assert episode.failure is None and episode.score == 1 and len(episode.turns) == 2
-        assert episode.turns[0].next_observation == "{'error': 'Tool nothing not found.'}"
-
-    def test_no_call_beside_that_of_an_unknown_tool_reaches_the_agent(self):
-        def agent(task, base_url, api_key):
-            assert ask(base_url, api_key, [user("win")], tools=[TOOL]).content == "done"
-            return 1.0
-
-        both = json.dumps([{"name": name, "arguments": {}} for name in ("route", "nothing")])
-        (episode,) = play([{}], AgentEnvironment(agent), make_roles([both, "done"]))
-        assert episode.failure is None and episode.score == 1
-        problems = "Not called, as another tool was not found.", "Tool nothing not found."
-        assert json.loads(episode.turns[0].next_observation) == [str({"error": problem}) for problem in problems]
+        problems = [str({"error": "Not called, as another tool was not found."})] * (len(names) - 1)
+        problems.append(str({"error": "Tool nothing not found."}))
+        seen = episode.turns[0].next_observation
+        assert (json.loads(seen) if len(names) > 1 else [seen]) == problems
 
     def test_other_tools_begin_a_conversation_of_their_own(self):
         def agent(task, base_url, api_key):

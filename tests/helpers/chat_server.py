@@ -16,13 +16,15 @@ class ChatServer:
     Serves one model, `"teacher"`.
 
     Args:
-        answer (`Callable[[list[dict]], str | bytes]`):
-            Answers the messages of a conversation, with the text of a message, or with all that is sent.
+        answer (`Callable[[list[dict]], str | bytes | int]`):
+            Answers the messages of a conversation, with the text of a message, all that is sent, or a status.
     """
 
-    def __init__(self, answer: Callable[[list[dict]], str | bytes]):
+    def __init__(self, answer: Callable[[list[dict]], str | bytes | int]):
         self.answer = answer
         self.requests: list[dict] = []
+        self.keys: list[str] = []
+        self.url = ""
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -30,7 +32,8 @@ class ChatServer:
         handler = type("Handler", (_Handler,), {"server_of_tests": self})
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"http://127.0.0.1:{server.server_port}/v1"
+            self.url = f"http://127.0.0.1:{server.server_port}/v1"
+            yield self.url
             server.shutdown()
 
 
@@ -56,11 +59,15 @@ class _Handler(JSONHandler):
         self.answer({"object": "list", "data": [model]})
 
     def do_POST(self):
+        assert self.path == "/v1/chat/completions"
         request = self.read()
         self.server_of_tests.requests.append(request)
+        self.server_of_tests.keys.append(self.headers["Authorization"])
         said = self.server_of_tests.answer(request["messages"])
         if isinstance(said, bytes):
             return self.send(said)
+        if isinstance(said, int):
+            return self.answer({}, status=said)
         message = {"role": "assistant", "content": said}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]}

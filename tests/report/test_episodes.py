@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 from helpers.report_utils import make_row, make_sample, make_turn, write_audit, write_episodes
 
-from trl_nlac.report import write_report
 from trl_nlac.report.episodes import MAX_CHARACTERS
 from trl_nlac.report.run_files import read_episodes
 
@@ -116,12 +115,3 @@ class TestEpisodes:
         write_episodes(tmp_path, [make_row(i) for i in range(5)])
         splits = [episode["split"] for episode in self.show(tmp_path, limit=60)]
         assert splits.count("eval") == 55 and splits.count("train") == 5
-
-    def test_a_half_written_file(self, tmp_path):
-        write_episodes(tmp_path, [make_row(1)], step=10)
-        write_episodes(tmp_path, [make_row(2)], step=20)
-        path = tmp_path / "completions/completions_00020.parquet"
-        path.write_bytes(path.read_bytes()[:200])
-        found = read_episodes(tmp_path)
-        assert [episode["number"] for episode in found.shown] == [1] and found.unreadable == [path.name]
-        assert path.name in write_report(tmp_path).read_text()

@@ -108,7 +108,8 @@ class NLACAgent:
         **options,
     ) -> "NLACAgent":
         """
-        Load a model that a trainer saved, with the prompts and options of its roles, or any chat model.
+        Load a model that a trainer saved, with the prompts and options of its roles, or any chat model. `tools`,
+        `brings_tools` and `is_single_step` are those of the class.
 
         Args:
             model (`str`):
@@ -119,10 +120,6 @@ class NLACAgent:
                 takes prompts in tokens, as `vllm serve` does: `"http://localhost:8000/v1"`.
             prompts ([`NLACPrompts`] or `str` or `Path`, *optional*):
                 Prompts of the roles, or a file of them, in place of those that were saved.
-            tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of tools by which the calls in actions are parsed, beside those that a conversation comes
-                with. They are not shown to the model: give the tools that it shall know to each call, as in
-                `act(messages, tools)`.
             device (`str` or [`torch.device`], *optional*):
                 Device of the model. If `None`, an accelerator if there is one. A `device_map` in `backend_kwargs`
                 decides in its place.
@@ -133,10 +130,6 @@ class NLACAgent:
             backend_kwargs (`dict[str, Any]`, *optional*):
                 Additional arguments: of [`~transformers.AutoModelForCausalLM.from_pretrained`], of `vllm.LLM`, or, for
                 a server, of `openai.AsyncOpenAI` (`api_key`, `timeout`) and `served_model_name`.
-            brings_tools (`bool`, *optional*, defaults to `False`), is_single_step (`bool`, *optional*, defaults to
-            `False`):
-                What conversations are, which decides the format of actions where neither `options` nor the model has
-                one, see above.
             **options:
                 Options of [`~options.role_options.RoleOptions`], such as `temperature`, in place of those that were
                 saved.
@@ -238,17 +231,12 @@ class NLACAgent:
         tools: list[dict[str, Any]] | None = None,
     ) -> AgentAction:
         """
-        Improve any proposed action by rounds of critique and refinement.
+        Improve any proposed action by rounds of critique and refinement. `messages`, `action` and `tools` are as in
+        [`critique`].
 
         Args:
-            messages (`list[dict[str, Any]]`):
-                The conversation up to the action.
-            action (`str` or `dict[str, Any]`, *optional*):
-                The proposed action, as text or as a message, which can call tools. If `None`, the last message.
             rounds (`int`, *optional*, defaults to `1`):
                 Largest number of rounds. They end at an action that the critic calls the best.
-            tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the available tools.
 
         Raises:
             ValueError: If there is no action, it is too long, or `rounds` is less than 1.
@@ -310,15 +298,9 @@ class NLACAgent:
         threshold: float = 0.0,
     ) -> Check:
         """
-        Guard another agent: check an action that it proposes.
+        Guard another agent: check an action that it proposes. `messages` and `tools` are as in [`critique`].
 
         Args:
-            messages (`list[dict[str, Any]]`):
-                The conversation up to the action.
-            proposed_action (`str` or `dict[str, Any]`):
-                The proposed action, as text or as a message, which can call tools.
-            tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the available tools.
             threshold (`float`, *optional*, defaults to `0.0`):
                 Verdict score above which an action passes. At 0 it passes if "Yes" is more likely than "No".
 
@@ -338,17 +320,12 @@ class NLACAgent:
         tools: list[dict[str, Any]] | None = None,
     ) -> list[str]:
         """
-        Sample k futures of an action, d ~ M(. | s, a), see [`critic.predict_futures`].
+        Sample k futures of an action, d ~ M(. | s, a), see [`critic.predict_futures`]. `messages`, `action` and
+        `tools` are as in [`critique`].
 
         Args:
-            messages (`list[dict[str, Any]]`):
-                The conversation up to the action.
-            action (`str` or `dict[str, Any]`, *optional*):
-                The proposed action, as text or as a message, which can call tools. If `None`, the last message.
             k (`int`, *optional*, defaults to `4`):
                 Number of futures.
-            tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the available tools.
 
         Returns:
             `list[str]`: those that could be parsed.

@@ -16,24 +16,13 @@ from ..types import Answer, Judgement, Prompt
 
 @dataclass
 class Choice:
-    """
-    A chosen action and its history.
+    """A chosen action and its history."""
 
-    Args:
-        answer ([`~types.Answer`]):
-            The final answer; parsed into `None` if it is not an action.
-        judgement ([`~types.Judgement`], *optional*):
-            The critic's judgement of it, if there is one.
-        attempts (`list[tuple[str, Judgement]]`):
-            Earlier actions that were refined, with their judgements.
-        candidates (`list[tuple[str, Judgement | None]]`):
-            Actions among which it was chosen.
-    """
-
-    answer: Answer
-    judgement: Judgement | None = None
+    answer: Answer  # the final answer; parsed into `None` if it is not an action
+    judgement: Judgement | None = None  # the critic's judgement of it, if there is one
+    # earlier actions that were refined, with their judgements
     attempts: list[tuple[str, Judgement]] = field(default_factory=list)
-    candidates: list[tuple[str, Judgement | None]] = field(default_factory=list)
+    candidates: list[tuple[str, Judgement | None]] = field(default_factory=list)  # actions among which it was chosen
 
 
 def act_better(
@@ -67,27 +56,8 @@ def choose_actions(
     seeds: list[int] | None = None,
 ) -> list[Choice]:
     """
-    Choose an action in each state.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        prompts (`list[Prompt]`):
-            The states.
-        refine (`int`, *optional*, defaults to `0`):
-            Rounds of critique and refinement. They end at an action that the critic calls the best.
-        num_candidates (`int`, *optional*, defaults to `1`):
-            Number of actions to sample, of which one is chosen with pi(a|s) proportional to exp(alpha Q(s, a)), where
-            Q is the verdict score (LAC, https://huggingface.co/papers/2506.06376).
-        alpha (`float`, *optional*, defaults to `1.0`):
-            Weight of the verdict scores among candidates.
-        sampling ([`~generation.generator.Sampling`], *optional*):
-            How to sample actions, in place of the policy's own.
-        seeds (`list[int]`, *optional*):
-            Seed of the action in each state. If `None`, drawn from torch's global generator.
-
-    Returns:
-        `list[Choice]`: in the order of the states.
+    Choose an action in each state; the numbers are those of [`~agent.agent.NLACAgent.act`]. `sampling` replaces the
+    policy's own, and `seeds`, one for each state, torch's global generator.
 
     Raises:
         ValueError: If a number is out of range.

@@ -139,16 +139,9 @@ def calibrate_by_half(
     max_false_passes: float = 0.05,
 ) -> tuple[Guard, dict[str, float], int]:
     """
-    Calibrate a guard by half of the logged conversations, and measure it on the others.
-
-    Args:
-        judged (`Sequence[tuple[int, Judgement | None, bool]]`):
-            Of each action the number of its conversation, the critic's judgement, and whether the conversation failed.
-        max_false_blocks (`float`), max_false_passes (`float`):
-            See [`Guard.calibrated`].
-
-    Returns:
-        `tuple[Guard, dict[str, float], int]`: the guard, its [`outcomes`], and the number of actions that measured it.
+    Calibrate a guard by half of the logged conversations, and measure it on the others. `judged` has for each action
+    the number of its conversation, the critic's judgement, and whether the conversation failed. Return the guard, its
+    [`outcomes`], and the number of actions that measured it.
 
     Raises:
         ValueError: If there is not at least one success and one failure, with critiques that can be read, in the first

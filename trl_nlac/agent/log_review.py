@@ -3,7 +3,7 @@
 """A critic on logs: how well it foresees outcomes, and where it says that things went wrong."""
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..chat.actions import ActionFormat
@@ -18,40 +18,18 @@ from .agent import NLACAgent
 
 @dataclass(frozen=True)
 class Finding:
-    """
-    A step of a conversation that failed, which the critic would not have taken.
+    """A step of a conversation that failed, which the critic would not have taken."""
 
-    Args:
-        conversation (`int`):
-            Number of the conversation, from 0.
-        step (`int`):
-            Number of the step, from 0.
-        num_steps (`int`):
-            Number of steps of the conversation.
-        reward (`float`):
-            Outcome of the conversation.
-        score (`float`):
-            Verdict score of the step, log P(Yes) - log P(No).
-        observation (`str`), action (`str`):
-            What the agent saw last, and what it did.
-        critique (`str`):
-            The critic's words, without knowing what followed.
-        hindsight (`str`):
-            The judgement with what followed and the outcome; empty where it could not be read.
-        better (`str`):
-            The action that the model would take after that judgement; empty where it could not be read.
-    """
-
-    conversation: int
-    step: int
+    conversation: int  # number of the conversation, from 0
+    step: int  # number of the step, from 0
     num_steps: int
     reward: float
-    score: float
-    observation: str
-    action: str
-    critique: str
-    hindsight: str
-    better: str
+    score: float  # verdict score of the step, log P(Yes) - log P(No)
+    observation: str  # what the agent saw last
+    action: str  # what it did
+    critique: str  # the critic's words, without knowing what followed
+    hindsight: str  # the judgement with what followed and the outcome; empty where it could not be read
+    better: str  # the action that the model would take after that judgement; empty where it could not be read
 
 
 def readable_rows(
@@ -75,17 +53,8 @@ def readable_rows(
 
 class LogReview:
     """
-    Conversations, some for measuring the critic and some for its findings. The same steps are judged each time.
-
-    Args:
-        rows (`list[dict[str, Any]]`):
-            All conversations, with the columns of [`~episodes.logs.episodes_from_logs`].
-        held_out (`list[dict[str, Any]]`):
-            Those that measure.
-        num_critiques (`int`):
-            Largest number of steps to judge for either.
-        seed (`int`):
-            Seed of the choice of steps.
+    Conversations, some for measuring the critic (`held_out`) and some for its findings. The same steps, at most
+    `num_critiques` for either, are judged each time.
     """
 
     def __init__(self, rows: list[dict[str, Any]], held_out: list[dict[str, Any]], num_critiques: int, seed: int):
@@ -104,16 +73,8 @@ class LogReview:
     def find(self, agent: NLACAgent, number: int) -> tuple[list[Finding], int]:
         """
         Find the steps at which conversations went wrong: those of failures to which the critic says no, the surest
-        first, at most one for each conversation.
-
-        Args:
-            agent ([`NLACAgent`]):
-                Judges.
-            number (`int`):
-                Largest number of findings.
-
-        Returns:
-            `tuple[list[Finding], int]`: the findings, and the number of steps that were judged.
+        first, at most one for each conversation, and `number` in all. Return them, and the number of steps that were
+        judged.
 
         Raises:
             ValueError: If the agent's critiques weigh several futures (`num_futures`).
@@ -182,11 +143,6 @@ def critic_metrics(
         if of_last:
             metrics["agreement_of_last_steps"] = sum(of_last) / len(of_last)
     return metrics
-
-
-def as_dicts(findings: list[Finding]) -> list[dict[str, Any]]:
-    """Write findings as JSON objects."""
-    return [asdict(finding) for finding in findings]
 
 
 def _episodes(agent: NLACAgent, logs: Any) -> list[Episode]:

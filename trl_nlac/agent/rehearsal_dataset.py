@@ -23,16 +23,8 @@ from .transcripts import ChatModel, TranscriptGenerator, read_transcript, transc
 
 def chat_roles(model: ChatModel, prompts: NLACPrompts, options: RoleOptions) -> Roles:
     """
-    Let a chat model play the roles in messages.
-
-    Args:
-        model ([`~agent.transcripts.ChatModel`]):
-            Answers messages.
-        prompts ([`NLACPrompts`]):
-            Prompts of the roles.
-        options ([`~options.role_options.RoleOptions`]):
-            How the roles act and generate. Without an `action_format` it is "react". The length of prompts is the
-            model's own matter.
+    Let a chat model play the roles in messages. Without an `action_format` it is "react". The length of prompts is the
+    model's own matter.
 
     Raises:
         ValueError: If actions are tool calls in a chat template's own format, which messages in text do not show.
@@ -57,21 +49,7 @@ def play_transitions(
     rewards: EpisodeRewards | None = None,
 ) -> list[Transition]:
     """
-    Play tasks in random order, again and again, until there are so many transitions.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        pool ([`~episodes.pool.EnvironmentPool`]):
-            The environments.
-        tasks (`list[dict[str, Any]]`):
-            Rows of the dataset.
-        number (`int`):
-            Number of transitions.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the order and of the answers.
-        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
-            Reward functions.
+    Play tasks in random order, again and again, until there are `number` transitions.
 
     Raises:
         ValueError: If there are no tasks.
@@ -93,19 +71,9 @@ def play_transitions(
 
 def write_rehearsal(roles: Roles, transitions: list[Transition], bootstrap: str, num_refinements: int) -> Dataset:
     """
-    Ask a model in every role about transitions, for `rehearsal_dataset`.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            From [`chat_roles`].
-        transitions (`list[Transition]`):
-            Observed steps.
-        bootstrap, num_refinements:
-            As in training, which decide which questions are asked.
-
-    Returns:
-        [`~datasets.Dataset`]: the sound answers ([`~method.sound_answers.sound_answers`]): `role`, and the
-        conversational columns `prompt` and `completion`.
+    Ask a model in every role about transitions, for `rehearsal_dataset`. `bootstrap` and `num_refinements` are as in
+    training, and decide which questions are asked. Return the sound answers ([`~method.sound_answers.sound_answers`]):
+    `role`, and the conversational columns `prompt` and `completion`.
     """
     answers = sound_answers(roles, transitions, bootstrap, num_refinements)
     tokenizer = roles.chat.tokenizer

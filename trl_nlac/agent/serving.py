@@ -24,17 +24,9 @@ MAX_NUMBER = 64  # of rounds of refinement, and of candidates
 
 class ServedAgent:
     """
-    Answers the requests of a [`~gateway.server.Server`] with an agent. Those that wait are answered together.
-
-    Args:
-        agent ([`NLACAgent`]):
-            The agent.
-        guard ([`~agent.guard.Guard`], *optional*):
-            Decides on proposed actions. If `None`, with the default thresholds.
-        refine (`int`, *optional*, defaults to `0`):
-            Rounds of critique and refinement, where a request does not say.
-        num_candidates (`int`, *optional*, defaults to `1`):
-            Number of actions among which the critic chooses, where a request does not say.
+    Answers the requests of a [`~gateway.server.Server`] with an agent. Those that wait are answered together. `refine`
+    and `num_candidates` count where a request does not say. Without a `guard`, the default thresholds decide on
+    proposed actions.
     """
 
     def __init__(self, agent: NLACAgent, guard: Guard | None = None, refine: int = 0, num_candidates: int = 1):

@@ -35,17 +35,7 @@ class ChatModel(Protocol):
 
 
 class LocalChatModel:
-    """
-    A model in this process that answers messages.
-
-    Args:
-        generator ([`~generation.generator.Generator`]):
-            Samples tokens.
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes messages with the model's own chat template.
-        model ([`~transformers.PreTrainedModel`], *optional*):
-            The model, if the generator samples from a model in this process.
-    """
+    """A model in this process, which answers messages with its own chat template."""
 
     def __init__(self, generator: Generator, chat: ChatEncoder, model: PreTrainedModel | None = None):
         self.generator = generator
@@ -90,15 +80,7 @@ def read_transcript(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) ->
 
 
 class TranscriptGenerator:
-    """
-    Lets a chat model answer conversations in tokens of [`transcript_tokenizer`].
-
-    Args:
-        model ([`ChatModel`]):
-            Answers messages.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            From [`transcript_tokenizer`].
-    """
+    """Lets a chat model answer conversations in tokens of [`transcript_tokenizer`]."""
 
     is_concurrent = False
     max_model_length = math.inf

@@ -7,7 +7,7 @@ import gc
 import json
 import time
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from ..agent.agent import NLACAgent
 from ..agent.backends import present_device
 from ..agent.guard import GUARD_FILE, calibrate_by_half
-from ..agent.log_review import LogReview, as_dicts, critic_metrics, readable_rows
+from ..agent.log_review import LogReview, critic_metrics, readable_rows
 from ..chat.actions import ActionFormat, choose_format, parse_react
 from ..chat.encoder import ChatEncoder
 from ..episodes.conversations import text_of, write_json_lines
@@ -31,7 +31,7 @@ from ..log_formats.logged import LoggedConversations
 from ..nlac_config import NLACConfig
 from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
-from ..report.improve_page import write_improvement
+from ..report.rendering import write_page
 from ..secrets import hide_secrets
 from ..terminal import printable
 from ..training.model import is_adapter
@@ -330,7 +330,7 @@ def _review(
     result = {
         "critic": critic_metrics(judged, config.success_threshold),
         "judged_steps": num_judged,
-        "findings": as_dicts(findings),
+        "findings": [asdict(finding) for finding in findings],
         "environment": None,
     }
     if script_args.environment_factory or script_args.tools:
@@ -436,7 +436,7 @@ def _write(output: Path, report: dict[str, Any]) -> None:
     written = output / f".{FIGURES}.new"
     written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     written.replace(output / FIGURES)
-    write_improvement(output / REPORT, report)
+    write_page(output / REPORT, "improvement.html.jinja", ("page.css",), (), {}, report=report)
 
 
 def _say_what_changed(report: dict[str, Any]) -> None:

@@ -26,17 +26,9 @@ def launch(words: list[str], command: list[str] | None = None) -> NoReturn:
 
 def launch_command(words: list[str], command: list[str] | None = None) -> list[str]:
     """
-    Return the command that launches `trl-nlac train`, or another command with the options of a training. As in TRL,
-    options that the training does not have are those of `accelerate launch`.
-
-    Args:
-        words (`list[str]`):
-            Arguments of `trl-nlac train`, with `--accelerate_config`: a file, or the name of one of the package's.
-        command (`list[str]`, *optional*):
-            Name of the other command, and its own arguments.
-
-    Raises:
-        CommandError: If there is no such file or option.
+    Return the command that launches `trl-nlac train`, or another `command` with the options of a training. As in TRL,
+    options that the training does not have are those of `accelerate launch`. `--accelerate_config` is a file, or the
+    name of one of the package's.
     """
     parser, launcher = TrainParser(), launch_command_parser()
     known, others = parser.parse_known_args(words)

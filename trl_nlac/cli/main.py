@@ -33,15 +33,8 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """
-    Run a command.
-
-    Args:
-        argv (`list[str]`, *optional*):
-            Arguments. If `None`, those of the process.
-
-    Returns:
-        `int`: 0; 2 after an error that names what to change; 1 after another, with its traceback; 130 after Ctrl-C.
-        SIGTERM exits with 143.
+    Run a command. Return 0; 2 after an error that names what to change; 1 after another, with its traceback; 130 after
+    Ctrl-C. SIGTERM exits with 143.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(

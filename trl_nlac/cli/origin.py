@@ -42,26 +42,8 @@ def note_origin(
     options: EnvironmentOptions | None = None,
 ) -> None:
     """
-    Write down the origin of a run, for `trl-nlac evaluate` and `play`. Secrets among the keyword arguments are left
-    out, see [`~secrets.hide_secrets`].
-
-    Args:
-        output_dir (`str` or `Path`):
-            Folder of the run.
-        environment_factory (`list[str]`):
-            The environment's class or function, as `module:Class`.
-        environment_kwargs (`dict[str, Any]`):
-            Its keyword arguments.
-        dataset_name (`str`, *optional*):
-            Dataset of the tasks. A file is copied into the folder, unless it is larger than 64 MB.
-        dataset_config (`str`, *optional*), dataset_split (`str`, *optional*, defaults to `"train"`):
-            Configuration and split of the dataset.
-        tools (`list[str]`, *optional*), reward_funcs (`list[str]`, *optional*):
-            Standalone tools, and functions that score episodes, as `module:function`.
-        reward_weights (`list[float]`, *optional*):
-            Weights of these functions.
-        options ([`~options.environment_options.EnvironmentOptions`], *optional*):
-            How environments played, such as an [`NLACConfig`]. If `None`, the defaults.
+    Write down the origin of a run, for `trl-nlac evaluate` and `play`. A file of tasks is copied into the folder,
+    unless it is larger than 64 MB. Secrets among the keyword arguments are left out, see [`~secrets.hide_secrets`].
     """
     run = Path(output_dir)
     run.mkdir(parents=True, exist_ok=True)
@@ -119,12 +101,7 @@ def _found_code(names: list[str], run: Path) -> list[str]:
 
 
 def _here(names: list[str] | None, run: Path) -> list[str] | None:
-    """
-    Find the files in names of an origin.
-
-    Raises:
-        CommandError: If one does not exist.
-    """
+    """Find the files in names of an origin, all of which must exist."""
     found = names and _found_code(names, run)
     for name in found or []:
         _, path = split_name(name.rpartition(":")[0])
@@ -137,12 +114,7 @@ def _here(names: list[str] | None, run: Path) -> list[str] | None:
 
 
 def read_origin(run: str | Path) -> dict[str, Any]:
-    """
-    Read the origin of a run; empty without one.
-
-    Raises:
-        CommandError: If it is damaged.
-    """
+    """Read the origin of a run; empty without one, and refused where it is damaged."""
     path = Path(run, ORIGIN)
     if not path.is_file():
         return {}

@@ -13,18 +13,8 @@ PACKAGE = Path(__file__).parents[1]
 
 def find_yaml(option: str, folder: str, name: str) -> str:
     """
-    Find the YAML file that an option names: a path, or the name of a file that comes with the package.
-
-    Args:
-        option (`str`):
-            The option, for the error.
-        folder (`str`):
-            Folder of the package, `"recipes"` or `"accelerate_configs"`.
-        name (`str`):
-            Path, or name without its ending.
-
-    Raises:
-        CommandError: If there is neither.
+    Find the YAML file that an option names: a path, or the name, without its ending, of a file in a `folder` of the
+    package.
     """
     if Path(name).is_file():
         return name

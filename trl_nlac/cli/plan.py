@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shlex
+from dataclasses import fields
 
 from accelerate.commands.config.config_args import load_config_from_file
 from rich.console import Console
@@ -69,40 +70,17 @@ def make_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--reserve", type=float, default=2.0, help="GB of each GPU that are not planned (default: 2)")
     rates = parser.add_argument_group("rates that are assumed")
-    described = {
-        "tflops": "10^12 operations that a GPU computes in a second at most",
-        "training_utilization": "share of them in training",
-        "reading_utilization": "share of them when prompts are read",
-        "writing_utilization": "share of them when tokens are generated",
-        "bandwidth": "GB that a GPU receives from others in a second",
-        "environment_seconds": "seconds of an environment's step",
-        "prompt_tokens": "mean tokens of a prompt",
-        "answer_tokens": "mean tokens of an answer",
-        "turns": "mean turns of an episode",
-    }
-    defaults = vars(Rates())
-    for name, description in described.items():
-        shown = "half of what the options allow" if defaults[name] is None else f"{defaults[name]:g}"
-        rates.add_argument(f"--{name}", type=float, default=defaults[name], help=f"{description} (default: {shown})")
+    for rate in fields(Rates):
+        shown = "half of what the options allow" if rate.default is None else f"{rate.default:g}"
+        description = f"{rate.metadata['help']} (default: {shown})"
+        rates.add_argument(f"--{rate.name}", type=float, default=rate.default, help=description)
     return parser
 
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:
     """
-    Make the plan.
-
-    Args:
-        args (`argparse.Namespace`):
-            The command's own arguments.
-        words (`list[str]`):
-            Those of the training.
-
-    Returns:
-        `tuple[Plan, dict[str, str]]`: the plan, and the names of its model, of an adapter its base model, and of its
-        configuration of Accelerate.
-
-    Raises:
-        CommandError: If an argument is wrong.
+    Make the plan, from the command's own arguments and the words of the training. Return it with the names of its
+    model, of an adapter its base model, and of its configuration of Accelerate.
     """
     count, memory = _gpus("--gpus", args.gpus)
     server_count, server_memory = _gpus("--server_gpus", args.server_gpus) if args.server_gpus else (0, 0.0)

@@ -89,15 +89,7 @@ def _trial(folder: str, of_run: NLACConfig) -> list[str]:
 
 
 class Trial(TrainerCallback):
-    """
-    Plays before the first step of a trainer, and takes the time of its steps.
-
-    Args:
-        trainer ([`~transformers.Trainer`]):
-            The trainer.
-        num_episodes (`int`):
-            Number of episodes to play without and with refinement.
-    """
+    """Plays before the first step of a trainer, without and with refinement, and takes the time of its steps."""
 
     def __init__(self, trainer: Trainer, num_episodes: int):
         self.trainer = trainer
@@ -127,10 +119,8 @@ class Trial(TrainerCallback):
 
     def _play(self, act: Act | None) -> float:
         """
-        Play the tasks, as often as it takes, and return the success rate.
-
-        Raises:
-            CommandError: If the environment fails in every episode.
+        Play the tasks, as often as it takes, and return the success rate. An environment that fails in every episode
+        is an error.
         """
         trainer = self.trainer
         dataset, args = trainer.eval_dataset or trainer.train_dataset, trainer.args
@@ -163,12 +153,7 @@ class Trial(TrainerCallback):
 
 
 def conclude(trial: Trial, expected: float | None, path: str | None, num_iterations: float) -> None:
-    """
-    Print the checks, and write them down.
-
-    Raises:
-        CommandError: If one is a no-go.
-    """
+    """Print the checks, and write them down. A no-go is an error."""
     metrics, success = trial.metrics, trial.success
     checks = check_iteration(metrics)
     if success:

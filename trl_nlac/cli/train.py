@@ -170,16 +170,6 @@ def note_run(script_args: TrainArguments, args: NLACConfig) -> None:
 def find_checkpoint(args: NLACConfig) -> str | None:
     """
     Find the checkpoint to resume from: `--resume_from_checkpoint last`, or `True`, is the newest of the run, if any.
-
-    Args:
-        args ([`NLACConfig`]):
-            Options of the run, read from a command line or a YAML file.
-
-    Returns:
-        `str` or `None`: its absolute path.
-
-    Raises:
-        CommandError: If it is a folder that does not exist.
     """
     checkpoint = args.resume_from_checkpoint
     if not checkpoint:

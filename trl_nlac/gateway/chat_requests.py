@@ -17,15 +17,8 @@ MODEL = "policy"  # the name under which the served model is listed
 
 class RequestRefused(Exception):
     """
-    A request cannot be answered.
-
-    Args:
-        message (`str`):
-            Why, and what to do.
-        parameter (`str`, *optional*):
-            The parameter of the request that is to blame.
-        status (`int`, *optional*, defaults to `400`):
-            Status of the answer. OpenAI's clients try again after 408, 409, 429 and those from 500 on.
+    A request cannot be answered: why, and what to do, with the parameter of the request that is to blame. OpenAI's
+    clients try again after the `status` 408, 409, 429 and those from 500 on.
     """
 
     def __init__(self, message: str, parameter: str | None = None, status: int = 400):
@@ -42,69 +35,34 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """
-    What a client asks the model.
+    """What a client asks the model."""
 
-    Args:
-        messages (`list[dict[str, Any]]`):
-            The conversation as chat messages, whose contents are text: at most one of the system, at the beginning,
-            and results of tools in the order of their calls. It ends with a message of the user or of a tool.
-        tools (`list[dict[str, Any]]`):
-            JSON schemas of the tools that the answer can call, in the form of chat completions.
-        stop (`tuple[str, ...]`):
-            Texts before which an answer ends.
-        is_streamed (`bool`):
-            Whether the answer is sent as events.
-        body (`dict[str, Any]`):
-            The request.
-    """
-
+    # the conversation as chat messages, whose contents are text: at most one of the system, at the beginning, and
+    # results of tools in the order of their calls. It ends with a message of the user or of a tool.
     messages: list[Message]
-    tools: list[dict[str, Any]]
-    stop: tuple[str, ...] = ()
-    is_streamed: bool = False
+    tools: list[dict[str, Any]]  # JSON schemas of the tools that the answer can call, in the form of chat completions
+    stop: tuple[str, ...] = ()  # texts before which an answer ends
+    is_streamed: bool = False  # whether the answer is sent as events
     body: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """
-    An action that a client proposes, to be judged.
-
-    Args:
-        messages (`list[dict[str, Any]]`):
-            The conversation up to the action, as in [`Question`].
-        action (`dict[str, Any]`):
-            The action, as the assistant's message.
-        tools (`list[dict[str, Any]]`):
-            JSON schemas of the tools that it can call.
-    """
+    """An action that a client proposes, to be judged."""
 
     messages: list[Message]
     action: Message
-    tools: list[dict[str, Any]]
+    tools: list[dict[str, Any]]  # JSON schemas of the tools that it can call
 
 
 @dataclass(frozen=True)
 class Reply:
-    """
-    An answer to a [`Question`].
-
-    Args:
-        message (`dict[str, Any]`):
-            The assistant's message, as in chat completions.
-        num_prompt_tokens (`int`):
-            Number of tokens of the conversation.
-        num_tokens (`int`):
-            Number of tokens of the answer.
-        finished (`bool`, *optional*, defaults to `True`):
-            Whether the answer ended before the limit of its tokens.
-    """
+    """An answer to a [`Question`]."""
 
     message: Message
     num_prompt_tokens: int
-    num_tokens: int
-    finished: bool = True
+    num_tokens: int  # number of tokens of the answer
+    finished: bool = True  # whether the answer ended before the limit of its tokens
 
 
 def reply_message(content: str, calls: Sequence[tuple[str, dict[str, Any]]], stop: tuple[str, ...]) -> Message:
@@ -132,12 +90,7 @@ def reply_message(content: str, calls: Sequence[tuple[str, dict[str, Any]]], sto
 
 
 def read_chat(body: Any) -> Question:
-    """
-    Read the body of a request for a chat completion.
-
-    Raises:
-        RequestRefused: If it cannot be read, or asks for what is not offered.
-    """
+    """Read the body of a request for a chat completion. What cannot be read, or is not offered, is refused."""
     body = _object(body)
     _refuse_others(body)
     format_ = body.get("response_format")
@@ -158,12 +111,7 @@ def read_chat(body: Any) -> Question:
 
 
 def read_response(body: Any) -> Question:
-    """
-    Read the body of a request of the Responses interface.
-
-    Raises:
-        RequestRefused: As in [`read_chat`].
-    """
+    """Read the body of a request of the Responses interface, as [`read_chat`]."""
     body = _object(body)
     _refuse_others(body)
     for name in ("previous_response_id", "conversation", "prompt"):
@@ -192,12 +140,7 @@ def read_response(body: Any) -> Question:
 
 
 def read_proposal(body: Any) -> Proposal:
-    """
-    Read the body of a request to judge an action: `messages`, `action` and possibly `tools`.
-
-    Raises:
-        RequestRefused: If it cannot be read.
-    """
+    """Read the body of a request to judge an action: `messages`, `action` and possibly `tools`."""
     body = _object(body)
     action = body.get("action")
     action = {"role": "assistant", "content": action} if isinstance(action, str) else _object(action, "action")

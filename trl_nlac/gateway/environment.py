@@ -243,24 +243,14 @@ class _Run:
         return sum(self.paid, self.returned) if self.paid else self.returned
 
     def first_request(self) -> Opening:
-        """
-        Wait for the first request.
-
-        Raises:
-            EnvironmentFailure: If the agent fails, or ends without one.
-        """
+        """Wait for the first request. An agent that fails, or ends without one, is a failure of the environment."""
         request = self._next()
         if request is None:
             raise EnvironmentFailure("the agent ended without a request to the model")
         return self._open(request)
 
     def answer(self, answer: PolicyAnswer) -> StepResult:
-        """
-        Answer the request, and wait for what follows.
-
-        Raises:
-            EnvironmentFailure: If the agent fails.
-        """
+        """Answer the request, and wait for what follows. An agent that fails is a failure of the environment."""
         conversation, question = self._conversations[self._current], self._request.question
         calls = parse_tool_calls(answer.action) if question.tools else []
         names = {tool["function"]["name"] for tool in question.tools}
@@ -405,10 +395,8 @@ def _problem_of(name: str, names: set[str]) -> str:
 
 async def _run_command(command: str | list[str], task: dict[str, Any], base_url: str, key: str) -> float | None:
     """
-    Run a command in a process of its own, with all that it starts, and return the reward that it prints.
-
-    Raises:
-        EnvironmentFailure: If it exits with another code than 0.
+    Run a command in a process of its own, with all that it starts, and return the reward that it prints. Another exit
+    code than 0 is a failure of the environment.
     """
     words = shlex.split(command) if isinstance(command, str) else command
     words = [_COLUMN.sub(lambda match: str(task.get(match[1], match[0])), word) for word in words]

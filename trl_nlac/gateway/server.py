@@ -31,13 +31,7 @@ Answered = TypeVar("Answered")
 
 
 class Request(Generic[Asked, Answered]):
-    """
-    A question that waits for its reply.
-
-    Args:
-        question ([`~gateway.chat_requests.Question`] or [`~gateway.chat_requests.Proposal`]):
-            The question.
-    """
+    """A question, or a proposal, that waits for its reply."""
 
     def __init__(self, question: Asked):
         self.question = question
@@ -82,19 +76,11 @@ class Client(Protocol):
 
 class Server:
     """
-    Serves clients under `/v1`: `/chat/completions`, `/responses`, `/models`, `/reward` and `/guard`. It listens on the
-    loopback interface only, in an event loop of its own, until the process ends.
-
-    Args:
-        port (`int`, *optional*, defaults to `0`):
-            The port. If `0`, a free one.
+    Serves clients under `/v1`: `/chat/completions`, `/responses`, `/models`, `/reward` and `/guard`. It listens on a
+    port of the loopback interface only, by default a free one, in an event loop of its own, until the process ends.
 
     Raises:
         OSError: If the port is in use.
-
-    Attributes:
-        base_url (`str`):
-            URL of the server, with `/v1`.
     """
 
     def __init__(self, port: int = 0):

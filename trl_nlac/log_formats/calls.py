@@ -14,30 +14,14 @@ from .logged import LoggedConversations
 
 @dataclass
 class ModelCall:
-    """
-    A request to a model, and its answer.
-
-    Args:
-        messages (`list[dict[str, Any]]`):
-            The request's messages.
-        answer (`dict[str, Any]`):
-            The answer.
-        tools (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of the tools.
-        group (`str`, *optional*):
-            Which run of an agent it belongs to, if the log says so.
-        outcome (`float`, *optional*):
-            The outcome of the run, if it is logged with this call.
-        is_cut (`bool`, *optional*, defaults to `False`):
-            Whether the answer was cut at a limit of tokens.
-    """
+    """A request to a model, and its answer."""
 
     messages: list[Message]
     answer: Message
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    group: str | None = None
-    outcome: float | None = None
-    is_cut: bool = False
+    tools: list[dict[str, Any]] = field(default_factory=list)  # JSON schemas of the tools
+    group: str | None = None  # which run of an agent it belongs to, if the log says so
+    outcome: float | None = None  # the outcome of the run, if it is logged with this call
+    is_cut: bool = False  # whether the answer was cut at a limit of tokens
 
 
 @dataclass
@@ -53,12 +37,6 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
     Join calls into conversations: one continues another if it begins with all of its messages. A history that was not
     only appended to, by compaction or sub-agents, begins another conversation with the outcome of the same run. A
     request that a run repeats, as clients do when an answer is lost, and that it went on from, is none.
-
-    Args:
-        calls (`Iterable[ModelCall]`):
-            The calls, in the order of time.
-        found ([`~log_formats.logged.LoggedConversations`]):
-            Where to add them.
     """
     # Several conversations can have the same end, as of runs that the log does not tell apart.
     open_ends: dict[str | None, defaultdict[tuple[tuple[str, ...], ...], list[_Conversation]]] = {}

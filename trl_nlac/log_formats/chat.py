@@ -28,15 +28,7 @@ def is_request(value: Any) -> bool:
 def read_conversations(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
     """
     Read conversations: `messages`, an outcome, and optionally `tools` (or `functions`), `terminated`, `task` and
-    `first_action`.
-
-    Args:
-        values (`Iterable[Any]`):
-            Values of the log.
-        outcome (`str`, *optional*):
-            Where they have their outcome, see [`~log_formats.logged.find_outcome`].
-        found ([`~log_formats.logged.LoggedConversations`]):
-            Where to add them.
+    `first_action`. `outcome` names the place of their outcome, see [`~log_formats.logged.find_outcome`].
     """
     for value in values:
         try:
@@ -64,7 +56,7 @@ def read_conversations(values: Iterable[Any], outcome: str | None, found: Logged
 def read_requests(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
     """
     Read requests with their answers (`request` and `response`, also with a `body` each, or a request's own `messages`
-    beside a `response` or `choices`), and join those of one conversation. Arguments as in [`read_conversations`].
+    beside a `response` or `choices`), and join those of one conversation.
     """
     calls = []
     for value in values:

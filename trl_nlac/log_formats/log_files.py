@@ -26,18 +26,9 @@ def read_logs(
     paths: Sequence[str | Path], load_actions: Callable[[Path], ActionFormat], outcome: str | None = None
 ) -> LoggedConversations:
     """
-    Read log files. What cannot be read is counted by reason, and never loses the rest.
-
-    Args:
-        paths (`Sequence[str | Path]`):
-            Files, or folders of them: JSON, JSON lines, or parquet.
-        load_actions (`Callable[[Path], ActionFormat]`):
-            Loads the format of actions of a replay buffer, which has tokens.
-        outcome (`str`, *optional*):
-            Where the logs have their outcome. If `None`, where their format has it.
-
-    Returns:
-        [`~log_formats.logged.LoggedConversations`]
+    Read log files, and folders of them. What cannot be read is counted by reason, and never loses the rest.
+    `load_actions` loads the format of actions of a replay buffer, which has tokens. `outcome` names the place of the
+    outcome; if `None`, it is where the format has it.
 
     Raises:
         ValueError: If there is no file, or no file of a known format.
@@ -68,12 +59,7 @@ def read_logs(
 
 
 def _files(path: Path) -> list[Path]:
-    """
-    List the files of a path; of a folder of a run or of a checkpoint, its buffers.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """List the files of a path; of a folder of a run or of a checkpoint, its buffers. No file is an error."""
     if path.is_file():
         if path.suffix not in _SUFFIXES:
             raise ValueError(f"{path} must end with {', '.join(_SUFFIXES)}.")

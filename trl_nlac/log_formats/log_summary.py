@@ -16,18 +16,9 @@ Row = dict[str, Any]  # with the columns of `episodes.logs.episodes_from_logs`
 
 def describe(rows: list[Row], success_threshold: float) -> dict[str, Any]:
     """
-    Describe conversations.
-
-    Args:
-        rows (`list[dict[str, Any]]`):
-            The conversations.
-        success_threshold (`float`):
-            Smallest outcome of a success.
-
-    Returns:
-        `dict[str, Any]`: `conversations`, `tasks`, `cut`, `outcomes` (successes, failures, and the mean, smallest and
-        largest outcome), `turns` (mean, median and largest number), and `tools`: of each its name (`tool`), the calls,
-        the conversations with such calls, and how many of these succeed, most frequent first.
+    Describe conversations: `conversations`, `tasks`, `cut`, `outcomes` (successes, failures, and the mean, smallest
+    and largest outcome), `turns` (mean, median and largest number), and `tools`: of each its name (`tool`), the calls,
+    the conversations with such calls, and how many of these succeed, most frequent first.
     """
     rewards = [row["reward"] for row in rows]
     turns = [num_turns(row) for row in rows]
@@ -75,20 +66,9 @@ def task_of(row: Row) -> str:
 def split_by_task(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row], bool]:
     """
     Hold conversations out: all conversations of some tasks, or, where there is one task only, some of its
-    conversations.
-
-    Args:
-        rows (`list[dict[str, Any]]`):
-            At least two conversations.
-        share (`float`):
-            The share to hold out, at most, unless the smallest task has more; at least one conversation is held out,
-            and at least one is not.
-        seed (`int`):
-            Seed of the choice.
-
-    Returns:
-        `tuple[list[dict[str, Any]], list[dict[str, Any]], bool]`: those to train on, those held out, and whether they
-        are of other tasks.
+    conversations. At most a `share` of at least two conversations is held out, unless the smallest task has more; at
+    least one is, and at least one is not. Return those to train on, those held out, and whether they are of other
+    tasks.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):

@@ -26,23 +26,14 @@ class UnreadableError(ValueError):
 
 @dataclass
 class LoggedConversations:
-    """
-    Conversations of log files.
-
-    Args:
-        format (`str`, *optional*, defaults to `""`):
-            The format of the files, in words.
-        rows (`list[dict[str, Any]]`, *optional*):
-            Conversations with the columns of [`~episodes.logs.episodes_from_logs`].
-        unreadable (`Counter[str]`, *optional*):
-            How many others there are, by the reason why they cannot be read, with N for numbers in it.
-        notes (`Counter[str]`, *optional*):
-            What was changed or left out in those that can be read, and how often.
-    """
+    """Conversations of log files."""
 
     format: str = ""
+    # conversations with the columns of [`~episodes.logs.episodes_from_logs`]
     rows: list[dict[str, Any]] = field(default_factory=list)
+    # how many others there are, by the reason why they cannot be read, with N for numbers in it
     unreadable: Counter = field(default_factory=Counter)
+    # what was changed or left out in those that can be read, and how often
     notes: Counter = field(default_factory=Counter)
 
     def add(self, row: dict[str, Any]) -> None:

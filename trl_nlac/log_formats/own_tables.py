@@ -28,20 +28,8 @@ def read_parquet(
     path: Path, outcome: str | None, load_actions: Callable[[Path], ActionFormat], found: LoggedConversations
 ) -> str:
     """
-    Read a parquet file of this package, or of conversations.
-
-    Args:
-        path (`Path`):
-            The file.
-        outcome (`str`, *optional*):
-            The column with the outcome.
-        load_actions (`Callable[[Path], ActionFormat]`):
-            Loads the format of actions of a buffer, which has tokens.
-        found ([`~log_formats.logged.LoggedConversations`]):
-            Where to add the conversations.
-
-    Returns:
-        `str`: the format, in words.
+    Read a parquet file of this package, or of conversations, and return the format in words. `outcome` is the column
+    with the outcome; `load_actions` loads the format of actions of a buffer, which has tokens.
 
     Raises:
         ValueError: If it is neither, or damaged.

@@ -55,15 +55,8 @@ def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversa
     """
     Read spans of calls of models, and join those of one conversation (`gen_ai.conversation.id`, or else the trace).
     Their outcome is the score of an event `gen_ai.evaluation.result`, or an attribute of a span. One that names no
-    conversation is that of all conversations of its trace.
-
-    Args:
-        values (`Iterable[Any]`):
-            Values of the files.
-        outcome (`str`, *optional*):
-            The `gen_ai.evaluation.name`, or the attribute, that is the outcome. If `None`, the only evaluation.
-        found ([`~log_formats.logged.LoggedConversations`]):
-            Where to add them.
+    conversation is that of all conversations of its trace. `outcome` is the `gen_ai.evaluation.name`, or the
+    attribute; if `None`, the only evaluation.
     """
     spans = _joined(values, found)
     conversations: dict[str, set[str]] = defaultdict(set)  # of each trace
@@ -185,10 +178,8 @@ def _outcomes(
     spans: list[_Span], conversations: dict[str, set[str]], name: str | None, found: LoggedConversations
 ) -> dict[str, float]:
     """
-    Find the outcome of each conversation, and of the calls of each trace that belong to none.
-
-    Raises:
-        ValueError: If there are several evaluations, and no name says which is the outcome.
+    Find the outcome of each conversation, and of the calls of each trace that belong to none. If there are several
+    evaluations, a name must say which is the outcome.
     """
     scores: dict[str, dict[str, float]] = defaultdict(dict)
     for span in spans:

@@ -28,14 +28,6 @@ def read_results(values: Iterable[Any], outcome: str | None, found: LoggedConver
     """
     Read runs of τ-bench: `task_id`, `reward`, `traj` (the messages) and `info`. A run that an error ended has no
     outcome, although its reward is 0.
-
-    Args:
-        values (`Iterable[Any]`):
-            Values of the files.
-        outcome (`str`, *optional*):
-            Where they have their outcome, if not under `reward`.
-        found ([`~log_formats.logged.LoggedConversations`]):
-            Where to add them.
     """
     for value in values:
         try:

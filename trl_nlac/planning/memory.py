@@ -28,21 +28,9 @@ DEEPSPEED = {"zero2", "zero3"}
 
 @dataclass(frozen=True)
 class Sharing:
-    """
-    How the processes of a run share the model.
+    """How the processes of a run share the model."""
 
-    Args:
-        kind (`str`):
-            `"none"` for one process, `"ddp"`, `"zero2"`, `"zero3"` or `"fsdp2"`.
-        processes (`int`):
-            Number of processes.
-        offloads_optimizer (`bool`, *optional*, defaults to `False`):
-            Whether optimizer states are in CPU memory.
-        offloads_weights (`bool`, *optional*, defaults to `False`):
-            Whether weights are in CPU memory.
-    """
-
-    kind: str
+    kind: str  # `"none"` for one process, `"ddp"`, `"zero2"`, `"zero3"` or `"fsdp2"`
     processes: int
     offloads_optimizer: bool = False
     offloads_weights: bool = False
@@ -50,36 +38,19 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Precision:
-    """
-    Bytes of a value.
+    """Bytes of a value."""
 
-    Args:
-        trained, frozen (`float`):
-            Of weights that are trained, and of those that are not.
-        activation, residual (`int`):
-            Of the results of linear layers, and of what flows from layer to layer.
-        casts (`bool`):
-            Whether weights are converted to the activations' precision in every pass.
-    """
-
-    trained: float
-    frozen: float
-    activation: int
-    residual: int
-    casts: bool
+    trained: float  # of a weight that is trained
+    frozen: float  # of another
+    activation: int  # of the results of linear layers
+    residual: int  # of what flows from layer to layer
+    casts: bool  # whether weights are converted to the activations' precision in every pass
 
     @classmethod
     def of(cls, kind: str, loaded: float, mixed: bool, has_adapters: bool) -> "Precision":
         """
-        Args:
-            kind (`str`):
-                Of the [`Sharing`].
-            loaded (`float`):
-                Bytes of a weight as the model is loaded (`dtype`); 4 is the default.
-            mixed (`bool`):
-                Whether it trains with `bf16` or `fp16`.
-            has_adapters (`bool`):
-                Whether adapters are trained, which are in float32 outside of DeepSpeed.
+        Choose the precision of a kind of [`Sharing`], where the model is loaded with so many bytes a weight (`dtype`;
+        4 is the default) and trains with `bf16` or `fp16` (`mixed`). Adapters are in float32 outside of DeepSpeed.
         """
         if not mixed:
             return cls(4 if has_adapters else loaded, loaded, int(loaded), int(loaded), False)
@@ -94,15 +65,8 @@ def states(
     shape: ModelShape, sharing: Sharing, precision: Precision, optim: str, frozen_bytes: float | None = None
 ) -> dict[str, float]:
     """
-    Weights, gradients, optimizer and target weights: bytes that are counted exactly.
-
-    Args:
-        shape ([`ModelShape`]), sharing ([`Sharing`]), precision ([`Precision`]):
-            The run.
-        optim (`str`):
-            Name of the optimizer.
-        frozen_bytes (`float`, *optional*):
-            Bytes of all frozen weights, where they are quantized.
+    Weights, gradients, optimizer and target weights: bytes that are counted exactly. `frozen_bytes` are those of all
+    frozen weights, where they are quantized.
     """
     kind, trained = sharing.kind, shape.trained
     frozen = precision.frozen * (shape.parameters - trained) if frozen_bytes is None else frozen_bytes
@@ -146,27 +110,14 @@ def optimizer_step(shape: ModelShape, sharing: Sharing, optim: str) -> float:
 
 @dataclass(frozen=True)
 class Activations:
-    """
-    What forward and backward passes hold.
+    """What forward and backward passes hold."""
 
-    Args:
-        kept (`float`):
-            Until the backward pass.
-        head (`float`):
-            For the last norm and the head, besides the logits.
-        working (`float`):
-            In the layer whose backward pass is under way.
-        converted (`float`):
-            Weights converted to half precision at the end of the forward pass, which are gone after it.
-        embeddings (`float`):
-            The gradient of the embeddings at the end of the backward pass; of tied ones that of the head with it, from
-            the start of the backward pass on, and their sum.
-    """
-
-    kept: float
-    head: float
-    working: float
-    converted: float
+    kept: float  # until the backward pass
+    head: float  # for the last norm and the head, besides the logits
+    working: float  # in the layer whose backward pass is under way
+    converted: float  # weights converted to half precision at the end of the forward pass, which are gone after it
+    # the gradient of the embeddings at the end of the backward pass; of tied ones that of the head with it, from the
+    # start of the backward pass on, and their sum.
     embeddings: float
 
     def peaks(self, loss_forward: float, loss_backward: float) -> dict[str, float]:

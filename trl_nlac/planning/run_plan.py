@@ -36,61 +36,30 @@ HIGHEST_RANK = 512  # of adapters that vLLM serves
 
 @dataclass(frozen=True)
 class Machines:
-    """
-    Where a run trains.
+    """Where a run trains."""
 
-    Args:
-        gpus (`int`):
-            Number of GPUs of a node.
-        memory (`float`):
-            Bytes of a GPU.
-        nodes (`int`, *optional*, defaults to `1`):
-            Number of nodes.
-        server_gpus (`int`, *optional*, defaults to `0`):
-            Number of GPUs that the vLLM server uses.
-        server_memory (`float`, *optional*, defaults to `0.0`):
-            Bytes of each of them.
-        reserve (`float`, *optional*, defaults to `2e9`):
-            Bytes of a GPU that are not planned: CUDA's context, NCCL, and what the allocator cannot use.
-    """
-
-    gpus: int
-    memory: float
+    gpus: int  # of a node
+    memory: float  # bytes of a GPU
     nodes: int = 1
-    server_gpus: int = 0
-    server_memory: float = 0.0
+    server_gpus: int = 0  # of the vLLM server
+    server_memory: float = 0.0  # bytes of each of them
+    # bytes of a GPU that are not planned: CUDA's context, NCCL, and what the allocator cannot use
     reserve: float = 2e9
 
 
 @dataclass(frozen=True)
 class Plan:
-    """
-    The plan of a run.
-
-    Args:
-        shape ([`ModelShape`]), machines ([`Machines`]), sharing ([`Sharing`]):
-            The model, where it trains, and how processes share it.
-        args ([`NLACConfig`]), rates ([`Rates`]):
-            The options, and what is assumed.
-        loaded (`float`):
-            Bytes of a weight as the model is loaded.
-        context (`int`):
-            Tokens that the model can read.
-        frozen_bytes (`float`, *optional*):
-            Bytes of all frozen weights, where they are quantized.
-        attention (`str`, *optional*):
-            `attn_implementation`; only with the default, or `"sdpa"`, are prefixes shared.
-    """
+    """The plan of a run."""
 
     shape: ModelShape
     machines: Machines
     sharing: Sharing
     args: NLACConfig
     rates: Rates
-    loaded: float
-    context: int
-    frozen_bytes: float | None = None
-    attention: str | None = None
+    loaded: float  # bytes of a weight as the model is loaded
+    context: int  # tokens that the model can read
+    frozen_bytes: float | None = None  # bytes of all frozen weights, where they are quantized
+    attention: str | None = None  # `attn_implementation`; only with the default, or `"sdpa"`, are prefixes shared
 
     # Sizes
 

@@ -16,58 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """
-    Sizes of a model.
+    """Sizes of a model."""
 
-    Args:
-        parameters (`int`):
-            Number of parameters, adapters included. Tied ones count once.
-        trained (`int`):
-            Number of those that are trained.
-        active (`int`):
-            Number of those that compute a token: of a mixture of experts, the chosen experts alone.
-        quantizable (`int`):
-            Number of those in linear layers other than the head, which `load_in_4bit` and `load_in_8bit` shrink.
-        largest (`int`):
-            Number of values of the largest parameter.
-        is_tied (`bool`):
-            Whether the head has the weights of the embeddings.
-        in_layer (`int`):
-            Number of parameters of a layer, on average.
-        adapter_inputs (`int`):
-            Number of inputs of the adapters of a layer, on average; 0 without adapters.
-        widest_adapter (`int`):
-            Number of inputs of the widest adapter.
-        adapter_rank (`int`):
-            Highest rank of an adapter; 0 without adapters.
-        drops_inputs (`bool`):
-            Whether the adapters have dropout.
-        num_layers, hidden_size, vocab_size (`int`):
-            As in the configuration.
-        intermediate_size (`int`):
-            Width of the feed-forward block, of a mixture of experts that of the chosen experts together.
-        num_heads (`int`):
-            Number of attention heads.
-        query_size, key_value_size (`int`):
-            Heads, or key/value heads, times the head dimension.
-    """
-
-    parameters: int
-    trained: int
-    active: int
+    parameters: int  # number of parameters, adapters included. Tied ones count once.
+    trained: int  # number of those that are trained
+    active: int  # number of those that compute a token: of a mixture of experts, the chosen experts alone
+    # number of those in linear layers other than the head, which `load_in_4bit` and `load_in_8bit` shrink
     quantizable: int
-    largest: int
-    is_tied: bool
-    in_layer: int
-    adapter_inputs: int
-    widest_adapter: int
-    adapter_rank: int
-    drops_inputs: bool
-    num_layers: int
+    largest: int  # number of values of the largest parameter
+    is_tied: bool  # whether the head has the weights of the embeddings
+    in_layer: int  # number of parameters of a layer, on average
+    adapter_inputs: int  # number of inputs of the adapters of a layer, on average; 0 without adapters
+    widest_adapter: int  # number of inputs of the widest adapter
+    adapter_rank: int  # highest rank of an adapter; 0 without adapters
+    drops_inputs: bool  # whether the adapters have dropout
+    num_layers: int  # as in the configuration
     hidden_size: int
+    # width of the feed-forward block, of a mixture of experts that of the chosen experts together
     intermediate_size: int
     num_heads: int
-    query_size: int
+    query_size: int  # heads, or key/value heads, times the head dimension
     key_value_size: int
     vocab_size: int
 
@@ -87,14 +55,6 @@ def model_shape(
     """
     Count the parameters of a model that is made without memory, on the meta device, so that any architecture of
     `AutoModelForCausalLM` can be counted.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]):
-            Configuration of the model.
-        peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to wrap it in.
-        trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether to allow models whose code is on the Hub.
 
     Raises:
         ValueError: If the configuration is not that of a language model, or lacks a size.

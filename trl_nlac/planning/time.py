@@ -2,7 +2,7 @@
 
 """The time of an iteration, by formula: tokens, divided by rates that are assumed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..nlac_config import NLACConfig
@@ -10,37 +10,23 @@ from .memory import DEEPSPEED, SHARDED, Sharing
 from .shape import ModelShape
 
 
+def _rate(default: float | None, help: str) -> float | None:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True)
 class Rates:
-    """
-    What is assumed of machines and tasks.
+    """What is assumed of machines and tasks. By default, an H100 in bfloat16, and half of the lengths allowed."""
 
-    Args:
-        tflops (`float`, *optional*, defaults to `989.0`):
-            10^12 floating point operations that a GPU computes in a second at most; an H100 in bfloat16.
-        training_utilization (`float`, *optional*, defaults to `0.4`):
-            Share of these in training.
-        reading_utilization (`float`, *optional*, defaults to `0.4`):
-            Share of these when prompts are read.
-        writing_utilization (`float`, *optional*, defaults to `0.05`):
-            Share of these when tokens are generated.
-        bandwidth (`float`, *optional*, defaults to `50.0`):
-            10^9 bytes that a GPU receives from others in a second.
-        environment_seconds (`float`, *optional*, defaults to `0.0`):
-            Seconds of an environment's step.
-        prompt_tokens, answer_tokens, turns (`float`, *optional*):
-            Mean length of a prompt, an answer and an episode. If `None`, half of what the options allow.
-    """
-
-    tflops: float = 989.0
-    training_utilization: float = 0.4
-    reading_utilization: float = 0.4
-    writing_utilization: float = 0.05
-    bandwidth: float = 50.0
-    environment_seconds: float = 0.0
-    prompt_tokens: float | None = None
-    answer_tokens: float | None = None
-    turns: float | None = None
+    tflops: float = _rate(989.0, "10^12 operations that a GPU computes in a second at most")
+    training_utilization: float = _rate(0.4, "share of them in training")
+    reading_utilization: float = _rate(0.4, "share of them when prompts are read")
+    writing_utilization: float = _rate(0.05, "share of them when tokens are generated")
+    bandwidth: float = _rate(50.0, "GB that a GPU receives from others in a second")
+    environment_seconds: float = _rate(0.0, "seconds of an environment's step")
+    prompt_tokens: float | None = _rate(None, "mean tokens of a prompt")
+    answer_tokens: float | None = _rate(None, "mean tokens of an answer")
+    turns: float | None = _rate(None, "mean turns of an episode")
 
 
 class Lengths(NamedTuple):
@@ -52,19 +38,10 @@ class Lengths(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """
-    A phase of an iteration.
+    """A phase of an iteration."""
 
-    Args:
-        name (`str`):
-            As in the metrics `time/*`.
-        generated, read, trained (`float`):
-            Tokens that are generated, read as prompts (those that no cache knows), and trained on, of all processes.
-        seconds (`float`):
-            Its time.
-    """
-
-    name: str
+    name: str  # as in the metrics `time/*`
+    # tokens that are generated, read as prompts (those that no cache knows), and trained on, of all processes
     generated: float
     read: float
     trained: float
@@ -146,17 +123,9 @@ def phases(
     """
     The phases of an iteration. Playing, targets and refinement take the time to read prompts and to generate; with
     vLLM the prompt of a transition is read once for each set of weights, and an episode once, otherwise for every
-    answer. `num_updates_per_generation` repeats the training, `target_max_age` saves targets.
-
-    Args:
-        shape ([`ModelShape`]), sharing ([`Sharing`]), args ([`NLACConfig`]), rates ([`Rates`]), lengths ([`Lengths`]):
-            The run.
-        servers (`int`):
-            Number of GPUs of a server that generates, if there is one.
-        losses (`int`):
-            Number of examples of a transition.
-        shares (`bool`):
-            Whether these share their prefixes.
+    answer. `num_updates_per_generation` repeats the training, `target_max_age` saves targets. `servers` is the number of
+    GPUs of a server that generates, if there is one, `losses` the number of examples of a transition, and `shares` says
+    whether these share their prefixes.
     """
     samples, episodes, gpus = args.samples_per_iteration, args.episodes_per_iteration, sharing.processes
     flops = rates.tflops * 1e12

@@ -52,12 +52,6 @@ class AuditTrail:
     """
     Keep a row for each audited sample of every iteration, and write them to parquet files. With more than `MAX_ROWS`,
     the oldest files are deleted.
-
-    Args:
-        output_dir (`str` or `Path`):
-            Folder of the run.
-        process (`int`):
-            Rank of this process.
     """
 
     def __init__(self, output_dir: str | Path, process: int):

@@ -51,13 +51,8 @@ EPISODE = pa.schema(
 
 class EpisodeTables:
     """
-    Write episodes down, as `log_completions` of TRL's trainers does with completions.
-
-    Args:
-        args ([`NLACConfig`]):
-            Where and what to write.
-        decode (`Callable[[list[int]], str]`):
-            Decodes the tokens of an action.
+    Write episodes down, as `log_completions` of TRL's trainers does with completions. `decode` decodes the tokens of
+    an action.
     """
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
@@ -73,19 +68,8 @@ class EpisodeTables:
         judgements: dict[tuple[int, int], Judgement] | None = None,
     ) -> list[dict[str, Any]]:
         """
-        Make rows of this process's episodes.
-
-        Args:
-            episodes (`list[Episode]`):
-                The episodes.
-            numbers (`list[int]`):
-                Number of each.
-            step (`int`):
-                Number of optimizer steps before.
-            environment_steps (`int`):
-                Number of environment steps before, over all processes.
-            judgements (`dict[tuple[int, int], Judgement]`, *optional*):
-                Judgements of some of the actions, by index of the episode and of the turn.
+        Make rows of this process's episodes, by their numbers. `step` and `environment_steps`, over all processes,
+        were made before. There are judgements of some of the actions, by index of the episode and of the turn.
         """
         judgements = judgements or {}
         rows = [

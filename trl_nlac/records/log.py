@@ -23,15 +23,8 @@ _EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|enviro
 
 def find_evaluations(logs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """
-    Find the evaluations among the logs of a run, without the prefix of their metrics.
-
-    Args:
-        logs (`Iterable[dict[str, Any]]`):
-            Metrics by name, and `step`, as in `trainer.state.log_history`.
-
-    Returns:
-        `dict[str, list[dict[str, Any]]]`: metrics and `step` of each, oldest first, by the name of the dataset, which
-        is empty if there is only one.
+    Find the evaluations among the logs of a run: metrics without their prefix, and `step`, oldest first, by the name
+    of the dataset, which is empty if there is only one.
     """
     evaluations = defaultdict(list)
     for log in logs:
@@ -62,26 +55,16 @@ def first_and_last(logs: Iterable[dict[str, Any]]) -> list[tuple[str, str, dict[
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """
-    The logs of a run, oldest first. Values that are not finite are left out.
+    """The logs of a run, oldest first. Values that are not finite are left out."""
 
-    Args:
-        training (`list[dict[str, float]]`):
-            Logs of training steps: metrics by name, and `step`.
-        evaluations (`dict[str, list[dict[str, float]]]`):
-            Logs of evaluations, without the prefix of their metrics, by the name of the dataset, which is empty if
-            there is only one.
-        seconds (`float`, *optional*):
-            Duration of training: the sum over a run and those that resumed it after its end. `None` if the last of
-            them has not ended.
-        unreadable (`list[int]`):
-            Numbers of the lines, from 1, that are no log: damaged ones, or one that is being written.
-    """
-
-    training: list[dict[str, float]]
+    training: list[dict[str, float]]  # logs of training steps: metrics by name, and `step`
+    # logs of evaluations, without the prefix of their metrics, by the name of the dataset, which is empty if there is
+    # only one
     evaluations: dict[str, list[dict[str, float]]]
+    # duration of training: the sum over a run and those that resumed it after its end. `None` if the last of them has
+    # not ended.
     seconds: float | None
-    unreadable: list[int]
+    unreadable: list[int]  # numbers of the lines, from 1, that are no log: damaged ones, or one that is being written
 
 
 def read_log(path: Path) -> TrainingLog:

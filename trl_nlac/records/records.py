@@ -33,51 +33,27 @@ _OWN_GROUPS += ("train_", "eval_")
 
 class Records:
     """
-    Collect metrics, seconds of the phases, episodes and the audit trail until the next log.
-
-    Args:
-        args ([`NLACConfig`]):
-            What to record, and where.
-        decode (`Callable[[list[int]], str]`):
-            Decodes the tokens of an action.
-
-    Attributes:
-        metrics (`dict[str, list[float]]`):
-            Values since the last log, which logs their means.
-        num_environment_steps (`int`):
-            Number of environment steps of training, over all processes.
-        tokens (`Counter[str]`):
-            Tokens of training so far by kind and role, over all processes, see [`~method.roles.Roles`]; and those that
-            were trained on (`trained`).
-        recorded (`int`):
-            Step at which episodes and audited samples were written down last.
-        num_samples (`int`):
-            Number of transitions trained on, over all processes.
-        success ([`~evaluation.health.SuccessMonitor`]):
-            Warns when success falls.
-        health ([`~evaluation.health.HealthMonitor`]):
-            Warns when a role is forgotten.
-        formats ([`~evaluation.health.FormatMonitor`]):
-            Warns when most answers cannot be trained on.
+    Collect metrics, seconds of the phases, episodes and the audit trail until the next log. `decode` decodes the
+    tokens of an action.
     """
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args
-        self.metrics: dict[str, list[float]] = defaultdict(list)
+        self.metrics: dict[str, list[float]] = defaultdict(list)  # since the last log, which logs their means
         self._of_functions: dict[str, list[float]] = defaultdict(list)  # logged by reward functions of this process
         self._adding = threading.Lock()  # they can run beside training
         self.seconds: Counter[str] = Counter()  # of the phases of the current iteration
-        self.num_environment_steps = 0
-        self.tokens: Counter[str] = Counter()
+        self.num_environment_steps = 0  # of training, over all processes, as the two numbers below
+        self.tokens: Counter[str] = Counter()  # by kind and role, see `Roles`; and those that were trained on
         self._counted: Counter[str] = Counter()  # of this process's roles
-        self.num_samples = 0
+        self.num_samples = 0  # transitions trained on
         rehearsal = args.rehearsal_ratio
         self.health = HealthMonitor(rehearsal, args.mask_noncompliant_refinements)
         self.success = SuccessMonitor(keeps_best=bool(args.load_best_model_at_end))
         self.formats = FormatMonitor(args.max_completion_length, rehearsal_ratio=rehearsal)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
-        self.recorded = 0
+        self.recorded = 0  # step at which episodes and audited samples were written down last
         self.audit = None
         if args.audit_samples:
             self.audit = AuditTrail(args.output_dir, args.process_index)
@@ -117,15 +93,8 @@ class Records:
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
         """
-        Add the episodes that were played for training.
-
-        Args:
-            episodes (`list[Episode]`):
-                The episodes of this process.
-            numbers (`list[int]`):
-                Ids in the replay buffer of [`~types.all_conversations`] of them.
-            step (`int`):
-                Number of optimizer steps before.
+        Add the episodes of this process that were played for training; `numbers` are the ids in the replay buffer of
+        [`~types.all_conversations`] of them, and `step` the number of optimizer steps before.
         """
         if self.tables is not None:
             self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
@@ -160,24 +129,9 @@ class Records:
         step: int,
     ) -> list[str]:
         """
-        Add the samples that an iteration will train on.
-
-        Args:
-            samples (`list[Sample]`):
-                Samples of the replay buffer.
-            judgements (`list[Judgement | None]`):
-                Judgements of the stored actions of the first samples, those that the audit trail gets.
-            targets (`list[Answer]`):
-                The Bellman target of each sample.
-            refinements (`list[Refinement | None]`):
-                The refinement in the state of each sample.
-            metrics (`dict[str, float]`):
-                Metrics of the iteration, over all processes.
-            step (`int`):
-                Number of optimizer steps before.
-
-        Returns:
-            `list[str]`: the metrics by which a role was reported as forgotten now, the same on all processes.
+        Add the samples that an iteration will train on. The audit trail gets the first ones, of whose stored actions
+        there are judgements. The metrics are those of the iteration, over all processes; return those by which a role
+        was reported as forgotten now, the same on all processes.
         """
         if self.audit is not None:
             self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
@@ -197,7 +151,7 @@ class Records:
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """
-        Add the losses of a pass, and count its tokens.
+        Add the losses of a pass, and count its tokens, padding included.
 
         Args:
             examples (`list[TrainingExample]`):
@@ -205,7 +159,7 @@ class Records:
             losses (`torch.Tensor` of shape `(B,)`):
                 Loss of each example.
             num_tokens (`int`):
-                Number of tokens that the model computed for them, padding included.
+                Number of tokens that the model computed for them.
             reduce (`Callable`):
                 Sums a tensor over all processes.
         """

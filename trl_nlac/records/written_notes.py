@@ -22,13 +22,8 @@ _OF_THE_PLACE = {"output_dir", "run_name", "logging_dir", "project", "trackio_sp
 
 def write_settings(args: NLACConfig, model: str) -> None:
     """
-    Write down the options of a run, without secrets: those that are not at their defaults apart from the others.
-
-    Args:
-        args ([`NLACConfig`]):
-            The options; written into the folder of the run.
-        model (`str`):
-            Name of the model.
+    Write down the options of a run into its folder, without secrets: those that are not at their defaults apart from
+    the others.
     """
     values = hide_secrets(args.to_dict())
     chosen: dict[str, Any] = {}
@@ -50,15 +45,7 @@ def write_settings(args: NLACConfig, model: str) -> None:
 
 @contextmanager
 def noted_warnings(run: str | Path, step: Callable[[], int]) -> Iterator[None]:
-    """
-    Write the warnings of this package down while a run goes on, one line of JSON each.
-
-    Args:
-        run (`str` or `Path`):
-            Folder of the run.
-        step (`Callable[[], int]`):
-            Number of optimizer steps so far.
-    """
+    """Write the warnings of this package down while a run goes on, one line of JSON each, with the step."""
     logger = logging.getLogger(__name__.partition(".")[0])
     # A logger without handlers prints warnings; with one it would not.
     handlers = [_Notes(Path(run, WARNINGS), step), *([] if logger.hasHandlers() else [logging.lastResort])]

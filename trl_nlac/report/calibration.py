@@ -14,64 +14,32 @@ NUM_BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """
-    Verdicts with a similar probability of success.
-
-    Args:
-        count (`int`):
-            Number of verdicts.
-        predicted (`float`):
-            Mean predicted probability.
-        observed (`float`):
-            Share of successes.
-        low (`float`):
-            Lower end of the 95 % interval of this share.
-        high (`float`):
-            Upper end.
-    """
+    """Verdicts with a similar probability of success."""
 
     count: int
-    predicted: float
-    observed: float
-    low: float
+    predicted: float  # mean probability
+    observed: float  # share of successes
+    low: float  # lower end of the 95 % interval of this share
     high: float
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """
-    The critic in one evaluation.
+    """The critic in one evaluation."""
 
-    Args:
-        dataset (`str`):
-            Name of the dataset; empty if there is only one.
-        step (`int`):
-            Optimizer steps before the evaluation.
-        count (`int`):
-            Number of verdicts.
-        brier (`float`):
-            Mean squared error of the probabilities.
-        auroc (`float`, *optional*):
-            Probability that a success has a higher score than a failure. `None` if only one of them occurred.
-        bins (`list[Bin]`):
-            Bins with at least one verdict.
-    """
-
-    dataset: str
-    step: int
+    dataset: str  # name of the dataset; empty if there is only one
+    step: int  # optimizer steps before the evaluation
     count: int
-    brier: float
+    brier: float  # mean squared error of the probabilities
+    # probability that a success has a higher score than a failure. `None` if only one of them occurred.
     auroc: float | None
     bins: list[Bin]
 
 
 def first_and_last(verdicts: dict[tuple[str, int], list[tuple[float, bool]]]) -> list[list[Reliability]]:
     """
-    Return the reliability in the first and the newest evaluation on each dataset, or in the only one.
-
-    Args:
-        verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
-            Log-odds of a "Yes" and whether the episode succeeded, by dataset and step of the evaluation.
+    Return the reliability in the first and the newest evaluation on each dataset, or in the only one. `verdicts` are
+    the log-odds of a "Yes" and whether the episode succeeded, by dataset and step of the evaluation.
     """
     steps = defaultdict(list)
     for dataset, step in verdicts:
@@ -84,15 +52,7 @@ def first_and_last(verdicts: dict[tuple[str, int], list[tuple[float, bool]]]) ->
 
 def reliability(dataset: str, step: int, verdicts: list[tuple[float, bool]]) -> Reliability:
     """
-    Compare verdict scores with the outcomes.
-
-    Args:
-        dataset (`str`):
-            Name of the dataset.
-        step (`int`):
-            Optimizer steps before the evaluation.
-        verdicts (`list[tuple[float, bool]]`):
-            Log-odds of a "Yes" and whether the episode succeeded; at least one.
+    Compare verdict scores with the outcomes: the log-odds of a "Yes" and whether the episode succeeded, at least one.
     """
     scores, successes = ([float(value) for value in values] for values in zip(*verdicts, strict=True))
     values = CriticCalibration(keep_in_memory=True).compute(scores=scores, successes=successes)

@@ -51,58 +51,26 @@ Rows = list[dict[str, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """
-    One curve.
-
-    Args:
-        name (`str`):
-            Label of the curve.
-        color (`str`):
-            One of `COLORS`.
-        x (`list[float]`):
-            Environment or optimizer steps, see [`axis_of`], ascending.
-        y (`list[float]`):
-            Values.
-        low (`list[float]`, *optional*):
-            Lower ends of a band.
-        high (`list[float]`, *optional*):
-            Upper ends of a band.
-        style (`str`, *optional*, defaults to `"line"`):
-            `"line"`, `"faint"` for a line in the background, or `"area"` for a band without a line.
-    """
+    """One curve."""
 
     name: str
-    color: str
-    x: list[float]
+    color: str  # one of `COLORS`
+    x: list[float]  # environment or optimizer steps, see [`axis_of`], ascending
     y: list[float]
-    low: list[float] | None = None
-    high: list[float] | None = None
-    style: str = "line"
+    low: list[float] | None = None  # lower ends of a band
+    high: list[float] | None = None  # upper ends of a band
+    style: str = "line"  # `"line"`, `"faint"` for a line in the background, or `"area"` for a band without a line
 
 
 @dataclass(frozen=True)
 class Chart:
-    """
-    Curves over environment or optimizer steps, see [`axis_of`].
-
-    Args:
-        title (`str`):
-            Title of the chart.
-        series (`list[Series]`):
-            Curves.
-        note (`str`, *optional*, defaults to `""`):
-            A sentence below the title.
-        is_rate (`bool`, *optional*, defaults to `False`):
-            Whether all values are between 0 and 1.
-        is_wide (`bool`, *optional*, defaults to `False`):
-            Whether the chart is twice as wide as others.
-    """
+    """Curves over environment or optimizer steps, see [`axis_of`]."""
 
     title: str
     series: list[Series]
-    note: str = ""
+    note: str = ""  # a sentence below the title
     is_rate: bool = False
-    is_wide: bool = False
+    is_wide: bool = False  # whether the chart is twice as wide as others
 
 
 def axis_of(*logs: TrainingLog) -> str:

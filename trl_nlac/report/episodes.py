@@ -21,17 +21,8 @@ Row = dict[str, Any]
 
 def played_episode(row: Row, split: str, dataset: str, samples: list[Row]) -> Row:
     """
-    Prepare an episode that was recorded completely.
-
-    Args:
-        row (`dict[str, Any]`):
-            Row of a file of completions.
-        split (`str`):
-            `"train"` or `"eval"`.
-        dataset (`str`):
-            Name of the evaluation dataset; empty if there is only one.
-        samples (`list[dict[str, Any]]`):
-            Audited samples of this episode, oldest first.
+    Prepare an episode that was recorded completely: a row of a file of completions, of the `split` "train" or "eval",
+    with its audited samples, oldest first.
     """
     # A failed environment does not prove the critic right or wrong.
     success = row["success"] if row["failure"] is None else None

@@ -9,38 +9,19 @@ from .calibration import probability
 
 
 class Highlight(NamedTuple):
-    """
-    A turn that the report opens with.
-
-    Args:
-        title (`str`):
-            What it is.
-        why (`str`):
-            Why it was chosen, in a sentence.
-        episode (`int`):
-            Index of the episode among those of the page.
-        turn (`int`):
-            Index of the turn among those of the episode.
-        sample (`int`, *optional*):
-            Index of the audited sample among those of the turn.
-    """
+    """A turn that the report opens with."""
 
     title: str
-    why: str
-    episode: int
-    turn: int
-    sample: int | None
+    why: str  # why it was chosen, in a sentence
+    episode: int  # index of the episode among those of the page
+    turn: int  # index of the turn among those of the episode
+    sample: int | None  # index of the audited sample among those of the turn
 
 
 def find_highlights(episodes: list[dict[str, Any]], first_success: int | None) -> list[Highlight]:
     """
-    Choose at most one highlight of each kind.
-
-    Args:
-        episodes (`list[dict[str, Any]]`):
-            Episodes of the page.
-        first_success (`int`, *optional*):
-            Index of the first one of the run that succeeded.
+    Choose at most one highlight of each kind among the episodes of the page, of which `first_success` is the first one
+    of the run that succeeded.
     """
     found = [_success(episodes, first_success), _mistake(episodes), _refinement(episodes)]
     return [highlight for highlight in found if highlight is not None]

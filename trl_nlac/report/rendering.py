@@ -23,21 +23,8 @@ def write_page(
     output: Path, template: str, styles: Sequence[str], scripts: Sequence[str], data: dict[str, Any], **values: Any
 ) -> Path:
     """
-    Write a page. A reader never sees half of it.
-
-    Args:
-        output (`Path`):
-            File to write.
-        template (`str`):
-            Name of the template.
-        styles (`Sequence[str]`):
-            Names of the style sheets.
-        scripts (`Sequence[str]`):
-            Names of the scripts.
-        data (`dict[str, Any]`):
-            What the scripts read, without the secrets in it.
-        **values:
-            Variables of the template.
+    Write a page. A reader never sees half of it. The scripts read `data`, without the secrets in it; `values` are the
+    variables of the template.
     """
     style, script = (
         "\n".join((_HERE / name).read_text(encoding="utf-8") for name in part) for part in (styles, scripts)

@@ -31,37 +31,21 @@ Key = tuple[int, int]  # process, and number of the episode there
 
 @dataclass(frozen=True)
 class Episodes:
-    """
-    The episodes in the files of a run.
+    """The episodes in the files of a run."""
 
-    Args:
-        shown (`list[dict[str, Any]]`):
-            Episodes of the page, by step.
-        num_train (`int`):
-            Number of all training episodes.
-        num_eval (`int`):
-            Number of all evaluation episodes.
-        verdicts (`dict[tuple[str, int], list[tuple[float, bool]]]`):
-            Verdict scores of actions and whether their episodes succeeded, by dataset and step of the evaluation.
-        tasks (`dict[str, dict[int, dict[int, list[int]]]]`):
-            Numbers of successes and of episodes in evaluation, by dataset, number of the task, and step. As in the
-            success rate, episodes whose environment failed and those without a turn do not count.
-        first_success (`int`, *optional*):
-            Index, among those of the page, of the first episode of training that succeeded, or else of evaluation.
-        failures (`dict[str, Failures]`):
-            Failures of environments by their reason, the most frequent first.
-        unreadable (`list[str]`):
-            Names of files of which something could not be read, such as one that was being written when the run was
-            killed. Their other rows are among the episodes.
-    """
-
-    shown: list[dict[str, Any]]
+    shown: list[dict[str, Any]]  # episodes of the page, by step
     num_train: int
     num_eval: int
+    # verdict scores of actions and whether their episodes succeeded, by dataset and step of the evaluation
     verdicts: dict[tuple[str, int], list[tuple[float, bool]]]
+    # numbers of successes and of episodes in evaluation, by dataset, number of the task, and step. As in the success
+    # rate, episodes whose environment failed and those without a turn do not count.
     tasks: dict[str, dict[int, dict[int, list[int]]]]
+    # index, among those of the page, of the first episode of training that succeeded, or else of evaluation
     first_success: int | None
-    failures: dict[str, "Failures"]
+    failures: dict[str, "Failures"]  # failures of environments by their reason, the most frequent first
+    # names of files of which something could not be read, such as one that was being written when the run was killed.
+    # Their other rows are among the episodes.
     unreadable: list[str]
 
 
@@ -104,12 +88,6 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
     and an even sample over training. Evaluation and training get half of `limit` each, and episodes with audited
     samples half of training's share. If one group needs less, the others get the rest. The first success is always
     among them.
-
-    Args:
-        run (`Path`):
-            Folder of the run.
-        limit (`int`, *optional*, defaults to `MAX_EPISODES`):
-            Maximum number of episodes.
     """
     files = _Files()
     completions, audits = (list(files.find(run / folder)) for folder in (COMPLETIONS, AUDIT))

@@ -22,67 +22,29 @@ TOKEN_KINDS = ("generated", "prefilled", "cached", "trained")
 
 @dataclass(frozen=True)
 class Success:
-    """
-    Success in the evaluations on one dataset.
+    """Success in the evaluations on one dataset."""
 
-    Args:
-        dataset (`str`):
-            Name of the dataset; empty if there is only one.
-        first (`float`):
-            Success rate in the first evaluation.
-        best (`float`):
-            Highest success rate.
-        last (`float`):
-            Success rate in the newest evaluation.
-        low (`float`, *optional*):
-            Lower end of its 95 % interval.
-        high (`float`, *optional*):
-            Upper end.
-    """
-
-    dataset: str
-    first: float
-    best: float
-    last: float
-    low: float | None
+    dataset: str  # name of the dataset; empty if there is only one
+    first: float  # success rate in the first evaluation
+    best: float  # highest one
+    last: float  # in the newest evaluation
+    low: float | None  # lower end of its 95 % interval
     high: float | None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """
-    The state of a run.
+    """The state of a run."""
 
-    Args:
-        name (`str`):
-            Folder of the run.
-        model (`str`, *optional*):
-            The trained model: the base model in the model card, otherwise the architecture.
-        step (`int`):
-            Optimizer steps.
-        environment_steps (`int`):
-            Environment steps.
-        tokens (`dict[str, int]`):
-            Tokens of training by kind, of `TOKEN_KINDS`.
-        duration (`str`, *optional*):
-            Duration of training. `None` if it has not ended.
-        successes (`list[Success]`):
-            One for each evaluation dataset.
-        training_success (`float`, *optional*):
-            Success rate in training, last logged value.
-        unreadable (`list[str]`):
-            Names of files that could not be read.
-    """
-
-    name: str
-    model: str | None
-    step: int
+    name: str  # folder of the run
+    model: str | None  # the trained model: the base model in the model card, otherwise the architecture
+    step: int  # of the optimizer
     environment_steps: int
-    tokens: dict[str, int]
-    duration: str | None
-    successes: list[Success]
-    training_success: float | None
-    unreadable: list[str]
+    tokens: dict[str, int]  # tokens of training by kind, of `TOKEN_KINDS`
+    duration: str | None  # duration of training. `None` if it has not ended.
+    successes: list[Success]  # one for each evaluation dataset
+    training_success: float | None  # success rate in training, last logged value
+    unreadable: list[str]  # names of files that could not be read
 
 
 def summarize(run: Path, log: TrainingLog) -> Summary:
@@ -105,18 +67,10 @@ def summarize(run: Path, log: TrainingLog) -> Summary:
 
 @dataclass(frozen=True)
 class SpentTokens:
-    """
-    Tokens of training by role.
-
-    Args:
-        kinds (`list[str]`):
-            Kinds of tokens.
-        roles (`dict[str, list[int | None]]`):
-            Number of each kind, by role; `None` where it was not counted.
-    """
+    """Tokens of training by role."""
 
     kinds: list[str]
-    roles: dict[str, list[int | None]]
+    roles: dict[str, list[int | None]]  # number of each kind, by role; `None` where it was not counted
 
 
 def spent_tokens(row: dict[str, float]) -> SpentTokens | None:

@@ -19,20 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """
-    The options of a run, as text.
-
-    Args:
-        model (`str`, *optional*):
-            Name of the model.
-        chosen (`dict[str, str]`):
-            Options that are not at their defaults.
-        others (`dict[str, str]`):
-            The others.
-    """
+    """The options of a run, as text."""
 
     model: str | None
-    chosen: dict[str, str]
+    chosen: dict[str, str]  # options that are not at their defaults
     others: dict[str, str]
 
 

@@ -19,45 +19,21 @@ ROLES_OF_ANY_INSTANCE = ("backup", "backup_future", "refine", "evaluation")
 
 @dataclass(frozen=True)
 class RoleDialogue:
-    """
-    The events around one action, which determine the right output of every role.
-
-    Args:
-        first_observation (`str`):
-            First observation of the episode.
-        history (`list[tuple[str, str]]`):
-            Actions and observations before the action.
-        action (`str`):
-            The action that is criticised.
-        future (`list[tuple[str, str]]`):
-            The action and its observation, then all later ones to the end.
-        won (`bool`):
-            Whether that future succeeds.
-        advice (`str`):
-            How to improve the action; empty if it succeeds.
-        refined_action (`str`):
-            The action that follows the advice.
-        tool (`dict[str, Any]`):
-            JSON schema of the tool, used if actions are tool calls.
-        earlier_attempts (`list[tuple[str, Critique]]`, *optional*):
-            Earlier versions of the action with their critiques. Only refinement sees them.
-        foreseen (`list[str]`, *optional*):
-            Predicted futures that an evaluator weighs; `future` is the most credible.
-        score (`float`, *optional*):
-            Score of the episode. If `None`, 1 for a success and 0 otherwise.
-    """
+    """The events around one action, which determine the right output of every role."""
 
     first_observation: str
-    history: list[tuple[str, str]]
-    action: str
-    future: list[tuple[str, str]]
+    history: list[tuple[str, str]]  # actions and observations before the action
+    action: str  # the action that is criticised
+    future: list[tuple[str, str]]  # the action and its observation, then all later ones to the end
     won: bool
-    advice: str
-    refined_action: str
-    tool: dict[str, Any]
+    advice: str  # how to improve the action; empty if it succeeds
+    refined_action: str  # the action that follows the advice
+    tool: dict[str, Any]  # JSON schema of the tool, used if actions are tool calls
+    # earlier versions of the action with their critiques. Only refinement sees them.
     earlier_attempts: list[tuple[str, Critique]] = field(default_factory=list)
+    # predicted futures that an evaluator weighs; `future` is the most credible.
     foreseen: list[str] = field(default_factory=list)
-    score: float | None = None
+    score: float | None = None  # score of the episode. If `None`, 1 for a success and 0 otherwise.
 
     @property
     def critique(self) -> Critique:
@@ -68,20 +44,9 @@ class RoleDialogue:
         self, role: str, prompts: NLACPrompts, action_format: str = "text", states_action: bool = False
     ) -> tuple[list[Message], Message]:
         """
-        Return the conversation up to the answer of `role`, and the right answer.
-
-        Args:
-            role (`str`):
-                One of `ROLES` or `ROLES_OF_SEVERAL_FUTURES`.
-            prompts ([`NLACPrompts`]):
-                The prompts.
-            action_format (`str`, *optional*, defaults to `"text"`):
-                Format of actions. Futures describe later actions in plain words, whatever the format.
-            states_action (`bool`, *optional*, defaults to `False`):
-                Whether the future in a backup begins with the action in its format, as with `bootstrap="explicit"`.
-
-        Returns:
-            `tuple[list[Message], Message]`: Messages and completion.
+        Return the conversation up to the answer of `role`, one of `ROLES` or `ROLES_OF_SEVERAL_FUTURES`, and the right
+        answer. Futures describe later actions in plain words, whatever the format; with `states_action` the future in
+        a backup begins with the action in its format, as with `bootstrap="explicit"`.
         """
         messages = prompts.opening([_user(self.first_observation)], action_format, tools=[])
         seen = self.first_observation

@@ -98,17 +98,7 @@ class GuessTheNumberFamily:
     known = None  # every game has a number of its own
 
     def dialogue(self, rng: random.Random, role: str, known: bool) -> RoleDialogue:
-        """
-        Draw the events around one guess.
-
-        Args:
-            rng (`random.Random`):
-                Source of the draws.
-            role (`str`):
-                The role, which decides how much must follow.
-            known (`bool`):
-                Has no effect.
-        """
+        """Draw the events around one guess; `role` decides how much must follow, and `known` has no effect."""
         number = rng.choice(NUMBERS)
         history = _begin(rng, number, rng.randrange(NUM_GUESSES - (role == "successor")))
         guess = rng.choice(NUMBERS)

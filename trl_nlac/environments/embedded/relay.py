@@ -20,18 +20,11 @@ from .rooms import DOORS, TREASURE, RoomsEnvironment, RoomsWorld
 
 @dataclass
 class RelayHouse(RoomsWorld):
-    """
-    A house of floors.
+    """A house of floors."""
 
-    Args:
-        floors (`list[list[str]]`):
-            Rooms of each floor, from the first. The horizon is their number.
-        right (`dict[str, str]`):
-            Door of each room that leads down, or to the treasure.
-    """
-
+    # rooms of each floor, from the first. The horizon is their number.
     floors: list[list[str]] = field(default_factory=list)
-    right: dict[str, str] = field(default_factory=dict)
+    right: dict[str, str] = field(default_factory=dict)  # door of each room that leads down, or to the treasure
 
     @classmethod
     def from_seed(cls, seed: int, num_floors: int = 3, num_rooms: int = 3) -> "RelayHouse":
@@ -57,16 +50,8 @@ class RelayHouse(RoomsWorld):
 
     def logs(self, copies: list[int], seed: int = 0) -> list[dict[str, Any]]:
         """
-        Return conversations in which every door is tried first, and no door after it is right.
-
-        Args:
-            copies (`list[int]`):
-                For each floor, how often each of its doors is tried.
-            seed (`int`, *optional*, defaults to `0`):
-                Seed of the doors after the first, and of the order.
-
-        Returns:
-            `list[dict]`: each with `task`, `messages` and `reward`, see [`~episodes.logs.episodes_from_logs`].
+        Return conversations in which every door is tried first, as often as `copies` says for its floor, and no door
+        after it is right: `task`, `messages` and `reward`, see [`~episodes.logs.episodes_from_logs`].
         """
         rng, logs = random.Random(f"logs {seed}"), []
         for floor, number in enumerate(copies, 1):

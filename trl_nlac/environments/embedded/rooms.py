@@ -163,13 +163,8 @@ def parse_door(action: str) -> str | None:
 class RoomsEnvironment(TextEnvironment):
     """
     Plays one house. `reset(start=..., steps=...)` begins in the named room; `steps` doors can be opened, by default as
-    many as the horizon of the house. If doors can slip, it also takes a `seed`.
-
-    Args:
-        world ([`RoomsWorld`]):
-            The house.
-        shows_tools (`bool`, *optional*, defaults to `False`):
-            Whether the agent is given a tool schema for its actions.
+    many as the horizon of the house. If doors can slip, it also takes a `seed`. With `shows_tools` the agent is given
+    a tool schema for its actions.
     """
 
     def __init__(self, world: RoomsWorld, shows_tools: bool = False):
@@ -181,15 +176,6 @@ class RoomsEnvironment(TextEnvironment):
         self._room, self._steps_left = "", 0
 
     def reset(self, start: str, steps: int | None = None, seed: int = 0, **task) -> str:
-        """
-        Args:
-            start (`str`):
-                The first room.
-            steps (`int`, *optional*):
-                Number of doors that can be opened. If `None`, the horizon of the house.
-            seed (`int`, *optional*, defaults to `0`):
-                Seed of the slips.
-        """
         self._rng = random.Random(seed)
         self._room, self._steps_left = start, self.world.horizon if steps is None else steps
         return f"{start} {self._steps_left}"

@@ -236,13 +236,8 @@ def has_ended(observation: str) -> bool:
 
 class ServiceDeskEnvironment(TextEnvironment):
     """
-    Plays one desk. `reset(request=...)` starts with a request of the named kind.
-
-    Args:
-        world ([`ServiceDesk`]):
-            The desk.
-        shows_tools (`bool`, *optional*, defaults to `False`):
-            Whether the agent is given a tool schema for its actions.
+    Plays one desk. `reset(request=...)` starts with a request of the named kind; a `customer` who asks has no effect,
+    and a `seed` is that of random answers. With `shows_tools` the agent is given a tool schema for its actions.
     """
 
     def __init__(self, world: ServiceDesk, shows_tools: bool = False):
@@ -254,15 +249,6 @@ class ServiceDeskEnvironment(TextEnvironment):
         self._state = DeskState("", 0)
 
     def reset(self, request: str, customer: str = "", seed: int = 0, **task) -> str:
-        """
-        Args:
-            request (`str`):
-                Kind of the request.
-            customer (`str`, *optional*):
-                Customer who asks; has no effect.
-            seed (`int`, *optional*, defaults to `0`):
-                Seed of the random answers.
-        """
         self._rng = random.Random(seed)
         self._state = self.world.start(request)
         return self.world.first_observation(request, customer)

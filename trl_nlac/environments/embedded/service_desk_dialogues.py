@@ -92,17 +92,10 @@ class ServiceDeskFamily:
     """
     Role data of other desks of a variant: a desk with fixed rules and known names, and random rules with the names of
     [`ServiceDesk.from_seed`]. The latter teach a model the format of the roles, but nothing about any particular desk.
+    Noisy desks use `"told"`, as the noise cannot be known beforehand. With `customers`, requests name one.
 
-    With a handbook, all desks have random rules, which the first observation names: up to [`NUM_REQUESTS`] of them,
+    With a `handbook`, all desks have random rules, which the first observation names: up to [`NUM_REQUESTS`] of them,
     since a model learns to look up in short handbooks first. Critics look them up, and policies pay no heed to them.
-
-    Args:
-        variant (`str`, *optional*, defaults to `"told"`):
-            `"told"`, `"hinted"` or `"delayed"`; noisy desks use `"told"`, as the noise cannot be known beforehand.
-        customers (`bool`, *optional*, defaults to `False`):
-            Whether requests name a customer.
-        handbook (`bool`, *optional*, defaults to `False`):
-            Whether the rules stand in the first observation.
     """
 
     def __init__(self, variant: str = "told", customers: bool = False, handbook: bool = False):

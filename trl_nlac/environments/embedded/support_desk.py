@@ -99,13 +99,7 @@ def has_ended(observation: str) -> bool:
 
 @dataclass(frozen=True)
 class SupportDesk:
-    """
-    One desk.
-
-    Args:
-        rules (`dict[str, tuple[str, ...]]`):
-            The right call of every kind of request.
-    """
+    """One desk: the right call of every kind of request."""
 
     rules: dict[str, Call]
 
@@ -142,13 +136,7 @@ class SupportDesk:
 
 
 class SupportDeskEnvironment(TextEnvironment):
-    """
-    Plays one desk. `reset(request=...)` starts with a request of the named kind.
-
-    Args:
-        world ([`SupportDesk`]):
-            The desk.
-    """
+    """Plays one desk. `reset(request=...)` starts with a request of the named kind."""
 
     def __init__(self, world: SupportDesk):
         self.world = world
@@ -156,11 +144,6 @@ class SupportDeskEnvironment(TextEnvironment):
         self._request, self._attempts_left = "", 0
 
     def reset(self, request: str, **task) -> str:
-        """
-        Args:
-            request (`str`):
-                Kind of the request.
-        """
         self._request, self._attempts_left = request, ATTEMPTS
         return self.world.first_observation(request)
 

@@ -79,14 +79,8 @@ World = RoomsWorld | ServiceDesk | SupportDesk
 def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[World, Dataset]:
     """
     Make an instance of an embedded task that no embedded model has seen, and a dataset with one row for each start.
-
-    Args:
-        world (`str`):
-            `"rooms"`, `"relay"` (a house of floors, with a row for each room), `"service_desk"` or `"support_desk"`.
-        seed (`int`):
-            Seed of the instance.
-        variant (`str`, *optional*, defaults to `"told"`):
-            Variant of the service desk, one of `service_desk.VARIANTS`.
+    The world is `"rooms"`, `"relay"` (a house of floors, with a row for each room), `"service_desk"`, whose `variant`
+    is one of `service_desk.VARIANTS`, or `"support_desk"`.
     """
     if world == "rooms":
         instance = RoomsWorld.from_seed(seed)
@@ -138,29 +132,16 @@ def make_rehearsal_dataset(
     **family_kwargs,
 ) -> Dataset:
     """
-    Make supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`.
+    Make supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`: rows with the
+    conversational columns `prompt` and `completion`, and `tools` for tool calls. The world is `"rooms"`,
+    `"service_desk"`, `"support_desk"` or `"guess_the_number"`; `family_kwargs` are arguments of its family, such as
+    the `variant` of [`ServiceDeskFamily`].
 
     Backup and refinement samples can use the names of the instance to be learned, with random rules: they teach the
     model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true.
-    Where there is none, in Guess The Number and with handbooks, there are samples of these two roles alone.
-
-    Args:
-        world (`str`):
-            `"rooms"`, `"service_desk"`, `"support_desk"` or `"guess_the_number"`.
-        size (`int`, *optional*, defaults to `4096`):
-            Number of samples.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the samples.
-        action_format (`str`, *optional*, defaults to `"text"`):
-            Format of actions.
-        several_futures (`bool`, *optional*, defaults to `False`):
-            Whether to add samples of the roles that weigh several futures (`num_futures` above 1), in the rooms and at
-            the service desk.
-        **family_kwargs:
-            Arguments of the world's family, such as the `variant` of [`ServiceDeskFamily`].
-
-    Returns:
-        [`~datasets.Dataset`]: With the conversational columns `prompt` and `completion`, and `tools` for tool calls.
+    Where there is none, in Guess The Number and with handbooks, there are samples of these two roles alone. With
+    `several_futures` there are samples of the roles that weigh several (`num_futures` above 1), too, in the rooms and
+    at the service desk.
     """
     rng = random.Random(f"rehearsal {world} {seed}")
     family = FAMILIES[world](**family_kwargs)

@@ -8,6 +8,10 @@ opposite. `OBJECTS` has the attributes that are true of each object, sorted by c
 those of the object, where `-` removes one of the category. All others are false.
 """
 
+import re
+from collections.abc import Iterator
+
+
 ATTRIBUTES = {
     # What it is
     "alive": "alive, living, living thing, living being, living creature, living organism, organism, life form; "
@@ -90,225 +94,95 @@ ATTRIBUTES = {
     "white": "white",
 }
 
-_CATEGORIES = {
-    "alive animal mammal legs fourlegs fur sound outdoors": {
-        "dog": "pet meat big indoors",
-        "cat": "pet meat big soft indoors",
-        "rabbit": "pet soft -sound",
-        "horse": "farm big huge",
-        "cow": "farm horns big huge",
-        "pig": "farm -fur big",
-        "sheep": "farm big soft white",
-        "deer": "horns big",
-        "lion": "meat big huge",
-        "elephant": "-fur big huge",
-        "whale": "-legs -fourlegs -fur meat water big huge",
-    },
-    "alive animal bird legs sound outdoors": {
-        "chicken": "farm",
-        "duck": "farm water fly",
-        "eagle": "meat fly big",
-        "penguin": "meat water big white",
-        "parrot": "pet fly indoors green red",
-    },
-    "alive animal outdoors": {
-        "shark": "meat water big huge",
-        "goldfish": "pet water hand indoors -outdoors",
-        "frog": "water legs fourlegs hand green sound",
-        "snake": "meat",
-        "turtle": "pet water legs fourlegs shell green",
-        "crab": "water legs shell red",
-        "bee": "insect legs fly hand sound yellow",
-        "butterfly": "insect legs fly hand",
-        "ant": "insect legs hand",
-        "spider": "meat legs hand indoors",
-    },
-    "alive plant outdoors": {
-        "tree": "wood big huge green",
-        "cactus": "sharp green",
-        "rose": "flower sharp red",
-        "sunflower": "flower big yellow",
-        "grass": "soft green",
-    },
-    "edible fruit sweet kitchen indoors hand": {
-        "apple": "tree round red green",
-        "banana": "tree yellow",
-        "orange": "tree round",
-        "lemon": "tree -sweet yellow",
-        "cherry": "tree round red",
-        "strawberry": "red",
-        "grape": "round green",
-        "coconut": "tree shell round white",
-        "watermelon": "-hand big round green red",
-        "pineapple": "-hand sharp yellow",
-    },
-    "edible vegetable kitchen indoors hand": {
-        "carrot": "",
-        "potato": "round",
-        "onion": "round white",
-        "corn": "sweet yellow",
-        "broccoli": "green",
-        "pumpkin": "-hand big round",
-    },
-    "edible manmade kitchen indoors": {
-        "bread": "soft",
-        "cheese": "yellow",
-        "pizza": "round",
-        "cake": "sweet soft round",
-        "chocolate": "sweet hand",
-        "ice cream": "sweet soft",
-        "sandwich": "hand",
-        "egg": "-manmade shell hand white",
-        "honey": "-manmade sweet yellow",
-        "rice": "-manmade white",
-    },
-    "drink kitchen indoors": {
-        "milk": "white",
-        "coffee": "manmade",
-        "wine": "manmade red",
-        "lemonade": "manmade sweet yellow",
-    },
-    "manmade kitchen indoors": {
-        "spoon": "utensil metal hand",
-        "fork": "utensil metal hand sharp",
-        "knife": "utensil metal hand sharp tool",
-        "cup": "utensil container hand round",
-        "plate": "utensil round",
-        "bowl": "utensil container round",
-        "bottle": "container glass plastic hand",
-        "frying pan": "utensil metal round",
-        "refrigerator": "appliance electric metal container sound big huge white",
-        "oven": "appliance electric metal big",
-        "toaster": "appliance electric metal",
-        "kettle": "appliance electric metal container sound",
-    },
-    "manmade furniture indoors big": {
-        "chair": "wood legs fourlegs kitchen office",
-        "table": "wood legs fourlegs kitchen",
-        "desk": "wood legs fourlegs office",
-        "bed": "wood fabric legs fourlegs soft bedroom huge",
-        "sofa": "fabric soft huge",
-        "bookcase": "wood container office",
-        "wardrobe": "wood container bedroom huge",
-    },
-    "manmade indoors": {
-        "lamp": "electric light bedroom office",
-        "mirror": "glass bathroom bedroom",
-        "clock": "round sound kitchen bedroom office",
-        "candle": "light hand",
-        "pillow": "fabric soft bedroom big",
-        "blanket": "fabric soft bedroom big huge",
-        "key": "metal hand",
-        "coin": "metal hand round",
-        "vase": "glass container",
-        "wallet": "container hand",
-    },
-    "manmade clothing bedroom indoors": {
-        "hat": "fabric",
-        "shirt": "fabric soft",
-        "coat": "fabric big outdoors",
-        "sock": "fabric soft hand",
-        "glove": "fabric soft hand outdoors",
-        "shoe": "outdoors",
-        "belt": "",
-        "ring": "metal round hand",
-        "glasses": "glass plastic hand",
-    },
-    "manmade vehicle metal wheels engine sound big huge outdoors": {
-        "car": "glass",
-        "truck": "glass container",
-        "train": "glass electric",
-        "tractor": "farm",
-        "motorcycle": "",
-        "bicycle": "-engine -sound -huge",
-        "airplane": "glass fly",
-        "helicopter": "glass fly -wheels",
-        "boat": "wood water -metal -wheels",
-    },
-    "manmade tool": {
-        "hammer": "indoors metal wood hand",
-        "screwdriver": "indoors metal plastic hand",
-        "saw": "metal wood sharp",
-        "axe": "metal wood sharp outdoors",
-        "scissors": "indoors metal sharp hand office",
-        "drill": "indoors electric metal sharp sound",
-        "ladder": "metal wood big huge",
-        "shovel": "metal wood big outdoors farm",
-        "broom": "wood clean big indoors",
-    },
-    "manmade electric plastic indoors": {
-        "telephone": "sound hand office",
-        "computer": "office light",
-        "television": "glass sound light big",
-        "camera": "glass hand",
-        "radio": "sound",
-        "flashlight": "tool light hand",
-        "washing machine": "appliance -plastic metal clean sound big",
-    },
-    "manmade music sound indoors": {
-        "guitar": "wood big",
-        "piano": "wood legs big huge",
-        "violin": "wood",
-        "drum": "round big",
-        "flute": "metal hand",
-        "trumpet": "metal",
-    },
-    "manmade toy": {
-        "football": "round outdoors",
-        "kite": "fabric fly outdoors",
-        "balloon": "round soft",
-        "doll": "plastic indoors bedroom",
-        "teddy bear": "fabric fur soft indoors bedroom",
-        "skateboard": "wood wheels vehicle outdoors",
-    },
-    "manmade office indoors": {
-        "pencil": "wood write hand",
-        "pen": "plastic metal write hand",
-        "book": "paper hand bedroom",
-        "newspaper": "paper",
-        "ruler": "wood plastic hand",
-        "envelope": "paper container hand",
-        "backpack": "fabric container big outdoors",
-    },
-    "manmade bathroom indoors clean": {
-        "toothbrush": "plastic hand",
-        "soap": "hand",
-        "towel": "fabric soft big",
-        "comb": "plastic hand -clean",
-        "bathtub": "container white big huge",
-    },
-    "manmade outdoors big": {
-        "house": "wood glass huge",
-        "bridge": "metal huge",
-        "tent": "fabric huge",
-        "umbrella": "fabric metal",
-        "traffic light": "metal electric light red yellow green",
-    },
-}
+_CATEGORIES = """
+alive animal mammal legs fourlegs fur sound outdoors:
+    dog: pet meat big indoors; cat: pet meat big soft indoors; rabbit: pet soft -sound; horse: farm big huge; cow:
+    farm horns big huge; pig: farm -fur big; sheep: farm big soft white; deer: horns big; lion: meat big huge;
+    elephant: -fur big huge; whale: -legs -fourlegs -fur meat water big huge
+alive animal bird legs sound outdoors:
+    chicken: farm; duck: farm water fly; eagle: meat fly big; penguin: meat water big white; parrot: pet fly
+    indoors green red
+alive animal outdoors:
+    shark: meat water big huge; goldfish: pet water hand indoors -outdoors; frog: water legs fourlegs hand green
+    sound; snake: meat; turtle: pet water legs fourlegs shell green; crab: water legs shell red; bee: insect legs
+    fly hand sound yellow; butterfly: insect legs fly hand; ant: insect legs hand; spider: meat legs hand indoors
+alive plant outdoors:
+    tree: wood big huge green; cactus: sharp green; rose: flower sharp red; sunflower: flower big yellow; grass:
+    soft green
+edible fruit sweet kitchen indoors hand:
+    apple: tree round red green; banana: tree yellow; orange: tree round; lemon: tree -sweet yellow; cherry: tree
+    round red; strawberry: red; grape: round green; coconut: tree shell round white; watermelon: -hand big round
+    green red; pineapple: -hand sharp yellow
+edible vegetable kitchen indoors hand:
+    carrot:; potato: round; onion: round white; corn: sweet yellow; broccoli: green; pumpkin: -hand big round
+edible manmade kitchen indoors:
+    bread: soft; cheese: yellow; pizza: round; cake: sweet soft round; chocolate: sweet hand; ice cream: sweet
+    soft; sandwich: hand; egg: -manmade shell hand white; honey: -manmade sweet yellow; rice: -manmade white
+drink kitchen indoors:
+    milk: white; coffee: manmade; wine: manmade red; lemonade: manmade sweet yellow
+manmade kitchen indoors:
+    spoon: utensil metal hand; fork: utensil metal hand sharp; knife: utensil metal hand sharp tool; cup: utensil
+    container hand round; plate: utensil round; bowl: utensil container round; bottle: container glass plastic
+    hand; frying pan: utensil metal round; refrigerator: appliance electric metal container sound big huge white;
+    oven: appliance electric metal big; toaster: appliance electric metal; kettle: appliance electric metal
+    container sound
+manmade furniture indoors big:
+    chair: wood legs fourlegs kitchen office; table: wood legs fourlegs kitchen; desk: wood legs fourlegs office;
+    bed: wood fabric legs fourlegs soft bedroom huge; sofa: fabric soft huge; bookcase: wood container office;
+    wardrobe: wood container bedroom huge
+manmade indoors:
+    lamp: electric light bedroom office; mirror: glass bathroom bedroom; clock: round sound kitchen bedroom office;
+    candle: light hand; pillow: fabric soft bedroom big; blanket: fabric soft bedroom big huge; key: metal hand;
+    coin: metal hand round; vase: glass container; wallet: container hand
+manmade clothing bedroom indoors:
+    hat: fabric; shirt: fabric soft; coat: fabric big outdoors; sock: fabric soft hand; glove: fabric soft hand
+    outdoors; shoe: outdoors; belt:; ring: metal round hand; glasses: glass plastic hand
+manmade vehicle metal wheels engine sound big huge outdoors:
+    car: glass; truck: glass container; train: glass electric; tractor: farm; motorcycle:; bicycle: -engine -sound
+    -huge; airplane: glass fly; helicopter: glass fly -wheels; boat: wood water -metal -wheels
+manmade tool:
+    hammer: indoors metal wood hand; screwdriver: indoors metal plastic hand; saw: metal wood sharp; axe: metal
+    wood sharp outdoors; scissors: indoors metal sharp hand office; drill: indoors electric metal sharp sound;
+    ladder: metal wood big huge; shovel: metal wood big outdoors farm; broom: wood clean big indoors
+manmade electric plastic indoors:
+    telephone: sound hand office; computer: office light; television: glass sound light big; camera: glass hand;
+    radio: sound; flashlight: tool light hand; washing machine: appliance -plastic metal clean sound big
+manmade music sound indoors:
+    guitar: wood big; piano: wood legs big huge; violin: wood; drum: round big; flute: metal hand; trumpet: metal
+manmade toy:
+    football: round outdoors; kite: fabric fly outdoors; balloon: round soft; doll: plastic indoors bedroom; teddy
+    bear: fabric fur soft indoors bedroom; skateboard: wood wheels vehicle outdoors
+manmade office indoors:
+    pencil: wood write hand; pen: plastic metal write hand; book: paper hand bedroom; newspaper: paper; ruler: wood
+    plastic hand; envelope: paper container hand; backpack: fabric container big outdoors
+manmade bathroom indoors clean:
+    toothbrush: plastic hand; soap: hand; towel: fabric soft big; comb: plastic hand -clean; bathtub: container
+    white big huge
+manmade outdoors big:
+    house: wood glass huge; bridge: metal huge; tent: fabric huge; umbrella: fabric metal; traffic light: metal
+    electric light red yellow green
+"""
 
 # Other names with which an object can be guessed.
-ALIASES = {
-    "automobile": "car",
-    "bike": "bicycle",
-    "bookshelf": "bookcase",
-    "couch": "sofa",
-    "eyeglasses": "glasses",
-    "fridge": "refrigerator",
-    "motorbike": "motorcycle",
-    "pan": "frying pan",
-    "phone": "telephone",
-    "plane": "airplane",
-    "soccer ball": "football",
-    "spectacles": "glasses",
-    "torch": "flashlight",
-    "tv": "television",
-}
+_ALIASES = """
+automobile: car; bike: bicycle; bookshelf: bookcase; couch: sofa; eyeglasses: glasses; fridge: refrigerator;
+motorbike: motorcycle; pan: frying pan; phone: telephone; plane: airplane; soccer ball: football; spectacles:
+glasses; torch: flashlight; tv: television
+"""
 
 
-def _true_of(category: str, own: str) -> frozenset[str]:
-    taken_away = {word[1:] for word in own.split() if word.startswith("-")}
-    given = {word for word in own.split() if not word.startswith("-")}
-    return frozenset(set(category.split()) - taken_away | given)
+def _entries(text: str) -> list[list[str]]:
+    """Read entries like `name: words; name: words`."""
+    return [" ".join(entry.split()).split(":") for entry in text.split(";")]
 
 
-OBJECTS = {name: _true_of(category, own) for category, objects in _CATEGORIES.items() for name, own in objects.items()}
+def _objects() -> Iterator[tuple[str, frozenset[str]]]:
+    for category, listed in re.findall(r"^(\S.*):\n((?: .*\n)+)", _CATEGORIES, re.MULTILINE):
+        for name, own in _entries(listed):
+            taken_away = {word[1:] for word in own.split() if word.startswith("-")}
+            given = {word for word in own.split() if not word.startswith("-")}
+            yield name, frozenset(set(category.split()) - taken_away | given)
+
+
+OBJECTS = dict(_objects())
+ALIASES = {alias: name.strip() for alias, name in _entries(_ALIASES)}
