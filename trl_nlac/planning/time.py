@@ -123,9 +123,9 @@ def phases(
     """
     The phases of an iteration. Playing, targets and refinement take the time to read prompts and to generate; with
     vLLM the prompt of a transition is read once for each set of weights, and an episode once, otherwise for every
-    answer. `num_updates_per_generation` repeats the training, `target_max_age` saves targets. `servers` is the number of
-    GPUs of a server that generates, if there is one, `losses` the number of examples of a transition, and `shares` says
-    whether these share their prefixes.
+    answer. `num_updates_per_generation` repeats the training, `target_max_age` saves targets. `servers` is the number
+    of GPUs of a server that generates, if there is one, `losses` the number of examples of a transition, and `shares`
+    says whether these share their prefixes.
     """
     samples, episodes, gpus = args.samples_per_iteration, args.episodes_per_iteration, sharing.processes
     flops = rates.tflops * 1e12
