@@ -26,9 +26,10 @@ from .evaluation.comparing import ComparedEvaluations
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import iteration_metrics
 from .evaluation.metrics import mean_over_processes
+from .method.backup import is_repeatable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.critic import critiques, judge_aside
-from .method.iteration import make_examples, refine_samples, unanswerable
+from .method.iteration import make_examples, refine_samples, unanswerable, write_targets
 from .method.losses import batch_losses, token_divergences
 from .method.refinement import Criticise
 from .method.target_weights import TargetUpdateCallback
@@ -45,7 +46,7 @@ from .training.guards import GradientGuard, IdleMonitor, LossGuard
 from .training.passes import accumulating, split_into_passes
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS
 from .training.run import RunTrainer
-from .training.target_reuse import current_targets
+from .training.target_reuse import current_targets, target_lags
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
 from .types import (
@@ -220,7 +221,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.rollouts = build.make_rollouts(self.environments, self.roles, self.rewards, args)
         self.replay = build.make_replay(args, self.roles, replay_dataset)
         self.target_weights = build.make_target_weights(args, None if is_sharded_later else self.model)
-        self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
+        self.add_callback(TargetUpdateCallback(self.target_weights))
         self.add_callback(UnchangedWeightsCallback())
         self.records = Records(args, loaded.chat.decode)
         self.idle = IdleMonitor()
@@ -391,11 +392,16 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         return samples, [sample.transition for sample in samples]
 
     def _targets(self, samples: list[Sample]) -> list[Answer]:
-        """Take the Bellman targets that are kept and not too old, and write the others."""
-        version, args = self.target_weights.num_updates, self.args
-        kept = self.replay.targets
+        """Take the Bellman targets that are kept and not too old, and write the others (line 8)."""
+        args, version = self.args, self.target_weights.num_updates
+        lifetime = args.target_max_age * args.updates_per_iteration
+        write = partial(write_targets, self.roles, bootstrap=args.bootstrap)
+        same = partial(is_repeatable, self.roles, bootstrap=args.bootstrap)
         with self.records.timed("target"):
-            return current_targets(self.roles, samples, kept, version, args.target_max_age, args.bootstrap)
+            targets, versions = current_targets(samples, self.replay.targets, version, lifetime, write, same)
+        lags = target_lags(self.target_weights, versions, args.global_batch_size, args.draws_per_iteration)
+        self.roles.tally.note_all(lags)
+        return targets
 
     def _refine(
         self, transitions: list[Transition], targets: list[Answer] | None = None, criticise: Criticise = critiques

@@ -4,11 +4,21 @@
 
 from ..nlac_config import NLACConfig
 from ..types import Answer, Refinement, Sample, TrainingExample, Transition
-from .backup import critic_examples, is_answerable
+from .backup import bellman_targets, critic_examples, is_answerable
 from .chains import answer_each
 from .critic import critiques
 from .refinement import Criticise, policy_examples, question_actions, refine_actions
 from .roles import Roles
+
+
+def write_targets(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Answer]:
+    """Write the Bellman target of each transition with the target weights, as [`~method.backup.bellman_targets`]."""
+    return answer_each(
+        roles,
+        "target",
+        transitions,
+        lambda places: bellman_targets(roles, [transitions[place] for place in places], bootstrap),
+    )
 
 
 def refine_samples(

@@ -7,10 +7,14 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from accelerate.logging import get_logger
 from torch import nn
 from transformers import TrainerCallback
 
 from ..shards import LocalShard, Place, forget_gathered, local_shards
+
+
+logger = get_logger(__name__)
 
 
 class TargetWeights:
@@ -25,19 +29,21 @@ class TargetWeights:
         model (`nn.Module`, *optional*):
             Model whose trainable parameters are averaged. If `None`, the average begins with [`~TargetWeights.start`].
         update_rate (`float`, *optional*, defaults to `0.005`):
-            Tau, the weight of the model in each update.
+            Tau, the weight of the model after each sample that it was trained on.
 
     Attributes:
         places (`dict[str, Place]`):
             The values of each parameter that this process averages.
         num_updates (`int`):
             Number of updates so far, which is the version of theta_bar.
+        num_samples (`int`):
+            Number of samples in them.
     """
 
     def __init__(self, model: nn.Module | None = None, update_rate: float = 0.005):
         self.update_rate = update_rate
         self.places: dict[str, Place] = {}
-        self.num_updates = 0
+        self.num_updates = self.num_samples = 0
         self._averages: dict[str, torch.Tensor] = {}
         if model is not None:
             self.start(model)
@@ -60,11 +66,30 @@ class TargetWeights:
         }
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """theta_bar <- tau theta + (1 - tau) theta_bar (algorithm 1, line 10). With tau = 1 it is a copy."""
+    def update(self, model: nn.Module, num_samples: int = 1) -> None:
+        """
+        theta_bar <- tau theta + (1 - tau) theta_bar, once for each sample of a gradient step (algorithm 1, line 10).
+        With tau = 1 it is a copy.
+
+        Args:
+            model (`nn.Module`):
+                The model after the step.
+            num_samples (`int`, *optional*, defaults to `1`):
+                Number of samples of the step, over all processes.
+        """
         self.num_updates += 1
+        self.num_samples += num_samples
+        rate = 1 - self.initial_share(num_samples)
         for shard, average in self._pairs(model):
-            average.lerp_(_like(average, shard.master), self.update_rate)
+            average.lerp_(_like(average, shard.master), rate)
+
+    def initial_share(self, num_samples: int) -> float:
+        """Return the weight that theta_bar gives to what it was before so many samples."""
+        return (1 - self.update_rate) ** num_samples
+
+    def lag(self, num_samples: int) -> float:
+        """Return how many samples before, in the mean, the weights in theta_bar after so many were the trained ones."""
+        return (1 - self.initial_share(num_samples)) * (1 / self.update_rate - 1)
 
     @contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
@@ -130,26 +155,30 @@ class TargetWeights:
         return [(shard, self._averages[name]) for name, shard in local_shards(model).items()]
 
 
-def rate_of_samples(rate: float, number: int) -> float:
-    """Return the rate of one update in place of `number` updates of `rate` towards the same weights."""
-    return 1 - (1 - rate) ** number
-
-
 def _like(average: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Move `values` to the device of `average`, in float32."""
     return values.to(average.device, torch.float32)
 
 
+MAX_INITIAL_SHARE = 0.05  # of the initial weights in the target weights at the end of a run
+
+
 class TargetUpdateCallback(TrainerCallback):
     """theta_bar <- tau theta + (1 - tau) theta_bar after optimizer steps (algorithm 1, line 10)."""
 
-    def __init__(self, target_weights: TargetWeights, sync_steps: int):
+    def __init__(self, target_weights: TargetWeights):
         self.target_weights = target_weights
-        self.sync_steps = sync_steps
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.target_weights.start(model)  # the model is sharded by now
+        num_samples = state.max_steps * args.global_batch_size
+        share = self.target_weights.initial_share(num_samples)
+        if share > MAX_INITIAL_SHARE:
+            logger.warning(
+                f"`target_update_rate={args.target_update_rate}` is slow for a run of {num_samples:,} samples: the "
+                f"initial weights still make up {share:.0%} of the target weights at its end. Raise it to "
+                f"{1 - MAX_INITIAL_SHARE ** (1 / num_samples):.2g} or more, or train longer."
+            )
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step % self.sync_steps == 0:
-            self.target_weights.update(model)
+        self.target_weights.update(model, args.global_batch_size)

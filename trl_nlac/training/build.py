@@ -25,7 +25,7 @@ from ..method.context import context_of, fit_to_context
 from ..method.refinement import check_distillation
 from ..method.roles import Roles
 from ..method.sound_answers import ASKED_ROLES
-from ..method.target_weights import TargetWeights, rate_of_samples
+from ..method.target_weights import TargetWeights
 from ..nlac_config import NLACConfig
 from ..prompts import NLACPrompts
 from ..replay.prioritized_replay import PrioritizedReplay
@@ -262,10 +262,7 @@ def make_replay(args: NLACConfig, roles: Roles, replay_dataset: Dataset | None) 
 
 def make_target_weights(args: NLACConfig, model: PreTrainedModel | None) -> TargetWeights:
     """Make the average of the weights of a model; `None` where it is sharded when training begins."""
-    update_rate = args.target_update_rate
-    if args.target_update_unit == "sample":
-        update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
-    return TargetWeights(model, update_rate)
+    return TargetWeights(model, args.target_update_rate)
 
 
 def identity_of(

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+The schedule backs up: a success at the end of an episode reaches its first step. A chain of states with a tabular
+critic, which nothing generalises, learns by the package's own replay buffer, rule for kept targets and average.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers.replay_utils import make_target, make_text_episode
+from torch import nn
+
+import trl_nlac
+from trl_nlac import NLACConfig, PrioritizedReplay, TargetWeights
+from trl_nlac.cli.plan import planned
+from trl_nlac.training.target_reuse import current_targets
+
+
+RECIPES = [*Path(trl_nlac.__file__).parent.glob("recipes/*.yaml"), *Path("examples/recipes").glob("table1_nlac*.yaml")]
+STEP = 0.05  # by how much of the error a draw moves the value of its state
+PROCESSES = {"paper": 64, "zero3_vllm_8gpu": 8, "zero3_server_16gpu": 8, "table1_nlac": 8}
+
+
+class Critic(nn.Module):
+    """The value of each state, at first none."""
+
+    def __init__(self, turns: int):
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(turns))
+
+    def write(self, transitions):
+        """Bellman targets: the success where the task ended, otherwise the value of the next state."""
+        values = [1.0 if t.terminated else self.values[t.index + 1].item() for t in transitions]
+        return [make_target(t, str(value)) for t, value in zip(transitions, values, strict=True)]
+
+    @torch.no_grad()
+    def train_on(self, index: int, target: float) -> float:
+        error = target - self.values[index].item()
+        self.values[index] += STEP * error
+        return abs(error)
+
+
+def first_success(args: NLACConfig, turns: int, num_iterations: int, num_logs: int = 0) -> int | None:
+    """Return the iteration from which the value of the first step stays above a half; `None` if there is none."""
+    rng = np.random.default_rng(0)
+    replay = PrioritizedReplay(args.replay_buffer_size, priority_exponent=args.priority_exponent, seed=0)
+    critic = Critic(turns)
+    target_weights = TargetWeights(critic, args.target_update_rate)
+    episode = partial(make_text_episode, rng, num_turns=turns, num_tokens=4 * turns + 4)
+    replay.add([episode() for _ in range(num_logs)])
+    lifetime = args.target_max_age * args.updates_per_iteration
+    since = None
+    for iteration in range(num_iterations):
+        if not num_logs:
+            replay.add([episode() for _ in range(args.episodes_per_iteration)])
+        samples = replay.sample(args.samples_per_iteration)
+        version = target_weights.num_updates
+        with target_weights.swapped_into(critic):
+            targets, _ = current_targets(samples, replay.targets, version, lifetime, critic.write)
+        pairs = list(zip(samples, targets, strict=True)) * args.num_updates_per_generation
+        for start in range(0, len(pairs), args.global_batch_size):
+            batch = pairs[start : start + args.global_batch_size]
+            losses = [critic.train_on(s.transition.index, float(t.parsed.future)) for s, t in batch]
+            replay.update_priorities([sample.transition_id for sample, _ in batch], losses)
+            target_weights.update(critic, args.global_batch_size)
+        is_above = critic.values[0].item() > 0.5
+        since = (iteration if since is None else since) if is_above else None
+    return since
+
+
+def test_the_default(tmp_path):
+    """As the README's example: episodes of up to 20 turns, for 300 iterations."""
+    args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
+    since = first_success(args, args.max_turns, num_iterations=300)
+    assert since is not None and since < 100
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipes(recipe, tmp_path):
+    options = yaml.safe_load(recipe.read_text())
+    own = {name: value for name, value in options.items() if name in NLACConfig.__dataclass_fields__}
+    args = planned(PROCESSES.get(recipe.stem, 1))(**{**own, "output_dir": str(tmp_path)})
+    num_iterations = args.max_steps // args.updates_per_iteration
+    since = first_success(args, args.max_turns, num_iterations, num_logs=200 if recipe.stem == "logs" else 0)
+    assert since is not None and since < num_iterations / 3
