@@ -101,6 +101,7 @@ from .training.checkpoint import (
 from .training.chunked_head import can_chunk_head
 from .training.guards import (
     LEARNING_RATE_FACTOR,
+    MAX_FAILURE_RATE,
     MAX_LEFT_BEHIND,
     FailureMonitor,
     ForgettingGuard,
@@ -434,7 +435,7 @@ class NLACTrainer(AtomicSavingTrainer):
         self._has_opened_folder = False
         self.add_callback(TrainBeginCallback(self._begin))
         self.add_callback(UnchangedWeightsCallback())
-        self.failures = FailureMonitor(args.max_environment_failure_rate)
+        self.failures = FailureMonitor()
         self.idle = IdleMonitor()
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
@@ -1094,7 +1095,7 @@ class NLACTrainer(AtomicSavingTrainer):
         args = self.args
         if args.metric_for_best_model is None:
             return True
-        reason = why_not_comparable(metrics, args.metric_for_best_model, args.max_environment_failure_rate)
+        reason = why_not_comparable(metrics, args.metric_for_best_model, MAX_FAILURE_RATE)
         if reason is not None:
             logger.warning(f"The evaluation at step {self.state.global_step} is not compared with others: {reason}.")
         return reason is None

@@ -29,19 +29,13 @@ class TrainingStopped(RuntimeError):
 
 
 NUM_WATCHED = 100  # last episodes, over all processes; with fewer, training continues
+MAX_FAILURE_RATE = 0.5  # of the environments in these, and of an evaluation that is compared with others
 
 
 class FailureMonitor:
-    """
-    Count failed environments among the last episodes.
+    """Count failed environments among the last episodes."""
 
-    Args:
-        max_rate (`float`):
-            Share of failures above which training stops.
-    """
-
-    def __init__(self, max_rate: float):
-        self.max_rate = max_rate
+    def __init__(self):
         self.failed: deque[bool] = deque(maxlen=NUM_WATCHED)
 
     def update(self, failures: list[bool]) -> None:
@@ -56,14 +50,13 @@ class FailureMonitor:
     @property
     def is_exceeded(self) -> bool:
         """Whether training must stop."""
-        return len(self.failed) == NUM_WATCHED and self.rate > self.max_rate
+        return len(self.failed) == NUM_WATCHED and self.rate > MAX_FAILURE_RATE
 
     def report(self, checkpoint: Path, traceback: str) -> str:
         """Explain, for an error, why training stops."""
         return (
-            f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes; "
-            f"`max_environment_failure_rate` is {self.max_rate}. Training stops, {checkpoint} is saved. The last "
-            f"failure on this process:\n{printable(traceback) or 'none'}"
+            f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes. Training stops, "
+            f"{checkpoint} is saved. The last failure on this process:\n{printable(traceback) or 'none'}"
         )
 
 
