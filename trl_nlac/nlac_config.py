@@ -10,7 +10,7 @@ from typing import Any
 
 from trl.trainer.base_config import _BaseConfig
 
-from .options.checks import check, check_at_least, check_between, check_choices, check_positive, check_types
+from .options.checks import check, check_at_least, check_between, check_choices, check_types
 from .options.documented import documented
 from .options.environment_options import EnvironmentOptions
 from .options.generation_options import GenerationOptions
@@ -91,10 +91,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
 
         replay_buffer_size (`int`, *optional*, defaults to `100000`):
             Number of transitions that each process keeps.
-        replay_buffer_memory (`float`, *optional*):
-            Memory, in GiB, for the compressed episodes of each process. Beyond it the oldest move to files in
-            `output_dir`, which are deleted when the process ends, and are read back when they are sampled. If `None`,
-            all stay in memory.
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha of prioritized replay. `0` samples uniformly.
 
@@ -208,7 +204,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
 
     # Parameters that control replay
     replay_buffer_size: int = 100_000
-    replay_buffer_memory: float | None = None
     priority_exponent: float = 0.1
 
     # Parameters that control targets
@@ -315,7 +310,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         check_between(self, 0, 1000, "learning_rate")
         check_between(self, 0, 100, "rehearsal_ratio")
         check_between(self, 0, 1, "priority_exponent")
-        check_positive(self, "replay_buffer_memory", most=10**9)
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         fits = self.replay_buffer_size >= self.max_turns  # an episode must fit

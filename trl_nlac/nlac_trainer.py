@@ -413,8 +413,6 @@ class NLACTrainer(AtomicSavingTrainer):
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
             seed=args.seed + args.process_index,
-            memory_limit=None if args.replay_buffer_memory is None else int(args.replay_buffer_memory * 2**30),
-            spill_directory=args.output_dir,
         )
         if replay_dataset is not None:
             shares = (args.process_index, args.world_size, args.max_prompt_length)
