@@ -2,7 +2,7 @@
 
 """
 The cost of a replay buffer: memory, adding, sampling, updating, saving and loading, from a thousand to a million
-transitions, with all episodes in memory and with most of them spilled to files.
+transitions.
 
 Every measurement runs in a separate process, with a full buffer whose capacity is the number of transitions. Its
 memory is the growth of the resident set (`VmRSS`, after `malloc_trim`, so that only the memory of the buffer itself
@@ -115,7 +115,7 @@ def measure(args: argparse.Namespace) -> dict:
     del warm_up
 
     before = resident()
-    replay = PrioritizedReplay(args.size, memory_limit=args.memory_limit, spill_directory=args.directory)
+    replay = PrioritizedReplay(args.size)
     adding, num_added, chunks = Stopwatch(), 0, []
     # More than fit, so that the oldest are dropped.
     while num_added < 1.2 * args.size:
@@ -161,13 +161,10 @@ def measure(args: argparse.Namespace) -> dict:
     return {
         "transitions": args.size,
         "kind": args.kind,
-        "memory_limit_bytes": args.memory_limit,
         "tokens_per_transition": round(token_bytes / 4 / len(replay), 1),
         "memory_bytes": memory,
         "memory_ratio": round(memory / token_bytes, 3),
         "bytes_per_transition": round(memory / len(replay), 1),
-        "record_bytes_in_memory": replay._store.memory_size,
-        "record_bytes_on_disk": replay._store.disk_size,
         "add_per_second": round(num_added / sum(adding.wall)),
         "add_per_second_cpu": round(num_added / sum(adding.cpu)),
         "sample_us": sample,
@@ -194,38 +191,33 @@ def main():
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repetitions", type=int, default=50, help="of sampling and updating in a round")
-    parser.add_argument("--directory", type=Path, help="of spilled and saved episodes; default: a temporary folder")
+    parser.add_argument("--directory", type=Path, help="of saved episodes; default: a temporary folder")
     # Options of the process of one measurement.
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="text", help=argparse.SUPPRESS)
-    parser.add_argument("--memory_limit", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.size is not None:
         print(json.dumps(measure(args)))
         return
 
-    runs = [(size, "text", None) for size in args.sizes]
-    runs += [(args.sizes[-1], "text", 160 * args.sizes[-1])]  # a tenth of the token ids' bytes may stay in memory
-    runs += [(10**4, "random", None)]
+    runs = [*((size, "text") for size in args.sizes), (10**4, "random")]
     rows = []
-    for size, kind, memory_limit in runs:
+    for size, kind in runs:
         command = [sys.executable, "-m", "benchmarks.systems.replay", "--size", str(size), "--kind", kind]
         for name in ("num_turns", "batch_size", "rounds", "repetitions"):
             command += [f"--{name}", str(vars(args)[name])]
-        command += ["--memory_limit", str(memory_limit)] if memory_limit is not None else []
         command += ["--directory", str(args.directory)] if args.directory is not None else []
         output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
         rows.append(json.loads(output))
         print(json.dumps(rows[-1]), flush=True)
-    in_memory = [row for row in rows if row["memory_limit_bytes"] is None]
     report = {
         "date": date.today().isoformat(),
         "turns": args.num_turns,
         "batch_size": args.batch_size,
         **reporting.setting("numpy", "pyarrow"),
-        "memory_ratio": max(row["memory_ratio"] for row in in_memory),
+        "memory_ratio": max(row["memory_ratio"] for row in rows),
         **{
-            name: {str(row["transitions"]): row[name] for row in in_memory if row["kind"] == "text"}
+            name: {str(row["transitions"]): row[name] for row in rows if row["kind"] == "text"}
             for name in ("sample_us", "sample_us_cpu")
         },
         "rows": rows,

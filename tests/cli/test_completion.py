@@ -17,7 +17,7 @@ def test_bash_completes(tmp_path):
     lines = {
         "trl-nlac ": {*COMMANDS, "--help", "--version"},
         "trl-nlac re": {"rehearse", "report"},
-        "trl-nlac train --replay_b": {"--replay_buffer_memory", "--replay_buffer_size"},
+        "trl-nlac train --num_ev": {"--num_eval_critiques", "--num_eval_episodes"},
         "trl-nlac train --bootstrap ": {"implicit", "explicit", "monte_carlo"},
         "trl-nlac train --config run": {"run.yaml"},
         "trl-nlac plan --gp": {"--gpus"},
