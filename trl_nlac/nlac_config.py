@@ -163,8 +163,8 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             its refined actions only those that do as their critique says. They are written in the first iteration and
             kept in every checkpoint.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
-            Share of failed environments above which training stops, with a checkpoint. It counts the last 100 episodes,
-            and an evaluation with more is not compared with others.
+            Share of failed environments above which training stops, with a checkpoint. The last 100 episodes count. An
+            evaluation with more is not compared with others.
 
         > Parameters that control evaluation
 
