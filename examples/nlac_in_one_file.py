@@ -24,9 +24,9 @@ The file is what `trl_nlac` computes, without all that a real run needs: several
 chains of thought, long histories, other chat templates and text of strangers. A test gives both the same weights and
 the same transitions, and compares targets, refined actions, losses, gradients, draws and target weights.
 
-It departs from the paper in four places, all because the model has 0.7 million parameters: greedy Bellman targets, a
-lower temperature of bootstrapped futures, faster target weights and learning, and rehearsal of the two roles that no
-loss of the method trains.
+It departs from the paper because the model has 0.7 million parameters: a larger learning rate and faster target
+weights, greedy Bellman targets, a lower temperature of bootstrapped futures, no unlikely tokens (`min_p`), and
+rehearsal of the two roles that neither loss trains.
 """
 
 import copy
@@ -36,22 +36,30 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from trl import TrlParser
 from trl.trainer.utils import pad, selective_log_softmax
 
 
-# Settings. Names are those of `NLACConfig`.
+# Settings, with the names of `NLACConfig` where it has them
 
 SUPPORT_MODEL = str(Path(__file__).parents[1] / "trl_nlac" / "support_model")
 
 
 @dataclass
 class Settings:
-    model: str = field(default=SUPPORT_MODEL, metadata={"help": "Folder of a model that knows the roles."})
+    model: str = field(default=SUPPORT_MODEL, metadata={"help": "Folder of the desk's model."})
     seed: int = field(default=0, metadata={"help": "Seed of the desk's rules, and of everything random."})
     iterations: int = field(default=50, metadata={"help": "Iterations of algorithm 1."})
     episodes_per_iteration: int = field(default=4, metadata={"help": "Episodes played in an iteration."})
@@ -125,8 +133,8 @@ class SupportDesk:
         return "Closed: the customer is happy.", 1.0, True
 
 
-# Prompts. The model of the desk was trained on these; appendix A has those of a large one, `trl_nlac.prompts` too. The
-# policy needs no words: it answers an observation.
+# Prompts of the roles. The desk's model was trained on these few words; for a large model see appendix A, or
+# `trl_nlac/prompts.py`. The policy has none: it answers an observation.
 
 CRITIC = "How will this end, and was it the best call?"  # p_eval: future and verdict in one, k = 1
 SUCCESSOR = "{observation} How will this end?"  # p_pred(s')
@@ -142,7 +150,13 @@ CRITIQUE = re.compile(r"Future:(?P<future>.+)Optimality:\s*(?:Yes|No)\b.*", re.D
 # The language model M_theta
 
 Tokens = list[int]
-Example = tuple[Tokens, Tokens]  # a prompt, and the answer to it
+
+
+class Example(NamedTuple):
+    """What a role read, and what it wrote."""
+
+    prompt: Tokens
+    answer: Tokens
 
 
 def join(*parts: Tokens | None) -> Tokens | None:
@@ -156,7 +170,7 @@ class LanguageModel:
     tokenized again, so the tokens that are trained on are those that were sampled.
     """
 
-    def __init__(self, model, tokenizer, settings: Settings):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: Settings):
         self.model = model.eval()  # also in training: the desk's model has no dropout
         self.tokenizer = tokenizer
         self.settings = settings
@@ -174,45 +188,48 @@ class LanguageModel:
         """Decode an answer."""
         return self.tokenizer.decode(answer, skip_special_tokens=True).strip()
 
+    def batch(self, sequences: list[Tokens], padding_side: str) -> dict[str, torch.Tensor]:
+        """Pad sequences: (B, T) each."""
+        rows = [torch.tensor(sequence) for sequence in sequences]
+        return {
+            "input_ids": pad(rows, self.tokenizer.pad_token_id, padding_side),
+            "attention_mask": pad([torch.ones_like(row) for row in rows], 0, padding_side),
+        }
+
     @torch.no_grad()
     def sample(self, prompts: list[Tokens], temperature: float) -> list[Tokens]:
         """Sample an answer to each prompt, up to the token that ends its turn; greedily at temperature 0."""
         if not prompts:
             return []
-        eos, pad_token = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
-        rows = [torch.tensor(prompt) for prompt in prompts]
-        input_ids = pad(rows, pad_token, "left")  # (B, T)
-        sampling = {"temperature": temperature, "min_p": self.settings.min_p, "top_k": 0} if temperature else {}
-        output = self.model.generate(
-            input_ids=input_ids,
-            attention_mask=pad([torch.ones_like(row) for row in rows], 0, "left"),
-            generation_config=GenerationConfig(
-                max_new_tokens=self.settings.max_completion_length,
-                do_sample=temperature > 0,
-                pad_token_id=pad_token,
-                eos_token_id=eos,
-                **sampling,
-            ),
+        eos, inputs = self.tokenizer.eos_token_id, self.batch(prompts, "left")
+        config = GenerationConfig(
+            max_new_tokens=self.settings.max_completion_length,
+            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=eos,
+            do_sample=temperature > 0,
+            **({"temperature": temperature, "min_p": self.settings.min_p, "top_k": 0} if temperature else {}),
         )
-        answers = output[:, input_ids.shape[1] :].tolist()
+        output = self.model.generate(**inputs, generation_config=config)
+        answers = output[:, inputs["input_ids"].shape[1] :].tolist()
         return [answer[: answer.index(eos) + 1] if eos in answer else answer for answer in answers]
 
     def answer(self, prompts: list[Tokens | None], temperature: float, form: re.Pattern) -> list[Tokens | None]:
         """Sample answers; `None` where there is no prompt, or where an answer was cut off or breaks its form."""
-        eos = self.tokenizer.eos_token_id
-        answers = iter(self.sample([prompt for prompt in prompts if prompt], temperature))
-        found = [next(answers) if prompt else None for prompt in prompts]
-        return [a if a and a[-1] == eos and form.fullmatch(self.read(a)) else None for a in found]
+        sampled = iter(self.sample([prompt for prompt in prompts if prompt], temperature))
+        answers = [next(sampled) if prompt else None for prompt in prompts]
+        return [answer if answer and self.keeps(answer, form) else None for answer in answers]
+
+    def keeps(self, answer: Tokens, form: re.Pattern) -> bool:
+        """Whether an answer is whole and keeps to a form."""
+        return answer[-1] == self.tokenizer.eos_token_id and form.fullmatch(self.read(answer)) is not None
 
     def losses(self, examples: list[Example]) -> torch.Tensor:
         """Compute -log M_theta(answer | prompt) of each example, averaged over the tokens of its answer: (B,)."""
-        rows = [torch.tensor(prompt + answer) for prompt, answer in examples]
-        input_ids = pad(rows, self.tokenizer.pad_token_id)  # (B, T)
-        answered = [torch.tensor([0] * len(prompt) + [1] * len(answer)) for prompt, answer in examples]
-        is_answer = pad(answered, 0)[:, 1:]  # (B, T - 1)
-        attention_mask = pad([torch.ones_like(row) for row in rows], 0)
-        logits = self.model(input_ids, attention_mask=attention_mask).logits[:, :-1]  # (B, T - 1, V)
-        logps = selective_log_softmax(logits, input_ids[:, 1:])  # (B, T - 1)
+        inputs = self.batch([prompt + answer for prompt, answer in examples], "right")
+        masks = [torch.tensor([0] * len(prompt) + [1] * len(answer)) for prompt, answer in examples]
+        is_answer = pad(masks, 0)[:, 1:]  # (B, T - 1)
+        logits = self.model(**inputs).logits[:, :-1]  # (B, T - 1, V)
+        logps = selective_log_softmax(logits, inputs["input_ids"][:, 1:])  # (B, T - 1)
         return -(logps * is_answer).sum(1) / is_answer.sum(1)
 
 
@@ -304,8 +321,9 @@ def backup_prompt(
 
 def bellman_targets(target: LanguageModel, transitions: list[Transition]) -> list[Example | None]:
     """
-    Sample d_t = B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) of the language Bellman backup with theta_bar (equation 1). Returns
-    what the backup read and wrote, where all answers keep to their form.
+    Sample d_t = B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) of the language Bellman backup with theta_bar (equation 1; section
+    5.1 leaves a_{t+1} to the successor model). Returns what the backup read and wrote, where all answers keep to their
+    form.
     """
     temperature = target.settings.bootstrap_temperature
     # a_{t+1} ~ pi(. | s_{t+1})
@@ -316,7 +334,7 @@ def bellman_targets(target: LanguageModel, transitions: list[Transition]) -> lis
     # d_t ~ B_L M(. | s_t, a_t)
     prompts = [backup_prompt(target, *parts) for parts in zip(transitions, actions, judged, strict=True)]
     answers = target.answer(prompts, 0.0, CRITIQUE)
-    return [answer and (prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    return [answer and Example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 # Policy improvement: section 4.2
@@ -333,7 +351,7 @@ def refine(policy: LanguageModel, state_actions: list[Tokens | None], temperatur
         for state_action, critique in zip(state_actions, judged, strict=True)
     ]
     answers = policy.answer(prompts, temperature, ACTION)
-    return [answer and (prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    return [answer and Example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def refine_actions(policy: LanguageModel, states: list[Tokens], temperature: float) -> list[Example | None]:
@@ -349,16 +367,16 @@ def critic_examples(
     model: LanguageModel, transitions: list[Transition], targets: list[Example | None]
 ) -> tuple[list[Transition], list[Example]]:
     """
-    Make the examples of L1 (equation 5), and return their transitions too. The log-likelihood of a sampled target is
-    the cross-entropy part of the divergence.
+    Make the examples of L1, and return the transitions that have one. The log-likelihood of a sampled target is the
+    cross-entropy part of the divergence (equation 5).
     """
-    found = [(t, target[1]) for t, target in zip(transitions, targets, strict=True) if target]
-    return [t for t, _ in found], [(critic_prompt(model, t.state + t.action), answer) for t, answer in found]
+    judged = [(t, target.answer) for t, target in zip(transitions, targets, strict=True) if target]
+    return [t for t, _ in judged], [Example(critic_prompt(model, t.state + t.action), answer) for t, answer in judged]
 
 
 def policy_examples(transitions: list[Transition], refinements: list[Example | None]) -> list[Example]:
     """Make the examples of L2 (equation 6)."""
-    return [(t.state, refined[1]) for t, refined in zip(transitions, refinements, strict=True) if refined]
+    return [Example(t.state, refined.answer) for t, refined in zip(transitions, refinements, strict=True) if refined]
 
 
 @torch.no_grad()
@@ -373,10 +391,10 @@ def rehearse(initial: LanguageModel, examples: list[Example | None], number: int
     Let the initial model answer what backup and refinement policy were asked. Neither loss trains these prompts, and
     so small a model forgets how to answer them.
     """
-    asked = [prompt for prompt, _ in filter(None, examples)]
-    asked = random.sample(asked, min(number, len(asked)))
-    answers = initial.answer(asked, 0.0, ACTION)
-    return [(prompt, answer) for prompt, answer in zip(asked, answers, strict=True) if answer]
+    prompts = [example.prompt for example in examples if example]
+    prompts = random.sample(prompts, min(number, len(prompts)))
+    answers = initial.answer(prompts, 0.0, ACTION)
+    return [Example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer]
 
 
 # Algorithm 1
@@ -395,9 +413,8 @@ def show(title: str, model: LanguageModel, examples: list[Example | None]) -> No
         print(model.tokenizer.decode(join(*example)).replace(model.tokenizer.eos_token, "\n"), end="")
 
 
-def train(settings: Settings) -> LanguageModel:
+def train(settings: Settings) -> None:
     set_seed(settings.seed)
-    start_time = time.perf_counter()
     desk = SupportDesk(settings.seed)
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
     # Line 1: theta and theta_bar begin with the pretrained model.
@@ -405,11 +422,11 @@ def train(settings: Settings) -> LanguageModel:
     target, initial = copy.deepcopy(policy), copy.deepcopy(policy)
     replay = ReplayBuffer(settings.replay_buffer_size, settings.priority_exponent)
     optimizer = torch.optim.AdamW(policy.model.parameters(), settings.learning_rate, (0.9, 0.95), weight_decay=0.0)
-    updates = range(0, settings.samples_per_iteration, settings.batch_size)  # of an iteration, by their first sample
-    num_updates = settings.iterations * len(updates)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, 5 * (1 - update / num_updates)))
-    tau = 1 - (1 - settings.target_update_rate) ** settings.batch_size  # line 10 for all samples of an update
-    environment_steps = 0
+    num_updates = settings.samples_per_iteration // settings.batch_size  # gradient steps of an iteration
+    last = settings.iterations * num_updates
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 5 * (1 - step / last)))
+    tau = 1 - (1 - settings.target_update_rate) ** settings.batch_size  # line 10 for all samples of a gradient step
+    environment_steps, start = 0, time.perf_counter()
     print(f"iteration   0  environment steps    0  success {evaluate(policy, desk):.2f}", flush=True)
 
     for iteration in range(1, settings.iterations + 1):  # line 2
@@ -418,17 +435,17 @@ def train(settings: Settings) -> LanguageModel:
         environment_steps += len(played)
         replay.add(played)
 
-        # Answers to train on: Bellman targets of theta_bar, refined actions of theta.
+        # What to train on: Bellman targets of theta_bar, refined actions of theta.
         samples = replay.sample(settings.samples_per_iteration)
         targets = bellman_targets(target, samples)
         refinements = refine_actions(policy, [t.state for t in samples], settings.temperature)
         rehearsed = rehearse(initial, targets + refinements, round(settings.rehearsal_ratio * len(samples)))
 
-        for number, start in enumerate(updates):  # line 7
-            batch = slice(start, start + settings.batch_size)
+        for i in range(num_updates):  # line 7
+            batch = slice(i, None, num_updates)
             judged, of_critic = critic_examples(policy, samples[batch], targets[batch])
             of_policy = policy_examples(samples[batch], refinements[batch])
-            losses = policy.losses(of_critic + of_policy + rehearsed[number :: len(updates)])
+            losses = policy.losses(of_critic + of_policy + rehearsed[batch])
             (losses.sum() / settings.batch_size).backward()  # lines 8 and 9, in one gradient step
             clip_grad_norm_(policy.model.parameters(), 1.0)
             optimizer.step()
@@ -442,19 +459,14 @@ def train(settings: Settings) -> LanguageModel:
             print(
                 f"iteration {iteration:3d}  environment steps {environment_steps:4d}  "
                 f"success {evaluate(policy, desk):.2f}  critic loss {critic_losses.mean():.3f}  "
-                f"policy loss {policy_losses.mean():.3f}  {time.perf_counter() - start_time:.0f} s",
+                f"policy loss {policy_losses.mean():.3f}  {time.perf_counter() - start:.0f} s",
                 flush=True,
             )
 
     first = replay.transitions[0]
-    show(
-        "The backup has seen what followed, and writes a target for the critic",
-        target,
-        bellman_targets(target, [first]),
-    )
+    show("The backup knows what followed, and writes what the critic learns", target, bellman_targets(target, [first]))
     refined = refine(policy, [first.state + first.action], temperature=0.0)
-    show("The critic has not, and its critique helps to write a target for the policy", policy, refined)
-    return policy
+    show("The critic foresees it, and the refinement policy writes what the policy learns", policy, refined)
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def test_runs():
     begin, first, second = curve(output)
     assert (begin[:2], first[0], second[0]) == (("0", "0"), "1", "2")
     assert 4 <= int(first[1]) <= 8 and int(first[1]) < int(second[1]) <= 16
-    backup, critic = output[output.index("The backup") :].split("The critic")
+    backup, critic = output[output.index("The backup") :].split("The critic foresees")
     assert "The score is" in backup or backup.count("How will this end?") == 1
     assert backup.count("So was it the best call?") == 1 and backup.count("\nOptimality: ") == 1
     assert critic.count("How will this end, and was it the best call?") == 1
