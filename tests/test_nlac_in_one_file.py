@@ -103,7 +103,7 @@ def to_file(transition: Transition):
 
 def tokens(answers: list) -> list:
     """Return what was read and written for each of the package's answers that keep to their form."""
-    return [answer and answer.parsed and (answer.prompt.ids, list(answer.token_ids)) or None for answer in answers]
+    return [(answer.prompt.ids, list(answer.token_ids)) if answer and answer.parsed else None for answer in answers]
 
 
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
