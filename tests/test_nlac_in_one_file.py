@@ -118,8 +118,9 @@ def gradient(losses: torch.Tensor, model) -> torch.Tensor:
 def test_is_short_and_stands_alone():
     text = PATH.read_text()
     assert len(text.splitlines()) <= 500
-    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {getattr(node, "module", None) or node.names[0].name for node in imports}
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     foreign = {name.split(".")[0] for name in names} - sys.stdlib_module_names
     assert foreign == {"torch", "transformers", "trl"}
 
