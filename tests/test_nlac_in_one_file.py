@@ -174,7 +174,7 @@ class TestAgainstThePackage:
 
     def test_losses_and_gradients(self, transitions):
         model, roles = make_model(), make_roles()
-        samples = [Sample(t, i, weight=1.0, priority=1.0) for i, t in enumerate(transitions)]
+        samples = [Sample(t, i, priority=1.0) for i, t in enumerate(transitions)]
         with roles.generator.session(model):
             targets = bellman_targets(roles, transitions, "explicit")
             refinements = refine_actions(roles, transitions)
@@ -187,7 +187,7 @@ class TestAgainstThePackage:
             (one_file.policy_examples(stored, refined), policy_examples(roles, samples, refinements)),
         ):
             losses = policy.losses(ours)
-            expected, _ = batch_losses(model, NLACCollator(TOKENIZER.pad_token_id)(theirs))
+            expected = batch_losses(model, NLACCollator(TOKENIZER.pad_token_id)(theirs))
             torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
             assert relative_difference(gradient(losses, policy.model), gradient(expected, model)) < 1e-5
 
@@ -215,8 +215,8 @@ class TestAgainstThePackage:
         assert ours != one_file.bellman_targets(policy, stored)
 
     def test_probabilities_of_replay(self, transitions):
-        """The package's follow from its importance weights, 1 / P(i) but for a factor."""
-        theirs = PrioritizedReplay(100, priority_exponent=0.1, importance_sampling_exponent=1.0)
+        """Those of the package are in proportion to the priority of each draw to the power of alpha, and in its draws."""
+        theirs = PrioritizedReplay(100, priority_exponent=0.1)
         ours = one_file.ReplayBuffer(100, alpha=0.1)
         stored, episodes = [to_file(t) for t in transitions], list(dict.fromkeys(t.episode for t in transitions))
         losses = [3.0, 0.0, 1e-9, 0.5, 20.0]
@@ -225,9 +225,12 @@ class TestAgainstThePackage:
             ours.add([t for t, of in zip(stored, transitions, strict=True) if of.episode in episodes[half]])
             theirs.update_priorities(range(len(losses)), losses)
             ours.update(stored[: len(losses)], losses)
-            inverse = {sample.transition_id: sample.weight for sample in theirs.sample(5000)}
-            expected = 1 / torch.tensor([inverse[i] for i in range(len(ours.transitions))], dtype=torch.float64)
+            draws = [sample for _ in range(20) for sample in theirs.sample(5000)]
+            weights = {sample.transition_id: sample.priority**0.1 for sample in draws}
+            expected = torch.tensor([weights[i] for i in range(len(ours.transitions))], dtype=torch.float64)
             torch.testing.assert_close(ours.probabilities(), expected / expected.sum())
+            counts = torch.tensor([sample.transition_id for sample in draws]).bincount() / len(draws)
+            torch.testing.assert_close(counts.double(), ours.probabilities(), rtol=0.1, atol=0)
         found = ours.probabilities()
         assert found[-1] == found[4] > found[0] > found[5] > found[3] > found[1] == found[2]
         torch.manual_seed(0)
