@@ -215,7 +215,7 @@ class TestAgainstThePackage:
         assert ours != one_file.bellman_targets(policy, stored)
 
     def test_probabilities_of_replay(self, transitions):
-        """Those of the package are in proportion to the priority of each draw to the power of alpha, and in its draws."""
+        """Those of the package: the priority of each draw to the power of alpha, and how often it is drawn."""
         theirs = PrioritizedReplay(100, priority_exponent=0.1)
         ours = one_file.ReplayBuffer(100, alpha=0.1)
         stored, episodes = [to_file(t) for t in transitions], list(dict.fromkeys(t.episode for t in transitions))
