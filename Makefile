@@ -18,11 +18,11 @@ GPU_ARGS ?=
 ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 3
-BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
+BENCHMARKS ?= systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
 TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-gpu real-model test-real user-hours \
-	lint format bench bench-learning bench-agent bench-vllm docs clean
+	lint format bench bench-learning bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
 
@@ -101,11 +101,6 @@ else
 	$(BIN)/python -m benchmarks.learning.figures.summary
 	$(BIN)/python -m benchmarks.learning.figures.report --readme README.md
 endif
-
-# Keeps measurements under runs/; remove them to start from scratch.
-bench-agent: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.agent --json benchmarks/results/agent.json --page docs/source/agent.md
-	$(BIN)/python -m benchmarks.offline --json benchmarks/results/offline.json --page docs/source/offline.md
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results
