@@ -21,7 +21,7 @@ TEST_JOBS ?= 3
 BENCHMARKS ?= systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-gpu real-model test-real user-hours \
+TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-gpu real-model test-real \
 	lint format bench bench-learning bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
@@ -67,11 +67,6 @@ real-model: $(VENV)/.dev
 test-real: real-model $(VLLM_VENV)/.vllm
 	$(OFFLINE) $(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
-
-# A user's first hours, from a fresh clone and from a fresh wheel, with the packages of this environment.
-user-hours: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.user_hours --source clone --borrow
-	$(BIN)/python -m benchmarks.user_hours --source wheel --borrow
 
 # For a machine with a GPU, once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
 test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
