@@ -303,9 +303,8 @@ class Judge:
 
 
 def resources() -> dict[str, float]:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1),
+        "memory_mb": round(reporting.resident_bytes() / 1e6, 1),
         "threads": threading.active_count(),
         "files": len(os.listdir("/proc/self/fd")),
     }

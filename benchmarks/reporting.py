@@ -54,6 +54,11 @@ def same_options(args: argparse.Namespace, *names: str) -> list[str]:
     return [word for name, value in given for word in (f"--{name}", str(value))]
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process. Needs Linux."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def setting(*packages: str, **machine) -> dict[str, Any]:
     """
     Return the commit of this checkout, the machine, Python and the versions of `packages`, which are `None` for those

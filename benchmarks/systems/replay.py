@@ -104,7 +104,7 @@ def resident() -> int:
 
 
 def full_buffer(source: Source, size: int, memory_limit: int | None, directory: Path | None):
-    """Fill a buffer; returns it, the seconds of adding, the number of added transitions and the bytes of its tokens."""
+    """Fill a buffer; returns it, the times of adding, how many were added, and the bytes of its tokens."""
     replay = PrioritizedReplay(size, memory_limit=memory_limit, spill_directory=directory)
     adding, num_added, lengths = Stopwatch(), 0, []
     while num_added < 1.2 * size:  # more than fit, so that the oldest are dropped
