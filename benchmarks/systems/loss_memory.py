@@ -11,7 +11,6 @@ counted, nor are the weights and their gradients.
     python -m benchmarks.systems.loss_memory --json benchmarks/results/loss_memory.json
 """
 
-import resource
 from contextlib import nullcontext
 
 import torch
@@ -51,7 +50,7 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
     batch = NLACCollator(0, keeps_logits=False)(examples)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = reporting.peak_bytes()
     if side == "all_logits":
         labels = batch.tokens.inputs["input_ids"].clone()
         labels[:, :start] = -100
@@ -60,7 +59,7 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
     else:
         loss = batch_losses(model, batch, nullcontext if side == "distill" else None)[0].sum()
     loss.backward()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return reporting.peak_bytes() - before
 
 
 def main() -> None:

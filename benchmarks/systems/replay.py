@@ -26,7 +26,6 @@ import ctypes
 import json
 import os
 import re
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -99,8 +98,7 @@ def resident() -> int:
     """Return the bytes of this process in memory."""
     pa.default_memory_pool().release_unused()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status).group(1))
+    return reporting.resident_bytes()
 
 
 def full_buffer(source: Source, size: int, memory_limit: int | None, directory: Path | None):
@@ -147,11 +145,11 @@ def measure(size: int, kind: str, memory_limit: int | None, directory: Path | No
     times = times_of(replay)
     saving, loading = Stopwatch(), Stopwatch()
     with tempfile.TemporaryDirectory(dir=directory) as folder:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = reporting.peak_bytes()
         with saving:
             replay.save(folder)
         saved = sum(path.stat().st_size for path in Path(folder).iterdir())
-        growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+        growth = reporting.peak_bytes() - peak
         with loading:
             replay.load(folder)
     return {
@@ -167,7 +165,7 @@ def measure(size: int, kind: str, memory_limit: int | None, directory: Path | No
         **times,
         "save_seconds": round(saving.wall[0], 2),
         "saved_bytes": saved,
-        "peak_growth_of_save_bytes": 1024 * growth,
+        "peak_growth_of_save_bytes": growth,
         "load_seconds": round(loading.wall[0], 2),
         "load_average": round(os.getloadavg()[0], 1),
     }

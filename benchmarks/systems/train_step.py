@@ -20,7 +20,6 @@ The file keeps what it has; a run that was stopped goes on where it was.
 
 import argparse
 import json
-import resource
 import tempfile
 import time
 from statistics import median
@@ -209,7 +208,7 @@ def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]
 
 def _peak_bytes(device: torch.device) -> int:
     if device.type == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return reporting.peak_bytes()
     return torch.accelerator.max_memory_allocated()
 
 
