@@ -6,14 +6,10 @@ with others, and model outputs that break every format. Each episode is compared
 whether all are accounted for, in order, with no turn or reward that the environment did not give, and whether those
 episodes fail that must, and no others. Memory, threads and open files of the process are measured after every rollout.
 Needs Linux.
-
-python -m benchmarks.chaos --json benchmarks/results/chaos.json
 """
 
-import argparse
 import asyncio
 import json
-import logging
 import os
 import random
 import subprocess
@@ -397,23 +393,12 @@ def run(num_episodes: int, seed: int = 0, timeout: float = 1.0, rollout_size: in
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--num_episodes", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=2.0, help="seconds after which a call hangs")
-    args = parser.parse_args()
-    path = args.json and args.json.absolute()  # some environments change the folder
-    logging.disable(logging.WARNING)
+def attack(episodes: int = 2000, seed: int = 0, timeout: float = 2.0) -> dict[str, Any]:
+    """Play the episodes in a folder of their own: some environments change it."""
+    home = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        report = run(args.num_episodes, args.seed, args.timeout)
-        os.chdir("/")
-    print(json.dumps({name: value for name, value in report.items() if name != "resources"}, indent=2))
-    options = {"num_episodes": args.num_episodes, "seed": args.seed, "timeout": args.timeout}
-    reporting.write({**options, **report, **reporting.setting("torch", "transformers", "trl")}, path)
-
-
-if __name__ == "__main__":
-    main()
+        try:
+            return run(episodes, seed, timeout)
+        finally:
+            os.chdir(home)

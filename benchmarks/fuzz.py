@@ -5,15 +5,11 @@ Odd values for every option of the configuration and every argument of the train
 training starts, or the run must train, evaluate and save: one step of a tiny model. Everything else is a defect: an
 error that does not name what is odd, one after training started, or a run that hangs.
 
-python -m benchmarks.fuzz --json benchmarks/results/fuzz.json
-
 Trials run in a process of their own, one after the other, each with a limit of time.
 """
 
-import argparse
 import contextlib
 import io
-import json
 import logging
 import multiprocessing
 import os
@@ -23,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
@@ -47,7 +43,6 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from benchmarks import reporting
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult
@@ -618,30 +613,18 @@ def summary(results: dict[Trial, Result]) -> dict[str, Any]:
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds after which a trial hangs")
-    parser.add_argument("--only", nargs="*", help="names of options and arguments")
-    args = parser.parse_args()
-    trials = option_trials() + argument_trials()
-    trials = [trial for trial in trials if not args.only or trial.name in args.only]
-    worker, results, longest = Worker(args.timeout), {}, 0.0
-    start = time.perf_counter()
+def attack(timeout: float = 120.0, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Try all values, or those of some options and arguments; after `timeout` seconds a trial hangs."""
+    trials = [trial for trial in option_trials() + argument_trials() if not only or trial.name in only]
+    worker, results, longest = Worker(timeout), {}, 0.0
     for i, trial in enumerate(trials, start=1):
         results[trial], seconds = worker.try_it(trial)
         longest = max(longest, seconds)
         if results[trial].outcome not in ("refused", "trained"):
             print(f"{i}/{len(trials)} {trial}: {results[trial]}", flush=True)
     worker.close()
-    report = {
+    parts = {
         kind: summary({trial: result for trial, result in results.items() if trial.kind == kind})
         for kind in ("option", "argument")
     }
-    print(json.dumps({kind: part["outcomes"] for kind, part in report.items()}, indent=2))
-    times = {"seconds": round(time.perf_counter() - start, 1), "longest_trial_seconds": round(longest, 1)}
-    reporting.write({**report, **times, **reporting.setting("torch", "transformers", "trl")}, args.json)
-
-
-if __name__ == "__main__":
-    main()
+    return {**parts, "longest_trial_seconds": round(longest, 1)}

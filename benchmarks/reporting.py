@@ -153,13 +153,6 @@ def run_logged(command: Sequence[str], log: Path, **kwargs) -> bool:
         return subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, **kwargs).returncode == 0
 
 
-def kept(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the measurement in a file; if there is none, measure and write it, so that a benchmark can go on."""
-    if not path.exists():
-        write(measure(), path)
-    return json.loads(path.read_text())
-
-
 def table(names: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     """Format rows as a Markdown table with the names of its columns."""
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]

@@ -3,8 +3,6 @@
 """
 Random conversations with tools on their way through the package: do they come back as they were?
 
-python -m benchmarks.round_trips --json benchmarks/results/round_trips.json
-
 A conversation is read as an episode, stored in a replay buffer, saved and loaded with it, exported as parquet and as
 JSON lines, imported, and exported again. Its messages must be the same, byte for byte, with the arguments of tool
 calls as JSON text; and its episode the same in every turn and token. It must also have been understood: each call with
@@ -13,12 +11,9 @@ the reason. `refine_logs` and the datasets for other trainers are made of all ot
 the episode must be the same after it was exported and imported.
 """
 
-import argparse
 import json
-import logging
 import re
 import tempfile
-import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +29,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks import reporting
 from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.agent.datasets import preference_dataset, refine_logs, sft_dataset
 from trl_nlac.chat.actions import ActionFormat
@@ -606,26 +600,7 @@ def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--conversations", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+def attack(conversations: int = 10_000, seed: int = 0) -> dict[str, Any]:
+    """Draw conversations, and send them on their way."""
     disable_progress_bars()
-    logging.disable(logging.WARNING)
-    start = time.perf_counter()
-    report = run(draw_cases(args.conversations, args.seed))
-    report = {
-        "command": "python -m benchmarks.round_trips",
-        **reporting.setting("datasets", "hypothesis", "pyarrow", "tokenizers", "transformers", "trl"),
-        "seed": args.seed,
-        "seconds": round(time.perf_counter() - start),
-        **report,
-    }
-    print(json.dumps(report, indent=2))
-    reporting.write(report, args.json)
-
-
-if __name__ == "__main__":
-    main()
+    return run(draw_cases(conversations, seed))

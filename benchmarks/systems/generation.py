@@ -14,9 +14,9 @@ process.
 `prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
 other. Without vLLM only the cells of transformers run.
 
-Two shapes of batches are generated with transformers and the tiny model, with its prefix cache and without, in one
-process: a batch of examples/scripts/nlac_quickstart.py, and 16 episodes of 16 turns. `prefill_ratio` is the share of
-prompt tokens that are read with the cache, `same_tokens` the share of answers that are the same, token by token.
+Besides, 16 episodes of 16 turns are played with transformers and the tiny model, with its prefix cache and without.
+`prefill_ratio` is the share of prompt tokens that are read with the cache, `same_tokens` the share of episodes that
+are the same, token by token.
 
 What `--json` has of other cells and shapes stays if it was measured in the same way, so that the benchmark can be run
 in parts.
@@ -30,11 +30,9 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -61,6 +59,7 @@ CELLS = [
     f"{backend}:{weights}:{reuses}" for backend in BACKENDS for weights in ("full", "lora") for reuses in (False, True)
 ]
 WORKLOAD = ("model", "hidden_size", "num_layers", "vocab_size", "dtype", "num_transitions", "repetitions")
+EPISODES = "episodes_of_16_turns"
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -68,8 +67,6 @@ VARIABLES = {
 }
 MAX_LENGTH, BATCH_SIZE, COMPLETION_TOKENS = 4096, 64, 32
 NUM_EPISODES, NUM_TURNS, SYSTEM_WORDS, OBSERVATION_WORDS, ACTION_WORDS = 8, 8, 512, 32, 12  # of the logs
-NUM_EARLIER_ITERATIONS = 12  # of the quickstart, half of its length
-Tokens = list[tuple[int, ...]]
 
 
 class FixedLengthRoles(Roles):
@@ -251,58 +248,6 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
     }
 
 
-class Shape(NamedTuple):
-    """A trainer, and what generates a batch with it, given its number, and returns the tokens of its answers."""
-
-    trainer: NLACTrainer
-    run: Callable[[int], Tokens]
-
-
-def make_tiny_trainer(output_dir: str, environment, tasks: Dataset, **settings) -> NLACTrainer:
-    """Make a trainer of the tiny model, which is not trained."""
-    settings = {"max_generation_batch_size": 512, "episodes_per_iteration": 4, **settings}
-    args = NLACConfig(**tiny_options(output_dir, **settings))
-    return NLACTrainer(
-        model=TINY_MODEL, args=args, train_dataset=tasks, environment_factory=environment, prompts=COMPACT_PROMPTS
-    )
-
-
-def quickstart(output_dir: str) -> Shape:
-    desk, tasks = make_tasks("service_desk", 0)
-    trainer = make_tiny_trainer(
-        output_dir,
-        lambda: make_environment(desk),
-        tasks,
-        samples_per_iteration=128,
-        per_device_train_batch_size=32,
-        max_completion_length=64,
-        max_turns=2,
-        min_p=0.05,
-        role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
-    )
-    rows = [tasks[i % len(tasks)] for i in range(4 * (NUM_EARLIER_ITERATIONS + 1))]
-    with trainer._generating():
-        trainer.replay.add(play_episodes(trainer.environments, rows[4:], trainer.roles))
-
-    @cache
-    def transitions(number: int) -> list[Transition]:
-        return [sample.transition for sample in trainer.replay.sample(trainer.args.samples_per_iteration)]
-
-    def run(number: int) -> Tokens:
-        with trainer._generating():
-            episodes = play_episodes(trainer.environments, rows[:4], trainer.roles)
-            refinements = refine_actions(trainer.roles, transitions(number))
-        with trainer.target_weights.swapped_into(trainer.model), trainer._generating():
-            targets = bellman_targets(trainer.roles, transitions(number), "implicit")
-        answers = [*targets, *(refinement.refined_action for refinement in refinements if refinement is not None)]
-        return [
-            *(tuple(episode.token_ids.tolist()) for episode in episodes),
-            *(answer.token_ids for answer in answers),
-        ]
-
-    return Shape(trainer, run)
-
-
 class SixteenTurns:
     """Observations of eight words, for 16 turns."""
 
@@ -321,42 +266,36 @@ class SixteenTurns:
         return StepResult(self.observation(), reward=1.0, terminated=self.turn == 16)
 
 
-def episodes_of_16_turns(output_dir: str) -> Shape:
+def measure_episodes(repetitions: int = 5) -> dict:
+    """Play 16 episodes of 16 turns with and without the cache, in turns; seconds are medians."""
     tasks = Dataset.from_dict({"number": list(range(16))})
-    trainer = make_tiny_trainer(output_dir, SixteenTurns, tasks, max_completion_length=16, max_turns=16)
-
-    def run(number: int) -> Tokens:
-        with trainer._generating():
-            episodes = play_episodes(trainer.environments, list(tasks), trainer.roles)
-        return [tuple(episode.token_ids) for episode in episodes]
-
-    return Shape(trainer, run)
-
-
-SHAPES = {"quickstart": quickstart, "episodes_of_16_turns": episodes_of_16_turns}
-
-
-def measure_shape(name: str, repetitions: int = 5) -> dict:
-    """Run the same batches with and without the cache, in turns; seconds are medians."""
     with tempfile.TemporaryDirectory() as directory:
-        shape = SHAPES[name](directory)
-        generator, limit = shape.trainer.roles.generator, shape.trainer.args.prefix_cache_memory
-        measured: dict[float, list[tuple[float, float]]] = {0.0: [], limit: []}
-        pairs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        settings = {"max_completion_length": 16, "max_turns": 16, "max_generation_batch_size": 512}
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=NLACConfig(**tiny_options(directory, **settings)),
+            train_dataset=tasks,
+            environment_factory=SixteenTurns,
+            prompts=COMPACT_PROMPTS,
+        )
+        generator = trainer.roles.generator
+        measured: dict[float, list[tuple[float, float]]] = {0.0: [], trainer.args.prefix_cache_memory: []}
+        pairs: list[tuple[list[int], list[int]]] = []
         for number in range(1 + repetitions):
             answers = []
-            for memory, runs in measured.items():
-                generator.prefix_cache_memory = memory
+            for generator.prefix_cache_memory, runs in measured.items():
                 torch.manual_seed(number)
                 start = time.perf_counter()
-                answers.append(shape.run(number))
+                with trainer._generating():
+                    episodes = play_episodes(trainer.environments, list(tasks), trainer.roles)
                 seconds = time.perf_counter() - start
                 runs.append((seconds, generator.take_metrics()["generation/prefix_hit_rate"]))
+                answers.append([episode.token_ids.tolist() for episode in episodes])
             pairs += zip(*answers, strict=True)
     # The first batch warms up.
     before, after = (list(map(median, zip(*runs[1:], strict=True))) for runs in measured.values())
     return {
-        "shape": name,
+        "shape": EPISODES,
         "prefill_ratio": round(1 - after[1], 4),
         "seconds_before": round(before[0], 3),
         "seconds_after": round(after[0], 3),
@@ -412,11 +351,11 @@ def main():
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
     parser.add_argument("--num_transitions", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--cells", nargs="*", default=[*CELLS, *SHAPES], choices=[*CELLS, *SHAPES])
+    parser.add_argument("--cells", nargs="*", default=[*CELLS, EPISODES], choices=[*CELLS, EPISODES])
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        print(json.dumps(measure_shape(args.cell) if args.cell in SHAPES else run_cell(args)))
+        print(json.dumps(measure_episodes() if args.cell == EPISODES else run_cell(args)))
         return
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     how = {
@@ -428,9 +367,9 @@ def main():
         options = reporting.same_options(args, *WORKLOAD)
         row = reporting.alone("benchmarks.systems.generation", "--cell", name, *options, **VARIABLES)
         print(json.dumps(row), flush=True)
-        rows = report["shapes" if name in SHAPES else "rows"]
+        rows = report["shapes" if name == EPISODES else "rows"]
         rows[:] = [other for other in rows if name_of(other) != name] + [row]
-        rows.sort(key=lambda row: [*CELLS, *SHAPES].index(name_of(row)))
+        rows.sort(key=lambda row: [*CELLS, EPISODES].index(name_of(row)))
         reporting.write(report, args.json)
     reporting.publish(report, table(report), "systems/generation.py", args.json, args.page)
 
