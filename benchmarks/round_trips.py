@@ -104,21 +104,7 @@ CONTENTS = st.one_of(st.sampled_from(["a door", "nothing", "Let me see."]), TEXT
 
 @dataclass
 class Case:
-    """
-    A conversation and what it says.
-
-    Args:
-        template (`str`):
-            One of `FORMATS`.
-        row (`dict[str, Any]`):
-            The row of a log.
-        messages (`list[dict[str, Any]]`):
-            Its messages as they should come back.
-        calls, results, words (`list`):
-            Of each turn: the calls, their results in the same order, and what the user said then.
-        fault (`str`):
-            What is wrong with it, if anything.
-    """
+    """A row of a log, the messages that should come back, what each turn says, and what is wrong, if anything."""
 
     template: str
     row: dict[str, Any] = field(default_factory=dict)
@@ -525,35 +511,10 @@ def draw_cases(number: int, first_seed: int = 0, fault: str | None = None) -> li
     return drawn
 
 
-def contents_of(case: Case) -> list[str]:
-    """What a conversation has in it that could get lost."""
-    messages = case.row["messages"]
-    results = [message for message in messages if message["role"] == "tool"]
-    calls = [call for of_turn in case.calls for call in of_turn]
-    values = [value for _, arguments in calls for value in arguments.values()]
-    functions = [call.get("function", call) for message in messages for call in message.get("tool_calls") or []]
-    ordered = [result for of_turn in case.results for result in of_turn]
-    has = {
-        "several calls in a turn": any(len(of_turn) > 1 for of_turn in case.calls),
-        "ids": any(message.get("tool_call_id") for message in results),
-        "results in another order": bool(ordered) and [r["content"] for r in results][-len(ordered) :] != ordered,
-        "a user after results": any(w and r for w, r in zip(case.words, case.results, strict=True)),
-        "chains of thought": any(m.get(n) for m in messages for n in ("reasoning_content", "reasoning", "thinking")),
-        "null arguments": None in values,
-        "numbers that lose digits": any(isinstance(v, float) and v != float(f"{v:.15g}") for v in values),
-        "arguments as objects": any(isinstance(function["arguments"], dict) for function in functions),
-        "arguments as text": any(isinstance(function["arguments"], str) for function in functions),
-        "examples before the first action": "first_action" in case.row,
-        "a null for the end": case.row.get("terminated", True) is None,
-    }
-    return [name for name, found in has.items() if found]
-
-
 def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
     """Send conversations on their way; returns the counts of what happened, and the first problems."""
     outcomes, refused, problems = Counter(), Counter(), []
     kept: dict[str, list[tuple[Case, Episode]]] = {template: [] for template in FORMATS}
-    contents = Counter(name for case in drawn if not case.fault for name in contents_of(case))
     for case in drawn:
         try:
             episode = read(case)
@@ -590,7 +551,6 @@ def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
                 problems += [[product, problem, of_template[0][0].template] for problem in found]
     return {
         "conversations": len(drawn),
-        "contents": dict(contents.most_common()),
         "outcomes": dict(outcomes),
         "refused": dict(refused.most_common()),
         "by_template": {template: len(of_template) for template, of_template in kept.items()},
