@@ -15,7 +15,6 @@ import json
 import re
 import tempfile
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +28,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.tiny_run import StubGenerator
 from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.agent.datasets import preference_dataset, refine_logs, sft_dataset
 from trl_nlac.chat.actions import ActionFormat
@@ -408,10 +408,8 @@ def export_and_import(episode: Episode, actions: ActionFormat) -> list[str]:
     return [name for name in differences(episode, again) if name not in ("messages", "is_log")]
 
 
-class Refiner:
+class Refiner(StubGenerator):
     """Criticises every action, and calls a tool with its own arguments as the refined one."""
-
-    is_concurrent = False
 
     def __init__(self, actions: ActionFormat):
         call = format_tool_calls([("look", {"date": "2024-01-01", "x": 1})])
@@ -419,20 +417,9 @@ class Refiner:
         self.judgement = actions.chat.completion("Future: It goes on.\nOptimality: No. Look first.")
         self.refined = actions.completion(call, "Look.")
 
-    @contextmanager
-    def session(self, model: Any):
-        yield
-
-    def any_process(self, wants: bool) -> bool:
-        return wants
-
-    def take_metrics(self) -> dict[str, float]:
-        return {}
-
-    def generate(self, prompts: list[list[int]], sampling: Any, seeds: list[int], bar: Any = None) -> list[Completion]:
-        asked = [self.chat.tokenizer.decode(prompt[-3000:]) for prompt in prompts]
-        is_judged = ["Optimality" in text.rpartition("Optimality: No. Look first.")[2] for text in asked]
-        return [Completion(self.judgement if judged else self.refined, True) for judged in is_judged]
+    def answer(self, prompt: list[int]) -> Completion:
+        asked = self.chat.tokenizer.decode(prompt[-3000:]).rpartition("Optimality: No. Look first.")[2]
+        return Completion(self.judgement if "Optimality" in asked else self.refined, True)
 
 
 def refine(kept: list[tuple[Case, Episode]]) -> dict[str, list[str]]:

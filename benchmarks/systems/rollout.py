@@ -25,34 +25,29 @@ from statistics import median
 from transformers import AutoTokenizer
 
 from benchmarks import reporting
+from benchmarks.tiny_run import StubGenerator
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.generation.generator import Completion, Sampling
+from trl_nlac.generation.generator import Completion
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
 
 
-class StubGenerator:
+class Slow(StubGenerator):
     """Generates the same answer for every prompt, in `seconds` for each batch."""
 
-    is_concurrent = False
-
     def __init__(self, token_ids: list[int], seconds: float):
-        self.token_ids = token_ids
-        self.seconds = seconds
+        self.completion, self.seconds = Completion(token_ids, True), seconds
 
-    def any_process(self, wants: bool) -> bool:
-        return wants
+    def answer(self, prompt: list[int]) -> Completion:
+        return self.completion
 
-    def take_metrics(self) -> dict[str, float]:
-        return {}
-
-    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar=None) -> list[Completion]:
+    def generate(self, *args, **kwargs) -> list[Completion]:
         time.sleep(self.seconds)
-        return [Completion(self.token_ids, True) for _ in prompts]
+        return super().generate(*args, **kwargs)
 
 
 def make_environment(latency: float, num_turns: int, is_async: bool):
@@ -131,7 +126,7 @@ def make_roles(num_turns: int, generation: float) -> Roles:
     """Make roles whose generator is a stub."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
     options = RoleOptions(action_format="text", max_turns=num_turns, max_completion_length=8)
-    return Roles(StubGenerator(chat.completion("take red"), generation), chat, COMPACT_PROMPTS, options)
+    return Roles(Slow(chat.completion("take red"), generation), chat, COMPACT_PROMPTS, options)
 
 
 def seconds_of(
