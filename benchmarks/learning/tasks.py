@@ -129,16 +129,11 @@ class LearningTask:
             "replay_dataset": self.logs,
         }
 
-    @property
-    def is_tiny(self) -> bool:
-        """Whether a tiny model plays it. Tiny models were trained on their own short prompts only."""
-        return self.prompts in (COMPACT_PROMPTS, GUESS_THE_NUMBER_PROMPTS)
 
-
-def service_desk(variant: str, seed: int, shows_tools: bool = False) -> LearningTask:
+def service_desk(variant: str, seed: int) -> LearningTask:
     """Make a desk of the variant, with some customers held out. Another desk is the unseen domain."""
     desk, unseen = (ServiceDesk.from_seed(number, variant=variant) for number in (seed, 1000 + seed))
-    at_desk, elsewhere = (partial(ServiceDeskEnvironment, world, shows_tools) for world in (desk, unseen))
+    at_desk, elsewhere = (partial(ServiceDeskEnvironment, world) for world in (desk, unseen))
 
     def rows(desk: ServiceDesk, customers: list[str]) -> Dataset:
         return Dataset.from_list(
