@@ -232,9 +232,7 @@ def play_on(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "success": success(curve.player, task.final_episodes),
         "curve": curve.points,
-        "costs": {
-            cost: curve.points[-1][cost] for cost in ("environment_steps", "gradient_steps", *TOKENS, "seconds")
-        },
+        "costs": {name: curve.points[-1][name] for name in (*COSTS, *TOKENS)},
     }
 
 

@@ -567,7 +567,7 @@ class TestReport:
 
     def test_committed_pages_are_those_of_the_committed_cells(self):
         results = ROOT / "benchmarks" / "results"
-        pages = {name: (ROOT / "docs" / "source" / name).read_text() for name in ("results.md", "results_search.md")}
+        pages = {name: (ROOT / "docs" / "source" / name).read_text() for name in ("results.md", "results_log.md#settings")}
         sharpened = json.loads((results / "learning_sharpening.json").read_text())
         assert render(json.loads((results / "learning.json").read_text()), sharpened) == pages
         summary = summarize_folders(results / "learning", results / "learning_search")
@@ -594,7 +594,7 @@ class TestReport:
         assert "| GRPO | not reached (0 of 2) | – | – |" in page
         assert "against Hindsight: – at 0. The claim that the learned critic helps **stands**." in page
         row = "| Service desk (told) | GRPO | beta = 0.1 | 100 | 0.30 (100) |"
-        assert row in (tmp_path / "results_search.md").read_text()
+        assert row in (tmp_path / "results_log.md#settings").read_text()
         assert (
             "| Service desk (told) | blind | the refinement policy reads critiques of other actions | 200 | 2 "
             "| -0.60 (-1.87 to +0.67) | not clear |" in page
@@ -656,7 +656,7 @@ class TestSharpening:
         results = ROOT / "benchmarks" / "results"
         report = sharpening.sharpening(read_cells(*sharpening.FOLDERS))
         assert report == json.loads((results / "learning_sharpening.json").read_text())
-        assert sharpening.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
+        assert sharpening.text(report) in (ROOT / "docs" / "source" / "results_log.md#knowledge-or-a-sharper-policy").read_text()
 
     def test_the_claim_of_the_critic_is_judged_against_hindsight_alone(self):
         cells = self.decode("nlac", [0.57, 0.61, 0.6], [0.58, 0.61, 0.6])
@@ -739,7 +739,7 @@ class TestStored:
     def test_the_committed_report_is_that_of_the_committed_cells(self):
         report = stored.stored(read_cells(*stored.FOLDERS))
         assert report == json.loads((ROOT / "benchmarks" / "results" / "learning_stored.json").read_text())
-        assert stored.text(report) in (ROOT / "docs" / "source" / "results_temperature.md").read_text()
+        assert stored.text(report) in (ROOT / "docs" / "source" / "results_log.md#knowledge-or-a-sharper-policy").read_text()
 
 
 class TestEndurance:
@@ -893,7 +893,7 @@ class TestAgain:
     def test_the_committed_report_is_that_of_the_committed_cells(self):
         report = again.again(read_cells(again.AGAIN), read_cells(again.CELLS))
         assert report == json.loads((ROOT / "benchmarks" / "results" / "learning_again.json").read_text())
-        assert again.text(report) in (ROOT / "docs" / "source" / "results_again.md").read_text()
+        assert again.text(report) in (ROOT / "docs" / "source" / "results_log.md#the-main-comparison").read_text()
 
 
 def test_every_committed_cell_names_a_commit():

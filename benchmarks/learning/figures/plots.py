@@ -12,6 +12,7 @@ from matplotlib.ticker import EngFormatter
 from benchmarks.learning.figures.curves import mean_curve
 from benchmarks.learning.figures.table import label, task_label
 from benchmarks.learning.figures.tables import Tables
+from benchmarks.learning.tasks import OUTSIDE_THE_TABLE, TASKS
 
 
 matplotlib.use("Agg")
@@ -37,7 +38,8 @@ def plot(tables: Tables, path: Path) -> None:
     Plot success against environment steps, a panel for each task: means with 95 % intervals; axes are linear up to the
     first evaluation and logarithmic after it. The dotted line is an oracle.
     """
-    tasks = list(dict.fromkeys(run[1] for run in tables.runs if run[0] == "table"))
+    found = {run[1] for run in tables.runs if run[0] == "table"}
+    tasks = [task for task in (*TASKS, *OUTSIDE_THE_TABLE) if task in found]
     columns = min(3, len(tasks))
     shape = (-(-len(tasks) // columns), columns)
     figure, panels = plt.subplots(*shape, figsize=(3.4 * columns, 2.9 * shape[0] + 0.7), squeeze=False)

@@ -30,6 +30,7 @@ Run = tuple[str, str, str]  # set, task and method
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
 TOKENS = ("generated_tokens", "prefilled_tokens", "trained_tokens")
 RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo", "scalar")
+CHEAP = ("nlac_keeps_targets", "nlac_kept_three_updates", "nlac_kept_four_updates")  # the first is the default
 LEVEL = 0.8  # of the oracle's success
 # Sets of the appendix, with their titles; those of the search are one.
 SETS = {
@@ -266,19 +267,19 @@ class Tables:
         """Format the tokens of an environment step."""
         rows = []
         for task in (*TASKS, GUESS_THE_NUMBER):
-            for method in ("nlac", "nlac_keeps_targets", *RIVALS):
+            for method in ("nlac", *CHEAP, *RIVALS):
                 sets = ("table", "baselines", "savings", "sharpening", "again", "counted", "game")
                 counted = [self.of(task, method, kind) for kind in sets]
                 cells = next((of for of in counted if of and mean_cost(of, "trained_tokens") is not None), None)
                 if cells:
                     steps = mean_cost(cells, "environment_steps")
-                    each = [
-                        mean_cost(cells, f"{kind}_tokens") / steps for kind in ("generated", "prefilled", "trained")
-                    ]
-                    replay = draws(cells)
-                    parts = ["–" if replay is None else f"{replay:.1f}", *map(number, each)]
+                    written, read, trained = (mean_cost(cells, kind) / steps for kind in TOKENS)
+                    new, replay = read - cached(cells) / steps, draws(cells)
+                    parts = ["–" if replay is None else f"{replay:.1f}"]
+                    parts += map(number, (written, read, new, trained, written + new + 3 * trained))
                     rows.append([task_label(task), label(method), *parts, roles(cells)])
-        return reporting.table(["task", "method", "draws", "generated", "read", "trained", "who generates"], rows)
+        names = ["task", "method", "draws", "generated", "read", "of these not cached", "trained"]
+        return reporting.table([*names, "generated + not cached + 3 x trained", "who generates"], rows)
 
     def critic(self) -> str:
         """Format how right the critic of NLAC is before, halfway and after training."""
@@ -385,6 +386,11 @@ class Tables:
         """Format every set of cells."""
         kinds = [kind for kind in SETS if any(run[0].split("/")[0] == kind for run in self.runs)]
         return "\n\n".join(f"### {SETS[kind]}\n\n`{kind}`\n\n{self.of_set(kind)}" for kind in kinds)
+
+
+def cached(cells: list[dict]) -> float:
+    """Return the mean number of prompt tokens that were read from a cache."""
+    return mean(sum(n for name, n in c.get("tokens", {}).items() if name.startswith("cached/")) for c in cells)
 
 
 def roles(cells: list[dict]) -> str:
