@@ -61,11 +61,12 @@ def main():
     parser.add_argument("name", help="the benchmark: learning, relay or real_learning")
     parser.add_argument("set", help="the set that the cells belong to")
     parser.add_argument("folder", type=Path, help="folder of the cells, at any depth")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the file")
     args = parser.parse_args()
     paths = sorted(args.folder.rglob("*.json"))
     new = [{"set": args.set, **json.loads(path.read_text())} for path in paths]
-    write_cells(args.name, [*read_cells(args.name), *new])
-    print(f"{len(new)} cells are in {RESULTS / args.name}.parquet")
+    write_cells(args.name, [*read_cells(args.name, results=args.results), *new], args.results)
+    print(f"{len(new)} cells are in {args.results / args.name}.parquet")
 
 
 if __name__ == "__main__":
