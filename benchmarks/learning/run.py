@@ -49,7 +49,6 @@ from benchmarks.learning.methods.settings import (
     PLAIN,
     SELF_DISTILLATIONS,
     SLOW,
-    TAUGHT,
     TRAINERS,
     UNANCHORED,
     VARIANTS,
@@ -193,7 +192,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *VARIANTS, *OF_BASELINES, *SELF_DISTILLATIONS, TAUGHT],
+        choices=[*METHODS, *VARIANTS, *OF_BASELINES, *SELF_DISTILLATIONS],
         help="by default all methods of the table, and the ablations of each task",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

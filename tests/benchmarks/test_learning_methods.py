@@ -7,7 +7,6 @@ import argparse
 import shlex
 import sys
 from dataclasses import fields, replace
-from itertools import islice
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillatio
 from benchmarks import reporting
 from benchmarks.cells import read_cells
 from benchmarks.learning import run
-from benchmarks.learning.methods import memory, nlac, taught
+from benchmarks.learning.methods import extraction, memory, nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -30,7 +29,6 @@ from benchmarks.learning.methods.settings import (
     default_settings,
     merge_settings,
 )
-from benchmarks.learning.methods.taught import taught_episodes
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig, NLACTrainer
@@ -83,8 +81,6 @@ def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
         assert first.endswith(f". {row['request']} {row['customer']} 2")
         right = first.split(f"{row['request']} ")[1].split(".")[0]
         assert environment.step(f"route {right}").reward == 1.0
-        [of_row] = islice(taught_episodes(replace(task, rows=[row]), 0), 1)
-        assert of_row["messages"][1]["content"] == f"route {right}" and of_row["reward"] == 1.0
 
 
 @pytest.mark.slow
@@ -94,20 +90,6 @@ def test_self_distillation_learns_from_refusals(tmp_path):
     curve = nlac.train(task, acting_config(task, str(tmp_path), 0), 600, 600, **settings)
     assert curve.points[0]["episode/success_rate"] <= 0.05
     assert curve.points[-1]["episode/success_rate"] >= 0.3
-
-
-@pytest.mark.slow
-def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
-    task = make_task("service_desk_handbook", 0)
-    rule = Instances(task.environment_factory, task.rows.select([0]))
-    task = replace(task, rows=rule.rows, instances={"held_out": rule}, final_episodes=1)
-    acting = acting_config(task, str(tmp_path), 0, num_oracle_probes=0, num_eval_episodes=32)
-    curve = taught.train(task, acting, 40, 40, max_steps=20)
-    assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (40, 20)]
-    before, after = (point["episode/success_rate"] for point in curve.points)
-    assert before <= 0.1 and after >= 0.6
-    with pytest.raises(ValueError, match="'rooms' has none"):
-        taught.train(make_task("rooms", 0), acting, 400, 400)
 
 
 def slowly(*methods: str) -> list:
@@ -254,15 +236,19 @@ class TestCommittedCells:
     @pytest.mark.parametrize("name", TASKS)
     def test_settings_are_those_of_the_code(self, name):
         defaults = {field.name: field.default for field in fields(NLACConfig)}
+        renamed = {"trainer", "replay_refinement_fraction"}  # what the option did in older cells, a trainer may do
 
         def changed(settings):
-            return {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+            changes = {key: of for key, of in settings.items() if key not in defaults or of != defaults[key]}
+            return {key: of for key, of in changes.items() if key not in renamed}
 
         task = make_task(name, 0)
         cells = [cell for cell in read_cells("learning", "table") if cell["task"] == name]
         assert len(cells) >= len(run.METHODS) * len(run.SEEDS)
         for cell in cells:
             path, method = (cell["method"], cell["seed"]), cell["method"]
+            if method not in (*run.METHODS, *run.ABLATIONS):
+                continue  # an ablation by an option that is gone
             trains = method not in ("base", "base_refined")
             expected = default_settings(task, method) if trains else {}
             # Cells that are older than `min_p` do not record it.
@@ -366,16 +352,16 @@ class TestRefineOnce:
         assert len(roles.generator.prompts) == len(answers)
 
 
-class TestReverse:
+class TestExtraction:
     def test_reverse_divergences(self):
         """Over two teachers the reverse divergence is least where both agree, the other one at their mean."""
         torch.manual_seed(0)
         logits, teacher = torch.randn(8, 7), torch.randn(8, 7)
         of_trl = compute_full_logit_self_distillation_loss(logits, teacher, distillation_alpha=1.0)
-        torch.testing.assert_close(nlac.reverse_divergences(logits, teacher), of_trl)
+        torch.testing.assert_close(extraction.reverse_divergences(logits, teacher), of_trl)
         teachers = torch.tensor([[0.50, 0.49, 0.01], [0.50, 0.01, 0.49]]).log()
         found = []
-        for divergence in (nlac.reverse_divergences, token_divergences):
+        for divergence in (extraction.reverse_divergences, token_divergences):
             student = torch.zeros(3, requires_grad=True)
             optimizer = torch.optim.Adam([student], lr=0.05)
             for _ in range(400):
@@ -392,12 +378,12 @@ class TestReverse:
         args = acting_config(task, str(tmp_path), 0, max_steps=1, logging_steps=1, **settings)
         args.learning_rate = 0.0
         logs = {}
-        for trainer in (NLACTrainer, nlac.ReverseTrainer):
+        for trainer in (NLACTrainer, extraction.ReverseTrainer):
             trained = trainer(model=task.model, args=args, **task.trainer_arguments)
             trained.train()
             logs[trainer] = trained.state.log_history[0]["policy/loss"]
-        assert logs[NLACTrainer] > 0 and logs[nlac.ReverseTrainer] > 0
-        assert logs[NLACTrainer] != pytest.approx(logs[nlac.ReverseTrainer], rel=0.01)
+        assert logs[NLACTrainer] > 0 and logs[extraction.ReverseTrainer] > 0
+        assert logs[NLACTrainer] != pytest.approx(logs[extraction.ReverseTrainer], rel=0.01)
 
 
 class TestPlayer:

@@ -22,7 +22,7 @@ from benchmarks.learning.figures.curves import (
 from benchmarks.learning.figures.seeds import difference, holm, of_cells, permutation_p
 from benchmarks.learning.figures.table import gap, label, number, rate, task_label
 from benchmarks.learning.guess_the_number import REFERENCES
-from benchmarks.learning.methods.settings import ABLATIONS, FRUGAL, PLAIN, SAVINGS, SELF_DISTILLATION
+from benchmarks.learning.methods.settings import FRUGAL, PLAIN, SAVINGS, SELF_DISTILLATION
 from benchmarks.learning.tasks import GUESS_THE_NUMBER, TASKS
 
 
@@ -119,7 +119,7 @@ class Tables:
             return self.of(task, FRUGAL, kind, "savings") if method != FRUGAL else []
         if kind.startswith("search") or method == "nlac":
             return []
-        if method in ABLATIONS and (kind, task, PLAIN) in self.runs:
+        if method.startswith("nlac_") and (kind, task, PLAIN) in self.runs:
             return self.runs[kind, task, PLAIN] if method != PLAIN else []
         return self.of(task, "nlac", kind, *(("table",) if kind in ("baselines", "savings") else OF_NLAC))
 

@@ -9,7 +9,7 @@ sharp they are, the baselines, and those that train longer.
 import inspect
 from typing import Any
 
-from benchmarks.learning.methods import grpo, memory, rft, scalar, taught
+from benchmarks.learning.methods import grpo, memory, rft, scalar
 from benchmarks.learning.tasks import GUESS_THE_NUMBER, HANDBOOK, LearningTask
 from trl_nlac import NLACConfig
 
@@ -184,13 +184,11 @@ AS_LIKELY = {
     "nlac_unsharpened_compliant": {**AT_1, **COMPLIANT},
 }
 VARIANTS = {**ABLATIONS, **SAVINGS, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
-TAUGHT = "taught"  # a control, with as much rehearsal as NLAC
 BASELINES = {
     "grpo": grpo.train,
     "rft": rft.train,
     "scalar": scalar.train,
     "base_remembering": memory.train,
-    TAUGHT: taught.train,
 }
 # Those that learn more slowly and cost less per step, until their curves are flat.
 LONG = {"grpo_long": "grpo", "rft_long": "rft", "rft_unanchored_long": "rft"}
@@ -212,7 +210,7 @@ SELF_DISTILLATIONS = {SELF_DISTILLATION: {}, "self_distillation_reverse": REVERS
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
-    HANDBOOK: {"grpo": MIN_P, "rft": MIN_P, "taught": {"max_steps": 2000, "rehearsal_ratio": 0.5}},
+    HANDBOOK: {"grpo": MIN_P, "rft": MIN_P},
     "service_desk_hinted": {
         "grpo": {"learning_rate": 3e-4, **MIN_P},
         "rft": {"learning_rate": 3e-4, **MIN_P},
