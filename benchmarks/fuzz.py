@@ -178,7 +178,6 @@ def options_of_run(folder: str) -> dict[str, Any]:
         eval_strategy="steps",
         eval_steps=1,
         num_eval_critiques=1,
-        num_oracle_probes=1,
         log_completions=True,
         num_completions_to_print=1,
         audit_samples=1,

@@ -22,7 +22,7 @@ from benchmarks import reporting
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "peft")
-DEMO = ["--max_steps", "4", "--eval_steps", "4", "--num_eval_episodes", "4", "--num_oracle_probes", "8"]
+DEMO = ["--max_steps", "4", "--eval_steps", "4", "--num_eval_episodes", "4", "--num_eval_critiques", "8"]
 TESTS = [
     "tests/test_nlac_config.py",
     "tests/test_nlac_trainer.py",

@@ -168,7 +168,9 @@ def first_hours(walk: Walk, source: str) -> None:
     if source == "clone":
         script = folder / "trl-nlac" / "examples" / "scripts" / "nlac_quickstart.py"
         demo = ["python", str(script), "--output_dir", "runs/quickstart", "--max_steps", "4", "--eval_steps", "2"]
-        walk.take("the demo", [*demo, "--num_eval_episodes", "2", "--num_oracle_probes", "8"], says="What was learned")
+        walk.take(
+            "the demo", [*demo, "--num_eval_episodes", "2", "--num_eval_critiques", "8"], says="What was learned"
+        )
         run = "runs/quickstart"
     else:
         words = printed("trl-nlac train --config cpu")

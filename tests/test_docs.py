@@ -79,7 +79,7 @@ def finished(tmp_path_factory) -> NLACTrainer:
     """A trainer that evaluated, wrote a checkpoint and saved its model, of which the pages speak."""
     folder = tmp_path_factory.mktemp("finished") / "my-agent"
     config = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(folder, {**config, "logging_steps": 1, "num_oracle_probes": 4}, eval_dataset=TASKS)
+    trainer = make_trainer(folder, {**config, "logging_steps": 1, "num_eval_critiques": 4}, eval_dataset=TASKS)
     trainer.train()
     trainer.save_model()
     (folder / "checkpoint-1").rename(folder / "checkpoint-500")

@@ -36,7 +36,7 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "f
     ],
 )
 def test_quickstart(tmp_path, world, action_format):
-    arguments = ["--max_steps", "3", "--eval_steps", "2", "--num_eval_episodes", "2", "--num_oracle_probes", "8"]
+    arguments = ["--max_steps", "3", "--eval_steps", "2", "--num_eval_episodes", "2", "--num_eval_critiques", "8"]
     arguments += ["--world", world, "--action_format", action_format, "--output_dir", str(tmp_path)]
     output = run_script("examples/scripts/nlac_quickstart.py", *arguments)
     assert "What was learned" in output and "accelerate launch" in output

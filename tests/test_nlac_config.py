@@ -20,7 +20,6 @@ class TestNLACConfig:
         [
             ({"single_step": True, "max_turns": 3}, "`single_step=True` means tasks of one action: set `max_turns=1`"),
             ({"single_step": True, "max_turns": 1, "num_futures": 2}, "`single_step=True` predicts no future"),
-            ({"num_futures": 2, "replay_refinement_fraction": 0.5}, "`replay_refinement_fraction=0.5` refines by the"),
             ({"on_forgetting": "restore"}, "`on_forgetting='restore'` goes back.*`save_strategy='no'`"),
             (
                 {"on_forgetting": "restore", "save_strategy": "steps", "save_only_model": True},
@@ -31,8 +30,7 @@ class TestNLACConfig:
             ({"accelerator_config": {"dispatch_batches": True}}, "'dispatch_batches': True}` divides batches"),
             ({"auto_find_batch_size": True}, "set `max_tokens_per_batch`"),
             ({"on_forgetting": "again"}, r"`on_forgetting` must be one of \['warn', 'stop', 'restore'\]"),
-            ({"beta": -0.1}, "`beta` must be between 0 and 1,000,000, got -0.1"),
-            ({"beta": 0.1, "policy_loss_coef": 0.0}, "`beta=0.1` is a part of the policy loss"),
+            ({"policy_loss_coef": -0.1}, "`policy_loss_coef` must be between 0 and 1,000,000, got -0.1"),
             ({"critic_loss_coef": 0.0, "policy_loss_coef": 0.0}, "nothing is rehearsed"),
             ({"max_steps": -3}, "`max_steps` must be not negative, or -1 to train for `num_train_epochs`, got -3"),
             ({"num_train_epochs": -2}, "`num_train_epochs` must be not negative, got -2"),

@@ -29,13 +29,18 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl.import_utils import is_vllm_available
 
-from trl_nlac import NLACConfig, NLACPrompts, PrioritizedReplay
+from benchmarks.learning.methods.extraction import StoredActionsTrainer
+from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer, PrioritizedReplay
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_rehearsal_dataset
 from trl_nlac.method.backup import critic_examples
 from trl_nlac.method.batches import NLACCollator, make_batches, spread_by_prefix
 from trl_nlac.method.refinement import policy_examples
 from trl_nlac.types import Answer, Critique, Prompt, Refinement, Sample, Transition, Turn
+
+
+class RecordingOfStored(RecordingTrainer, StoredActionsTrainer):
+    """Refines stored actions."""
 
 
 class TestTraining:
@@ -144,11 +149,12 @@ class TestTraining:
                 assert log["replay/samples_per_step"] == 4 * log["step"] / log["environment/steps"]
 
     @pytest.mark.parametrize(
-        ("fraction", "own"), [(0.0, {"policy", "critique", "refine"}), (1.0, {"policy", "refine"})]
+        ("trainer_class", "own"),
+        [(NLACTrainer, {"policy", "critique", "refine"}), (StoredActionsTrainer, {"policy", "refine"})],
     )
-    def test_which_role_uses_which_weights(self, tmp_path, fraction, own):
+    def test_which_role_uses_which_weights(self, tmp_path, trainer_class, own):
         config = {"max_steps": 3, "target_update_rate": 0.1, "learning_rate": 1e-2}
-        trainer = make_trainer(tmp_path, {**config, "replay_refinement_fraction": fraction})
+        trainer = make_trainer(tmp_path, config, trainer_class)
         ask, asked = trainer.roles.ask, []
 
         def spy(role, prompts, *args, **kwargs):
@@ -198,7 +204,7 @@ class TestTraining:
         """All answers were cut off, and of the action, an unfinished thought, nothing stays in the conversation."""
         trainer = make_trainer(tmp_path)
         episode = replace(make_episode(1), turns=(Turn(2, 0, "", "unreadable", 0.0),))
-        samples, unread = [Sample(Transition(episode, 0), 0, 1.0, 1.0)] * 8, Answer(Prompt.of([1]), (), "", None)
+        samples, unread = [Sample(Transition(episode, 0), 0, 1.0)] * 8, Answer(Prompt.of([1]), (), "", None)
         critic = critic_examples(trainer.roles, samples, [unread] * 8)
         policy = policy_examples(trainer.roles, samples, [None] * 8)
         batches = make_batches(samples, critic, policy, [[]], 2, trainer.roles.chat.end_of_turn_id, spread_by_prefix)
@@ -214,22 +220,20 @@ class TestTraining:
         episode = make_transitions(trainer.roles)[0].episode
         long = replace(episode, turns=(replace(episode.turns[0], next_observation="refused " * 99),))
         trainer.replay.add([long, episode])
-        samples = [Sample(Transition(long, 0), 0, 1.0, 1.0)] * 4
+        samples = [Sample(Transition(long, 0), 0, 1.0)] * 4
         unread = [Answer(Prompt.of([1]), (), "", None)] * 4
         refined = Refinement("a", "a", Critique("", False), Answer(Prompt.of([1]), (2,), "b", "b"))
-        for coefficient, fraction, refinement, number in (
-            *((1.0, 0.5, None, 0), (1.0, 0.5, refined, 0), (0.0, 0.5, refined, 1), (1.0, 1.0, None, 1)),
-        ):
-            trainer.args.policy_loss_coef, trainer.args.replay_refinement_fraction = coefficient, fraction
+        for coefficient, refinement, number in ((1.0, None, 0), (1.0, refined, 0), (0.0, refined, 1)):
+            trainer.args.policy_loss_coef = coefficient
             trainer._make_batches(samples, unread, [refinement] * 4)
             assert trainer.replay.num_left_out == number
             trainer.replay.take_in()
 
     def test_micro_batches_have_examples_of_similar_length(self, tmp_path):
         config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "rehearsal_ratio": 0.5}
-        config["share_prefixes"] = False
         data = {"rehearsal_dataset": make_rehearsal_dataset("service_desk")}
         trainer = make_trainer(tmp_path, {**config, "max_steps": 1}, RecordingTrainer, **data)
+        trainer.shares_prefixes = False
         trainer.train()
         batches = trainer.micro_batches
         assert [len(batch.examples) for batch in batches] == [5] * 4  # 8 transitions in two losses, 4 of rehearsal
@@ -241,13 +245,9 @@ class TestTraining:
         "config",
         [
             {"num_futures": 2},
-            {"replay_refinement_fraction": 1.0, "num_refinements": 2},
-            {"replay_refinement_fraction": 0.25},
-            {"num_refinement_candidates": 3},
+            {"num_refinements": 2},
             {"bootstrap": "explicit"},
-            {"critic_loss_type": "distill"},
             {"policy_loss_type": "distill"},
-            {"policy_loss_type": "distill", "replay_refinement_fraction": 0.5, "critic_loss_type": "distill"},
         ],
         ids=str,
     )
@@ -282,51 +282,18 @@ class TestTraining:
 
     def test_refinement_in_hindsight(self, tmp_path):
         """Without a critic: the stored action is refined by what followed it, and only the policy is trained."""
-        config = {"bootstrap": "monte_carlo", "replay_refinement_fraction": 1.0, "critic_loss_coef": 0.0}
-        trainer = make_trainer(tmp_path, {**config, "max_steps": 2}, RecordingTrainer)
+        config = {"bootstrap": "monte_carlo", "critic_loss_coef": 0.0}
+        trainer = make_trainer(tmp_path, {**config, "max_steps": 2}, RecordingOfStored)
         trainer.train()
         assert set(chain(*trainer.losses())) == {"policy"}
         assert trainer.replay.priority_mean == 1
 
-    def test_distillation_goes_to_the_backup(self, tmp_path):
-        """The teacher reads the backup's prompt, which has the next observation, and uses the target weights."""
-        config = {"critic_loss_type": "distill", "policy_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
-        trainer = make_trainer(tmp_path, config, RecordingTrainer)
-        trainer.train()
-        (inputs,) = trainer.micro_batches
-        target = trainer.target_weights
-        target.load_state_dict({name: 0.9 * average for name, average in target.state_dict().items()})
-        own = weights(trainer.model)
-        trainer.model.zero_grad()
-        loss = trainer.compute_loss(trainer.model, inputs)
-        loss.backward()
-        assert_same(own, weights(trainer.model))
-        assert trainer.model.training
-        examples = inputs.examples
-        assert {example.loss for example in examples} == {"critic"}  # no policy is trained
-        assert all(example.teacher_prompt is not None for example in examples)
-        # By hand: the teacher has read the next observation, the critic has not.
-        ids = [example.transition_id for example in examples]
-        chosen = next(example for example in examples if ids.count(example.transition_id) == 1)
-        n = len(chosen.completion_ids)
-        prompts = [chosen.prompt.ids, chosen.teacher_prompt.ids]
-        assert prompts[0] != prompts[1]
-        logps = []
-        for ids, teaches in zip(prompts, (False, True), strict=True):
-            with torch.no_grad(), target.swapped_into(trainer.model) if teaches else nullcontext():
-                logits = trainer.model(torch.tensor([[*ids, *chosen.completion_ids]])).logits[0, -n - 1 : -1]
-            logps.append(logits.log_softmax(-1))
-        q, p = logps
-        expected = (p.exp() * (p - q)).sum(-1).mean().item()
-        assert priorities_of(trainer.replay)[chosen.transition_id] == pytest.approx(max(expected, 1e-6), rel=1e-3)
-        assert expected > 0
-
-    @pytest.mark.parametrize("fraction", [0.0, 1.0], ids=["fresh", "stored"])
-    def test_the_refinement_policy_teaches_along_the_action(self, tmp_path, fraction):
+    @pytest.mark.parametrize("is_stored", [False, True], ids=["fresh", "stored"])
+    def test_the_refinement_policy_teaches_along_the_action(self, tmp_path, is_stored):
         """The teacher has read the critique, or the Bellman target of a stored action; the student has not."""
         config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
-        config |= {"replay_refinement_fraction": fraction, "logging_steps": 1}
-        trainer = make_trainer(tmp_path, config, RecordingTrainer)
+        trainer_class = RecordingOfStored if is_stored else RecordingTrainer
+        trainer = make_trainer(tmp_path, {**config, "logging_steps": 1}, trainer_class)
         trainer.train()
         (inputs,) = trainer.micro_batches
         assert inputs.examples and {example.loss for example in inputs.examples} == {"policy"}
@@ -336,8 +303,7 @@ class TestTraining:
         decode = trainer.roles.chat.tokenizer.decode
         expected = []
         for example in inputs.examples:
-            is_stored = example.completion_ids == stored[example.transition_id].action_ids
-            assert is_stored or not fraction
+            assert not is_stored or example.completion_ids == stored[example.transition_id].action_ids
             state, question = decode(example.prompt.ids), decode(example.teacher_prompt.ids)
             assert question.startswith(state) and "Optimality:" not in state and "Optimality:" in question
             n = len(example.completion_ids)
@@ -350,6 +316,27 @@ class TestTraining:
             expected.append((p.exp() * (p - q)).sum(-1).mean().item())
         assert trainer.state.log_history[0]["policy/loss"] == pytest.approx(mean(expected), rel=1e-3)
         assert mean(expected) > 0.01
+
+    def test_the_teacher_has_the_target_weights(self, tmp_path):
+        config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
+        trainer = make_trainer(tmp_path, config, RecordingTrainer)
+        trainer.train()
+        example, target = trainer.micro_batches[0].examples[0], trainer.target_weights
+        target.load_state_dict({name: 0.9 * average for name, average in target.state_dict().items()})
+        own = weights(trainer.model)
+        loss = trainer.compute_loss(trainer.model, trainer._collate([example]))
+        loss.backward()
+        assert_same(own, weights(trainer.model))
+        assert trainer.model.training
+        logps, n = [], len(example.completion_ids)
+        for prompt, teaches in ((example.prompt, False), (example.teacher_prompt, True)):
+            with torch.no_grad(), target.swapped_into(trainer.model) if teaches else nullcontext():
+                logits = trainer.model(torch.tensor([[*prompt.ids, *example.completion_ids]])).logits[0, -n - 1 : -1]
+            logps.append(logits.log_softmax(-1))
+        q, p = logps
+        expected = (p.exp() * (p - q)).sum(-1).mean().item()
+        assert loss.item() * trainer.args.per_device_train_batch_size == pytest.approx(expected, rel=1e-3)
+        assert expected > 0
 
     def test_refined_actions_that_do_other_than_told_are_not_learned(self, tmp_path, monkeypatch):
         """They are still counted."""
@@ -372,11 +359,8 @@ class TestTraining:
         ("option", "value"),
         [
             ("num_refinements", 2),
-            ("num_refinement_candidates", 4),
             ("refine_best_actions", False),
             ("mask_noncompliant_refinements", True),
-            ("rehearse_refinements", True),
-            ("beta", 0.1),
         ],
     )
     def test_options_of_refined_actions_are_refused_where_there_are_none(self, tmp_path, option, value):
@@ -387,14 +371,6 @@ class TestTraining:
         with pytest.raises(ValueError, match="`policy_loss_type='distill'` would teach chains of thought"):
             make_trainer(tmp_path, {"policy_loss_type": "distill"}, processing_class=make_tokenizer("qwen3"))
 
-    def test_stored_actions_without_all_their_tokens_are_not_taught_along(self, tmp_path):
-        """Every one would be dropped, and the policy would learn nothing."""
-        config = {"policy_loss_type": "distill", "reasoning": False}
-        tokenizer = make_tokenizer("qwen3")
-        assert make_trainer(tmp_path, config, processing_class=tokenizer).roles.chat.reasoning_tags
-        with pytest.raises(ValueError, match="Set `replay_refinement_fraction=0`"):
-            make_trainer(tmp_path, {**config, "replay_refinement_fraction": 0.5}, processing_class=tokenizer)
-
     def test_priorities_are_the_critic_losses(self, tmp_path):
         config = {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 32}
         trainer = make_trainer(tmp_path, config, RecordingTrainer)
@@ -404,7 +380,7 @@ class TestTraining:
         assert len(trained) > 4
         loss = trainer.state.log_history[0]["critic/loss"]
         assert trained.min() < loss < trained.max()
-        # Importance weights are of the loss alone.
+        # Weights of examples are of the loss alone.
         (inputs,) = trainer.micro_batches
         whole, priorities = trainer.compute_loss(trainer.model, inputs), priorities_of(trainer.replay)
         half = trainer.compute_loss(trainer.model, replace(inputs, weights=inputs.weights / 2))
@@ -428,19 +404,14 @@ class TestTraining:
         expected = sum(number * coefficients[loss] * log[f"{loss}/loss"] for loss, number in numbers.items()) / 4
         assert log["loss"] == pytest.approx(expected, rel=1e-3)
 
-    def test_learning_starts(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"learning_starts": 30, "max_steps": 1})
-        trainer.train()
-        assert 30 <= len(trainer.replay) < 40
-
     def test_what_is_played_before_training_starts_are_other_tasks(self, tmp_path):
         """So that a task that cannot be played does not hold up a run."""
         tasks = Dataset.from_dict({"start": [2] * 20, "fails_at": ["reset"] + [None] * 19})
-        config = {"learning_starts": 30, "max_steps": 1, "episodes_per_iteration": 1, "shuffle_dataset": False}
+        config = {"max_steps": 1, "episodes_per_iteration": 1, "shuffle_dataset": False}
         trainer = make_trainer(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)
         trainer.train()
-        assert list(trainer.failures.failed)[:2] == [True, False]
-        assert 30 <= len(trainer.replay) < 33
+        assert list(trainer.failures.failed) == [True, False]
+        assert len(trainer.replay) == 2
 
     def test_environments_by_name(self, tmp_path):
         tasks = Dataset.from_list(
@@ -558,21 +529,18 @@ class TestTraining:
         assert all(episode.score == len(episode.turns) > 0 for episode in trainer.replay.episodes)
 
     def test_options_reach_their_parts(self, tmp_path):
-        config = {"importance_sampling_exponent": 0.5, "priority_exponent": 0.25, "transitions_per_episode": 2}
-        config |= {"max_concurrent_environments": 3, "health_warning_ratio": 0.4, "seed": 7, "rehearsal_ratio": 0.5}
-        config |= {"audit_samples": 1, "audit_total_limit": 9, "disable_dropout": True}
+        config = {"priority_exponent": 0.25, "max_concurrent_environments": 3, "seed": 7, "rehearsal_ratio": 0.5}
+        config |= {"audit_samples": 1, "disable_dropout": True}
         adapter = LoraConfig(target_modules=["q_proj"], lora_dropout=0.5)
         rehearsal = make_rehearsal_dataset("service_desk", size=50)
         trainer = make_trainer(tmp_path, config, peft_config=adapter, rehearsal_dataset=rehearsal)
         replay, records = trainer.replay, trainer.records
-        assert (replay.importance_sampling_exponent, replay.priority_exponent) == (0.5, 0.25)
-        assert replay.transitions_per_episode == 2
+        assert replay.priority_exponent == 0.25
         assert trainer.environments.max_instances == 3
-        assert (records.health.warning_ratio, records.success.warning_ratio) == (0.4, 0.4)
-        assert records.audit.total_limit == 9
+        assert records.health.rehearsal_ratio == 0.5 and records.audit is not None
         assert {module.p for module in trainer.model.modules() if isinstance(module, torch.nn.Dropout)} == {0}
         # The seed is that of both draws.
-        same = PrioritizedReplay(replay.capacity, priority_exponent=0.25, transitions_per_episode=2, seed=7)
+        same = PrioritizedReplay(replay.capacity, priority_exponent=0.25, seed=7)
         for buffer in (replay, same):
             buffer.add([make_episode(num_turns=5) for _ in range(4)])
         drawn = [[sample.transition_id for sample in buffer.sample(20)] for buffer in (replay, same)]

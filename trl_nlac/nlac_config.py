@@ -11,6 +11,7 @@ from typing import Any
 from trl.trainer.base_config import _BaseConfig
 
 from .options.checks import check, check_at_least, check_between, check_choices, check_positive, check_types
+from .options.documented import documented
 from .options.environment_options import EnvironmentOptions
 from .options.generation_options import GenerationOptions
 from .options.record_options import RecordOptions
@@ -20,18 +21,13 @@ from .secrets import hide_secrets, remember_secrets
 
 MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
 # Options of refined actions that are sampled, with their defaults.
-OF_REFINED_ACTIONS = {
-    "num_refinements": 1,
-    "num_refinement_candidates": 1,
-    "refine_best_actions": True,
-    "mask_noncompliant_refinements": False,
-    "rehearse_refinements": False,
-}
+OF_REFINED_ACTIONS = {"num_refinements": 1, "refine_best_actions": True, "mask_noncompliant_refinements": False}
 # Options of an iteration that follow from others where they are left open.
-_LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration", "max_staleness", "target_max_age")
+_LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration", "target_max_age")
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
+@documented
 @dataclass
 class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions, _BaseConfig):
     r"""
@@ -59,45 +55,12 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         disable_dropout (`bool`, *optional*, defaults to `False`):
             Whether to disable dropout in the model.
 
-        > Parameters that control the data
-
-        shuffle_dataset (`bool`, *optional*, defaults to `True`):
-            Whether to shuffle the tasks.
-        remove_unused_columns (`bool`, *optional*, defaults to `False`):
-            Columns of the dataset are keyword arguments of `reset` and are all kept.
-
-        > Parameters that control playing
+        > Parameters that control the loop
 
         episodes_per_iteration (`int`, *optional*):
             Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, as many as
             `samples_per_iteration` allows when four transitions are trained on for each step of an episode of
             `max_turns`, at least one for each process.
-        learning_starts (`int`, *optional*, defaults to `0`):
-            Number of transitions that each process collects before the first update, from tasks that are drawn at
-            random after those of the first iteration. Without an environment it does nothing: all logs are in the
-            buffer from the start.
-        reward_weights (`list[float]`, *optional*):
-            Weights of the reward functions. If `None`, 1 each.
-        async_rollouts (`bool`, *optional*, defaults to `False`):
-            Whether episodes are played with the engine of a vLLM server while the model trains. An iteration trains on
-            the buffer, and gets the episodes that have ended. If not, training waits for them, and a run with the same
-            seed is the same.
-        max_staleness (`int`, *optional*):
-            With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode to those
-            that train on it first. If `None`, those of two iterations. With those of one, each iteration gets the
-            episodes that began in the iteration before.
-        max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
-            Training stops, with a checkpoint, once the environment failed in more than this share of the last 100
-            episodes.
-
-        > Parameters that control the replay buffer
-
-        replay_buffer_size (`int`, *optional*, defaults to `100000`):
-            Number of transitions that each process keeps.
-        replay_buffer_memory (`float`, *optional*):
-            Memory, in GiB, for the compressed episodes of each process. Beyond it the oldest move to files in
-            `output_dir`, which are deleted when the process ends, and are read back when they are sampled. If `None`,
-            all stay in memory.
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least four for each step of
@@ -106,25 +69,44 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
             steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
             [`~trl.GRPOConfig`]. `1` is the paper.
-        priority_exponent (`float`, *optional*, defaults to `0.1`):
-            Alpha of prioritized replay. `0` samples uniformly.
-        importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
-            Beta of the importance weights. `0` is none, as in the paper.
-        transitions_per_episode (`int`, *optional*, defaults to `1`):
-            Number of transitions that are drawn together from one episode. Each is drawn as often as before, in
-            proportion to its priority. With `share_prefixes` the tokens that they have in common are computed once; in
-            exchange an iteration sees fewer episodes. `1` is the paper.
-
-        > Parameters that control the training
-
+        max_tokens_per_batch (`int`, *optional*):
+            Number of tokens that the model reads in one pass. One that several samples share is counted once, padding
+            only where the model cannot read trees. A micro-batch with more is computed in several passes, filled
+            evenly, as many on every process. Losses and gradients are the same. A longer example has a pass of its
+            own. If `None`, a micro-batch is one pass, however long it is.
         learning_rate (`float`, *optional*, defaults to `5e-6`):
             Initial learning rate for the [`~torch.optim.AdamW`] optimizer (paper, appendix A.4).
+        async_rollouts (`bool`, *optional*, defaults to `False`):
+            Whether episodes are played with the engine of a vLLM server while the model trains. An iteration trains on
+            the buffer, and gets the episodes that have ended. If not, training waits for them, and a run with the same
+            seed is the same.
+        shuffle_dataset (`bool`, *optional*, defaults to `True`):
+            Whether to shuffle the tasks.
+        remove_unused_columns (`bool`, *optional*, defaults to `False`):
+            Must be `False`: columns of the dataset are keyword arguments of `reset`, and all are kept.
+        reward_weights (`list[float]`, *optional*):
+            Weights of the reward functions. If `None`, 1 each.
+
+        > Parameters that control replay
+
+        replay_buffer_size (`int`, *optional*, defaults to `100000`):
+            Number of transitions that each process keeps.
+        replay_buffer_memory (`float`, *optional*):
+            Memory, in GiB, for the compressed episodes of each process. Beyond it the oldest move to files in
+            `output_dir`, which are deleted when the process ends, and are read back when they are sampled. If `None`,
+            all stay in memory.
+        priority_exponent (`float`, *optional*, defaults to `0.1`):
+            Alpha of prioritized replay. `0` samples uniformly.
+
+        > Parameters that control targets
+
         target_update_rate (`float`, *optional*, defaults to `0.005`):
             Tau: weight of the trained weights in each update of the target weights. With `1` an update copies them.
         target_update_unit (`str`, *optional*, defaults to `"step"`):
-            What the rate counts for: `"step"` is an update of the target weights, `"sample"` a transition trained on
-            since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and each is a
-            gradient step; with batches of B it is either. `"sample"` updates with the rate `1 - (1 - tau) ** B`.
+            What `target_update_rate` counts for: `"step"` is an update of the target weights, `"sample"` a transition
+            trained on since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and
+            each is a gradient step; with batches of B it is either. `"sample"` updates with the rate
+            `1 - (1 - tau) ** B`.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
         target_max_age (`int`, *optional*):
@@ -134,60 +116,36 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             since, and every role that took part is greedy. If `None`, twice the time constant of the target weights,
             `2 / target_update_rate` updates (with `target_update_unit="sample"` divided by the samples of an update),
             and `0` with `target_update_rate=1`.
-        target_weights_offload (`bool`, *optional*, defaults to `False`):
-            Whether the target weights, 4 bytes for each trained parameter of the process's shard, are kept in CPU
-            memory.
-        critic_loss_coef (`float`, *optional*, defaults to `1.0`):
-            Coefficient of the critic loss, lambda_1 in algorithm 1. With 0 the critic is not trained, and nothing sets
-            priorities. Bellman targets are written all the same, for the health metrics.
-        critic_loss_type (`str`, *optional*, defaults to `"sampled"`):
-            `"sampled"` is the negative log-likelihood of the sampled target, the cross-entropy part of equation 5 (the
-            paper). `"distill"` is the Kullback-Leibler divergence from the backup's whole distribution at each token
-            of the target: an estimate of the same objective with less variance, for one more forward pass with the
-            target weights. Thoughts that were corrected keep the likelihood. Either is averaged over the tokens of a
-            target.
-        policy_loss_coef (`float`, *optional*, defaults to `1.0`):
-            Coefficient of the policy loss, lambda_2 in algorithm 1. With 0 the policy is not trained. Actions are
-            refined all the same, for the health metrics.
-        policy_loss_type (`str`, *optional*, defaults to `"sampled"`):
-            `"sampled"` is the negative log-likelihood of a sampled refined action (equation 6, the paper). `"distill"`
-            is the Kullback-Leibler divergence from the refinement policy's whole distribution at each token of the
-            policy's own action, as in self-distillation with feedback
-                        (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. It is
-            KL(refined || policy), TRL's `distillation_alpha=0`, which is least at the mean of what different critiques
-            advise; where outcomes are partly luck, act at a lower temperature than 1 afterwards. No refined action is
-            generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
-            be taught by one that has read the critique; and not with `replay_refinement_fraction`, where the chat
-            template knows chains of thought or begins an answer, of which a stored action may have lost a part.
-
-        share_prefixes (`bool`, *optional*, defaults to `True`):
-            Whether a prefix that several training samples have in common is computed once: the samples of a pass
-            become one tree of tokens. Losses and gradients are the same. Whether the model can read trees is tried
-            when training starts; if not, a warning says why, and its samples are computed one by one.
-        max_tokens_per_batch (`int`, *optional*):
-            Number of tokens that the model reads in one pass, each counted once with `share_prefixes`, padding
-            included otherwise. A micro-batch with more is computed in several passes, filled evenly, as many on every
-            process. Losses and gradients are the same. A longer example has a pass of its own. If `None`, a
-            micro-batch is one pass, however long it is.
-        beta (`float`, *optional*, defaults to `0.0`):
-            KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and improving
-            training speed. The divergence of the policy's tokens from the initial weights, estimated as in
-            [`~trl.GRPOTrainer`], is multiplied by it and added to the policy loss. With an adapter there is no second
-            model: the reference is the model without it, or with a copy of it if `model` is a [`~peft.PeftModel`] or
-            the adapter begins by changing the base weights (PiSSA, OLoRA and others). Under ZeRO-3 and FSDP2 a whole
-            model is loaded again by its name, also if `model` was changed in memory.
         bootstrap (`str`, *optional*, defaults to `"explicit"`):
-            Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
+            Source of the bootstrapped future of a Bellman target. `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
             successor model, whose prompt is not trained, for both in one answer (the paper's implementation, one
             generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time. Where
             an episode was cut, the successor model says how it would have gone on. What `"explicit"` and `"implicit"`
             sample, the next action too, is sampled with the settings of `successor` in `role_sampling`.
+
+        > Parameters that control the losses
+
+        critic_loss_coef (`float`, *optional*, defaults to `1.0`):
+            Coefficient of the critic loss, lambda_1 in algorithm 1. With 0 the critic is not trained, and nothing sets
+            priorities. Bellman targets are written all the same, for the health metrics.
+        policy_loss_coef (`float`, *optional*, defaults to `1.0`):
+            Coefficient of the policy loss, lambda_2 in algorithm 1. With 0 the policy is not trained. Actions are
+            refined all the same, for the health metrics.
+        policy_loss_type (`str`, *optional*, defaults to `"sampled"`):
+            What the policy learns: a refined action (`"sampled"`, the paper), or along its own action the refinement
+            policy's distribution (`"distill"`). `"sampled"` is the negative log-likelihood of a sampled refined action
+            (equation 6). `"distill"` is the Kullback-Leibler divergence at each token, as in self-distillation with
+            feedback (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. It is
+            KL(refined || policy), TRL's `distillation_alpha=0`, which is least at the mean of what different critiques
+            advise; where outcomes are partly luck, act at a lower temperature than 1 afterwards. No refined action is
+            generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
+            be taught by one that has read the critique.
+
+        > Parameters that control refinement
+
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
-        num_refinement_candidates (`int`, *optional*, defaults to `1`):
-            Number of refined actions that are sampled where a critique asks for another action. The critic judges
-            each, and the policy learns the one with the highest verdict score. `1` takes the only one (the paper).
         refine_best_actions (`bool`, *optional*, defaults to `True`):
             Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
             paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
@@ -198,35 +156,22 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             policy, and once it repeats what was criticised, the policy learns its own actions and can collapse onto
             one of them. Where critiques hardly ever call an action the best, the policy then learns none that it
             already takes, which went well on one benchmark and badly on another. The paper trains on all.
-        replay_refinement_fraction (`float`, *optional*, defaults to `0.0`):
-            Share of transitions whose stored action is refined, after its Bellman target, which has seen the next
-            observation. That takes two generations less than a fresh action and its critique. `0` refines fresh
-            actions only (the paper).
+
+        > Parameters that control rehearsal and watching
+
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             Number of rehearsal samples in each batch, relative to the transitions. `0` is the paper.
         rehearsal_source (`str`, *optional*, defaults to `"dataset"`):
-            `"dataset"` rehearses the trainer's `rehearsal_dataset`. `"self"` rehearses the initial model's own
-            readable answers in every role, about 128 transitions of its first episodes or of the logs; of its refined
-            actions only those that do as their critique says. They are written in the first iteration and kept in
-            every checkpoint.
-        rehearse_refinements (`bool`, *optional*, defaults to `False`):
-            Whether the refinement policy is also trained on its own refined actions, as it sampled them, of those that
-            do as their critiques say. No other loss trains it, and the policy's habits, which the same weights learn,
-            can make it repeat what it should change. But an action that is only changed, and no better, does as told,
-            too: a tiny model lost two tasks with this. With `share_prefixes` an example costs little more than its
-            answer.
-        health_warning_ratio (`float`, *optional*, defaults to `0.7`):
-            A warning names a role once its health metric falls below this share of its best value. Another warning
-            reports the same of success.
+            What is rehearsed: the trainer's `rehearsal_dataset` (`"dataset"`), or the initial model's own readable
+            answers in every role (`"self"`). These are about 128 transitions of its first episodes or of the logs; of
+            its refined actions only those that do as their critique says. They are written in the first iteration and
+            kept in every checkpoint.
         on_forgetting (`str`, *optional*, defaults to `"warn"`):
-            What follows when that warning names a role. `"warn"`: nothing. `"stop"`: training stops, with a
+            What follows when a warning says that a role is forgotten, because its health metric fell below 0.7 of its
+            best value. `"warn"`: nothing. `"stop"`: training stops, with a
             checkpoint. `"restore"`: weights, optimizer and target weights go back to the newest checkpoint without
             such a warning, and the learning rate is halved for the rest of the run; steps, data and replay buffer go
             on. After three returns training stops. Needs checkpoints from which a run can resume.
-        max_idle_iterations (`int`, *optional*, defaults to `10`):
-            Training stops, with a checkpoint, after this number of iterations in a row without a single example to
-            train on: no Bellman target and no refined action could be read. The error names the cause. After as many
-            in which one of the two losses has none, a warning does. If `None`, never.
 
         > Parameters that control evaluation
 
@@ -234,9 +179,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             Number of episodes of each task of the `eval_dataset`.
         num_eval_critiques (`int`, *optional*, defaults to `64`):
             Number of actions that the critic judges in each evaluation, on each process, to compare its verdict scores
-            with the outcomes.
-        num_oracle_probes (`int`, *optional*, defaults to `64`):
-            Number of critiques compared with the truth in each evaluation, where the environment has an oracle.
+            with the outcomes; and, where the environment has an oracle, of critiques that are compared with the truth.
     """
 
     _VALID_DICT_FIELDS = _BaseConfig._VALID_DICT_FIELDS + [
@@ -246,231 +189,53 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         "role_sampling",
     ]
 
-    # Overridden defaults
-    learning_rate: float = field(
-        default=5e-6, metadata={"help": "The initial learning rate for AdamW (paper, appendix A.4)."}
-    )
-    remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "Columns of the dataset are keyword arguments of `reset` and are all kept."}
-    )
-
     # Parameters that control the model
-    model_init_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "Keyword arguments for `from_pretrained` when the `model` argument is a string."},
-    )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Whether to allow loading models whose code is on the Hub."}
-    )
-    router_aux_loss_coef: float | None = field(
-        default=None,
-        metadata={
-            "help": "Coefficient of the loss that balances the experts of a model with a mixture of them. If None, "
-            "that of the model's configuration. `0.0` disables it."
-        },
-    )
-    disable_dropout: bool = field(default=False, metadata={"help": "Whether to disable dropout in the model."})
+    model_init_kwargs: dict[str, Any] | str | None = None
+    trust_remote_code: bool = False
+    router_aux_loss_coef: float | None = None
+    disable_dropout: bool = False
 
-    # Parameters that control the data
-    shuffle_dataset: bool = field(default=True, metadata={"help": "Whether to shuffle the tasks."})
+    # Parameters that control the loop
+    episodes_per_iteration: int | None = None
+    samples_per_iteration: int | None = None
+    num_updates_per_generation: int = 1
+    max_tokens_per_batch: int | None = None
+    learning_rate: float = 5e-6
+    async_rollouts: bool = False
+    shuffle_dataset: bool = True
+    remove_unused_columns: bool | None = False
+    reward_weights: list[float] | None = None
 
-    # Parameters that control playing
-    episodes_per_iteration: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of episodes played in each iteration, over all processes. If None, as many as leave four "
-            "of `samples_per_iteration` for each step of an episode of `max_turns`."
-        },
-    )
-    learning_starts: int = field(
-        default=0, metadata={"help": "Number of transitions that each process collects before the first update."}
-    )
-    reward_weights: list[float] | None = field(
-        default=None, metadata={"help": "Weights of the reward functions. If None, 1 each."}
-    )
-    async_rollouts: bool = field(
-        default=False,
-        metadata={"help": "Whether episodes are played with the engine of a vLLM server while the model trains."},
-    )
-    max_staleness: int | None = field(
-        default=None,
-        metadata={
-            "help": "With `async_rollouts`, largest number of optimizer steps from the weights that begin an episode "
-            "to those that train on it first. If None, those of two iterations."
-        },
-    )
-    max_environment_failure_rate: float = field(
-        default=0.5,
-        metadata={"help": "Training stops once the environment failed in more than this share of 100 episodes."},
-    )
+    # Parameters that control replay
+    replay_buffer_size: int = 100_000
+    replay_buffer_memory: float | None = None
+    priority_exponent: float = 0.1
 
-    # Parameters that control the replay buffer
-    replay_buffer_size: int = field(
-        default=100_000, metadata={"help": "Number of transitions that each process keeps."}
-    )
-    replay_buffer_memory: float | None = field(
-        default=None,
-        metadata={
-            "help": "Memory, in GiB, for the episodes of each process. Beyond it the oldest move to files in "
-            "`output_dir`. If None, all stay in memory."
-        },
-    )
-    samples_per_iteration: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of transitions trained on in each iteration, over all processes. Must be divisible by the "
-            "global batch size. If None, at least four for each step of the iteration's episodes of `max_turns`."
-        },
-    )
-    num_updates_per_generation: int = field(
-        default=1,
-        metadata={"help": "Number of gradient steps on each transition of an iteration. 1 is the paper."},
-    )
-    priority_exponent: float = field(
-        default=0.1, metadata={"help": "Alpha of prioritized replay. 0 samples uniformly."}
-    )
-    importance_sampling_exponent: float = field(
-        default=0.0, metadata={"help": "Beta of the importance weights. 0 is none, as in the paper."}
-    )
-    transitions_per_episode: int = field(
-        default=1, metadata={"help": "Number of transitions that are drawn together from one episode."}
-    )
+    # Parameters that control targets
+    target_update_rate: float = 0.005
+    target_update_unit: str = field(default="step", metadata={"choices": ["step", "sample"]})
+    target_sync_steps: int = 1
+    target_max_age: int | None = None
+    bootstrap: str = field(default="explicit", metadata={"choices": ["implicit", "explicit", "monte_carlo"]})
 
-    # Parameters that control the training
-    target_update_rate: float = field(
-        default=0.005,
-        metadata={"help": "Tau: weight of the trained weights in each update of the target weights."},
-    )
-    target_update_unit: str = field(
-        default="step",
-        metadata={
-            "help": "Whether tau counts for an update of the target weights or for each transition trained on since.",
-            "choices": ["step", "sample"],
-        },
-    )
-    target_sync_steps: int = field(
-        default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
-    )
-    target_max_age: int | None = field(
-        default=None,
-        metadata={
-            "help": "A Bellman target is used again until it is older than this number of updates of the target "
-            "weights. 0 writes targets anew, as the paper. Default: twice the time constant of the target weights."
-        },
-    )
-    target_weights_offload: bool = field(
-        default=False, metadata={"help": "Whether the target weights are kept in CPU memory."}
-    )
-    critic_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the critic loss."})
-    critic_loss_type: str = field(
-        default="sampled",
-        metadata={
-            "help": "Whether the critic learns the sampled target or the backup's distribution along it.",
-            "choices": ["sampled", "distill"],
-        },
-    )
-    policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
-    policy_loss_type: str = field(
-        default="sampled",
-        metadata={
-            "help": "Whether the policy learns a refined action, or along its own action the refiner's distribution.",
-            "choices": ["sampled", "distill"],
-        },
-    )
-    share_prefixes: bool = field(
-        default=True,
-        metadata={"help": "Whether a prefix that several training samples have in common is computed once."},
-    )
-    max_tokens_per_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of tokens that the model reads in one pass. A micro-batch with more takes several passes. "
-            "If None, a micro-batch is one pass."
-        },
-    )
-    beta: float = field(
-        default=0.0,
-        metadata={
-            "help": "KL coefficient. If `0.0` (default), the reference model is not loaded, reducing memory usage and "
-            "improving training speed."
-        },
-    )
-    bootstrap: str = field(
-        default="explicit",
-        metadata={
-            "help": "Source of the bootstrapped future of a Bellman target.",
-            "choices": ["implicit", "explicit", "monte_carlo"],
-        },
-    )
-    num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
-    num_refinement_candidates: int = field(
-        default=1, metadata={"help": "Number of refined actions, of which the critic chooses the one to learn."}
-    )
-    refine_best_actions: bool = field(
-        default=True,
-        metadata={
-            "help": "Whether an action that its critique calls the best is refined, too. If False, it is its own "
-            "refinement."
-        },
-    )
-    mask_noncompliant_refinements: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether refined actions that do other than their critiques say are excluded from the policy loss."
-        },
-    )
-    replay_refinement_fraction: float = field(
-        default=0.0,
-        metadata={
-            "help": "Share of transitions whose stored action is refined instead of a fresh one. 0 is the paper."
-        },
-    )
-    rehearsal_ratio: float = field(
-        default=0.0,
-        metadata={"help": "Number of rehearsal samples in each batch, relative to the transitions. 0 is the paper."},
-    )
-    rehearsal_source: str = field(
-        default="dataset",
-        metadata={
-            "help": "Whether to rehearse the `rehearsal_dataset` or the initial model's own readable answers.",
-            "choices": ["dataset", "self"],
-        },
-    )
-    rehearse_refinements: bool = field(
-        default=False,
-        metadata={"help": "Whether to train the refinement policy on those of its answers that obey their critiques."},
-    )
-    health_warning_ratio: float = field(
-        default=0.7,
-        metadata={"help": "A warning names a role once its health metric falls below this share of its best value."},
-    )
-    on_forgetting: str = field(
-        default="warn",
-        metadata={
-            "help": "What follows when a role is forgotten: a warning only, the end of training, or a return to the "
-            "newest healthy checkpoint with half the learning rate.",
-            "choices": ["warn", "stop", "restore"],
-        },
-    )
-    max_idle_iterations: int | None = field(
-        default=10,
-        metadata={
-            "help": "Training stops after this number of iterations in a row in which no answer could be trained on. "
-            "If None, never."
-        },
-    )
+    # Parameters that control the losses
+    critic_loss_coef: float = 1.0
+    policy_loss_coef: float = 1.0
+    policy_loss_type: str = field(default="sampled", metadata={"choices": ["sampled", "distill"]})
+
+    # Parameters that control refinement
+    num_refinements: int = 1
+    refine_best_actions: bool = True
+    mask_noncompliant_refinements: bool = False
+
+    # Parameters that control rehearsal and watching
+    rehearsal_ratio: float = 0.0
+    rehearsal_source: str = field(default="dataset", metadata={"choices": ["dataset", "self"]})
+    on_forgetting: str = field(default="warn", metadata={"choices": ["warn", "stop", "restore"]})
 
     # Parameters that control evaluation
-    num_eval_episodes: int = field(
-        default=1, metadata={"help": "Number of episodes of each task of the `eval_dataset`."}
-    )
-    num_eval_critiques: int = field(
-        default=64, metadata={"help": "Number of actions that the critic judges in each evaluation."}
-    )
-    num_oracle_probes: int = field(
-        default=64,
-        metadata={"help": "Number of critiques compared with the truth in each evaluation, where there is an oracle."},
-    )
+    num_eval_episodes: int = 1
+    num_eval_critiques: int = 64
 
     def __post_init__(self):
         remember_secrets(vars(self))
@@ -513,7 +278,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         check_choices(
             self,
             "bootstrap",
-            "critic_loss_type",
             "policy_loss_type",
             "target_update_unit",
             "rehearsal_source",
@@ -526,14 +290,11 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "gradient_accumulation_steps",
             "replay_buffer_size",
             "target_sync_steps",
-            "max_idle_iterations",
             "max_tokens_per_batch",
         )
         check_at_least(
             self,
             0,
-            "learning_starts",
-            "num_eval_critiques",
             "target_max_age",
             "weight_decay",
             "num_train_epochs",
@@ -546,37 +307,19 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         check_at_least(self, 1, "per_device_eval_batch_size")
         check(self, "max_steps", self.max_steps >= -1, "not negative, or -1 to train for `num_train_epochs`")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
-        check_between(
-            self,
-            1,
-            1000,
-            "num_refinements",
-            "num_refinement_candidates",
-            "num_updates_per_generation",
-            "transitions_per_episode",
-        )
+        check_between(self, 1, 1000, "num_refinements", "num_updates_per_generation")
         check_between(self, 1, 10_000, "num_eval_episodes")
-        check_between(self, 0, 100_000, "num_oracle_probes")
+        check_between(self, 0, 100_000, "num_eval_critiques")
         # Larger factors make losses, gradients or weights overflow.
-        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef", "beta")
+        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef")
         check_between(self, 0, 1000, "learning_rate")
         check_between(self, 0, 100, "rehearsal_ratio")
-        check_between(self, 0, 10, "importance_sampling_exponent")
-        check_between(
-            self,
-            0,
-            1,
-            "max_environment_failure_rate",
-            "priority_exponent",
-            "health_warning_ratio",
-            "replay_refinement_fraction",
-        )
+        check_between(self, 0, 1, "priority_exponent")
         check_positive(self, "replay_buffer_memory", most=10**9)
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         fits = self.replay_buffer_size >= self.max_turns  # an episode must fit
         check(self, "replay_buffer_size", fits, f"at least `max_turns={self.max_turns}`")
-        check(self, "learning_starts", self.learning_starts <= self.replay_buffer_size, "at most `replay_buffer_size`")
         for name in ("split_batches", "dispatch_batches"):
             if vars(self.accelerator_config)[name]:
                 raise ValueError(
@@ -600,21 +343,10 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             raise ValueError(
                 "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
             )
-        if self.num_futures > 1 and self.replay_refinement_fraction:
-            raise ValueError(
-                f"`replay_refinement_fraction={self.replay_refinement_fraction}` refines by the verdict of a Bellman "
-                f"target, which has none with `num_futures={self.num_futures}`. Set one of them to its default."
-            )
-        rehearses = self.rehearsal_ratio or self.rehearse_refinements
-        if not (self.critic_loss_coef or self.policy_loss_coef or rehearses):
+        if not (self.critic_loss_coef or self.policy_loss_coef or self.rehearsal_ratio):
             raise ValueError(
                 "`critic_loss_coef=0` with `policy_loss_coef=0` trains neither the critic nor the policy, and nothing "
                 "is rehearsed. Raise one of them, or set `rehearsal_ratio`."
-            )
-        if self.beta and not self.policy_loss_coef:
-            raise ValueError(
-                f"`beta={self.beta}` is a part of the policy loss, which `policy_loss_coef=0` leaves out. Set one of "
-                "them to its default."
             )
         if self.policy_loss_type == "distill":
             for name, default in OF_REFINED_ACTIONS.items():
@@ -623,11 +355,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
                         f"`{name}={vars(self)[name]}` has no use with `policy_loss_type='distill'`, which samples no "
                         "refined actions. Set one of them to its default."
                     )
-            if self.beta:
-                raise ValueError(
-                    f"`beta={self.beta}` needs the likelihood of what the policy learns, and "
-                    "`policy_loss_type='distill'` learns distributions. Set one of them to its default."
-                )
 
     def _check_restores(self) -> None:
         """Check whether training can go back to a checkpoint, where it is to."""
@@ -681,23 +408,11 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         self._filled = {name: vars(self)[name] for name in left}
 
     def _check_async_rollouts(self) -> None:
-        if not self.async_rollouts:
-            check(self, "max_staleness", self.max_staleness is None, "None without `async_rollouts=True`")
-            return
-        if not self.use_vllm or self.vllm_mode != "server":
+        if self.async_rollouts and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError(
                 "`async_rollouts=True` plays with the engine of a vLLM server while the model trains, but generation "
                 f"is set to `use_vllm={self.use_vllm}` and `vllm_mode={self.vllm_mode!r}`. Start a server, and set "
                 "`use_vllm=True` and `vllm_mode='server'`."
-            )
-        if self.max_staleness is None:
-            self.max_staleness = 2 * self.updates_per_iteration
-        if self.max_staleness < self.updates_per_iteration:
-            raise ValueError(
-                f"`max_staleness` must be at least {self.updates_per_iteration}, the optimizer steps of an iteration "
-                f"(`samples_per_iteration` {self.samples_per_iteration} / the global batch size "
-                f"{self.global_batch_size} * `num_updates_per_generation` {self.num_updates_per_generation}), got "
-                f"{self.max_staleness}: nothing could be played while the model trains."
             )
 
     def _size_iterations(self) -> None:
@@ -765,11 +480,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
-
-    @property
-    def num_distilled_losses(self) -> int:
-        """Number of losses whose target is a whole distribution."""
-        return (self.critic_loss_type, self.policy_loss_type).count("distill")
 
     @property
     def updates_per_iteration(self) -> int:

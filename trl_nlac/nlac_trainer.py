@@ -5,7 +5,6 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,18 +48,10 @@ from .evaluation.oracle import judge_refinements
 from .generation.loading import load_generator
 from .method.backup import critic_examples, is_answerable
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
-from .method.candidates import choose_refined
 from .method.context import context_of, fit_to_context
 from .method.critic import critiques, judge_actions
 from .method.losses import batch_losses, token_divergences
-from .method.refinement import (
-    Criticise,
-    check_distillation,
-    policy_examples,
-    question_actions,
-    refine_actions,
-    refinement_examples,
-)
+from .method.refinement import Criticise, check_distillation, policy_examples, question_actions, refine_actions
 from .method.roles import Roles
 from .method.sound_answers import ASKED_ROLES, sound_answers
 from .method.target_weights import TargetUpdateCallback, TargetWeights, rate_of_samples
@@ -74,7 +65,7 @@ from .records.folder import (
     last_steps,
     set_aside,
 )
-from .records.hub import model_card, push_episodes, upload_completions
+from .records.hub import model_card, push_episodes
 from .records.lock import locked
 from .records.records import Records
 from .records.written_notes import noted_warnings, write_settings
@@ -110,6 +101,7 @@ from .training.checkpoint import (
 from .training.chunked_head import can_chunk_head
 from .training.guards import (
     LEARNING_RATE_FACTOR,
+    MAX_FAILURE_RATE,
     MAX_LEFT_BEHIND,
     FailureMonitor,
     ForgettingGuard,
@@ -125,7 +117,6 @@ from .training.guards import (
 from .training.manifest import checkpoint_of
 from .training.model import base_revision, choose_aux_loss, load_model, tokenizer_folder
 from .training.passes import accumulating, split_into_passes
-from .training.reference import Reference
 from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS, Rehearsal
 from .training.rendezvous import Rendezvous, raise_on_all
 from .training.sampler import IterationSampler
@@ -154,6 +145,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+MAX_STALENESS = 2  # iterations, of episodes that are played beside training
 METRICS_OF_REFINED_ACTIONS = ("refine/changed_rate", "oracle/refined_better_rate")
 
 
@@ -263,7 +255,8 @@ class NLACTrainer(AtomicSavingTrainer):
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
     loss_is_scaled_for_ga = False
-    divergence = staticmethod(token_divergences)  # by which a distilled role learns
+    divergence = staticmethod(token_divergences)  # by which a distilled policy learns
+    shares_prefixes = True  # whether the samples of a pass become one tree of tokens, if the model can read it
 
     def __init__(
         self,
@@ -389,7 +382,6 @@ class NLACTrainer(AtomicSavingTrainer):
             optimizers=optimizers,
         )
         self.model.add_model_tags(self._tag_names)
-        self.reference = Reference(self.model, args, self.accelerator, quantization_config) if args.beta else None
         generator = load_generator(
             self.model,
             args,
@@ -405,7 +397,7 @@ class NLACTrainer(AtomicSavingTrainer):
         shows_progress = not args.disable_tqdm and self.is_world_process_zero()
         self.roles = Roles(generator, *asking, shows_progress=shows_progress)
         if args.policy_loss_type == "distill":
-            check_distillation(self.roles, args.replay_refinement_fraction)
+            check_distillation(self.roles)
         self.rollouts = Rollouts(self.environments, self.roles, self.rewards)
         if args.async_rollouts:
             self.rollouts = AsyncRollouts(
@@ -413,15 +405,13 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.roles,
                 self.rewards,
                 Roles(generator.beside(), *asking),
-                args.max_staleness,
+                MAX_STALENESS * args.updates_per_iteration,
                 args.updates_per_iteration,
                 args.seed + args.process_index,
             )
         self.replay = PrioritizedReplay(
             args.replay_buffer_size,
             priority_exponent=args.priority_exponent,
-            importance_sampling_exponent=args.importance_sampling_exponent,
-            transitions_per_episode=args.transitions_per_episode,
             seed=args.seed + args.process_index,
             memory_limit=None if args.replay_buffer_memory is None else int(args.replay_buffer_memory * 2**30),
             spill_directory=args.output_dir,
@@ -437,9 +427,7 @@ class NLACTrainer(AtomicSavingTrainer):
         update_rate = args.target_update_rate
         if args.target_update_unit == "sample":
             update_rate = rate_of_samples(update_rate, args.target_sync_steps * args.global_batch_size)
-        self.target_weights = TargetWeights(
-            None if is_sharded_later else self.model, update_rate, args.target_weights_offload
-        )
+        self.target_weights = TargetWeights(None if is_sharded_later else self.model, update_rate)
         self.add_callback(TargetUpdateCallback(self.target_weights, args.target_sync_steps))
         self.records = Records(args, chat.decode)
         self._training_log = TrainingLogCallback()
@@ -447,9 +435,8 @@ class NLACTrainer(AtomicSavingTrainer):
         self._has_opened_folder = False
         self.add_callback(TrainBeginCallback(self._begin))
         self.add_callback(UnchangedWeightsCallback())
-        self.completions_upload = upload_completions(args) if self.is_world_process_zero() else None
-        self.failures = FailureMonitor(args.max_environment_failure_rate)
-        self.idle = IdleMonitor(args.max_idle_iterations)
+        self.failures = FailureMonitor()
+        self.idle = IdleMonitor()
         self.forgetting = ForgettingGuard(args.on_forgetting)
         self.loss_guard = LossGuard()
         self.gradient_guard = GradientGuard()
@@ -484,11 +471,9 @@ class NLACTrainer(AtomicSavingTrainer):
         """Makes the micro-batches, in the form that the model can read, which is tried when training starts."""
         of_run = (self.model_wrapped, self.model.config, self.args)
         keeps_logits = not can_chunk_head(*of_run)
-        shares = self.args.share_prefixes and start_sharing(*of_run)
-        if shares and self.reference is not None:
-            self.reference.use_attention(self.model.config)
+        shares = self.shares_prefixes and start_sharing(*of_run)
         pad_token_id = self.roles.chat.tokenizer.pad_token_id
-        return NLACCollator(pad_token_id, shares, keeps_logits, bool(self.args.beta), self.args.device)
+        return NLACCollator(pad_token_id, shares, keeps_logits, self.args.device)
 
     # A run and its folder
 
@@ -544,8 +529,6 @@ class NLACTrainer(AtomicSavingTrainer):
                 self.replay.targets.clear()
                 self.replay.take_in()
             output = super().train(checkpoint, *args, **kwargs)
-            if self.completions_upload is not None:
-                futures.wait([self.completions_upload.trigger()])
             return output._replace(training_loss=output.metrics["train_loss"])
 
     def _close_progress_bars(self) -> None:
@@ -627,7 +610,6 @@ class NLACTrainer(AtomicSavingTrainer):
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         """Run one iteration of algorithm 1 up to its gradient steps; returns their micro-batches."""
-        refines_fresh_actions = not self.args.replay_refinement_fraction
         self._wait_for_rollouts(for_all=self._is_last_iteration)
         raise_on_all(self.rollouts.lost)
         with self._generating():
@@ -638,13 +620,12 @@ class NLACTrainer(AtomicSavingTrainer):
             samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
             transitions = [sample.transition for sample in samples]
             judgements = self._judge(transitions[: self.args.audit_samples])
-            if refines_fresh_actions:
-                refinements = self._refine(transitions, {})
+            refinements = self._refine(transitions)
         with self.target_weights.swapped_into(self.model), self._generating(), self.records.timed("target"):
             targets = self._targets(samples)
-        if not refines_fresh_actions:  # the targets are the first critiques
+        if refinements is None:
             with self._generating():
-                refinements = self._refine(transitions, dict(enumerate(targets)))
+                refinements = self._refine(transitions, targets)
         self._play_on()
         batches = self._make_batches(samples, targets, refinements)
         if lost := self._record_iteration(samples, judgements, targets, refinements, batches):
@@ -655,28 +636,25 @@ class NLACTrainer(AtomicSavingTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
-        distills = "distill" in (self.args.critic_loss_type, self.args.policy_loss_type)
+        distills = self.args.policy_loss_type == "distill"
         teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
         aux_losses = [] if self.args.router_aux_loss_coef else None
 
-        def compute(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-            reference_logps = None if self.reference is None else self.reference.logps(model, batch)
-            return batch_losses(model, batch, teacher, reference_logps, aux_losses, self.divergence)
+        def compute(batch: MicroBatch) -> torch.Tensor:
+            return batch_losses(model, batch, teacher, aux_losses, self.divergence)
 
-        batch, losses, divergences = self.loss_guard.finite_losses(compute, inputs, self._collate)
+        batch, losses = self.loss_guard.finite_losses(compute, inputs, self._collate)
         has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)
         self.replay.update_priorities(
             batch.transition_ids[has_priority].tolist(), losses.detach()[has_priority].tolist()
         )
         num_tokens = batch.tokens.inputs["input_ids"].numel()
-        self.records.add_losses(
-            batch.examples, losses.detach(), divergences.detach(), num_tokens, self.accelerator.reduce
-        )
+        self.records.add_losses(batch.examples, losses.detach(), num_tokens, self.accelerator.reduce)
         coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
         weights = coefficients[batch.loss_ids] * batch.weights  # (B,)
-        loss = (weights * (losses + self.args.beta * divergences)).sum() / self.args.per_device_train_batch_size
+        loss = (weights * losses).sum() / self.args.per_device_train_batch_size
         if not aux_losses:
             return loss
         self.records.metrics["aux_loss"].append(self.accelerator.reduce(aux_losses[-1].detach(), "mean").item())
@@ -753,8 +731,7 @@ class NLACTrainer(AtomicSavingTrainer):
     def _play(self, tasks: list[dict[str, Any]]) -> list[Episode]:
         """Play the tasks, then others until training can start on every process; nothing without an environment."""
         episodes: list[Episode] = []
-        num_empty, least = 0, max(1, self.args.learning_starts)
-        lacks = len(self.replay) < least
+        num_empty, lacks = 0, not len(self.replay)
         with self.records.timed("rollout"):
             while self.environments:
                 played = self.rollouts.play(tasks, self.state.global_step, lacks, self._is_last_iteration)
@@ -766,8 +743,8 @@ class NLACTrainer(AtomicSavingTrainer):
                 except TrainingStopped:
                     self._store(episodes)  # for the checkpoint
                     raise
-                lacks = len(self.replay) + sum(episode.num_turns for episode in episodes) < least
-                num_empty = num_empty + 1 if lacks and not any(episode.turns for episode in played) else 0
+                lacks = not (len(self.replay) or any(episode.num_turns for episode in episodes))
+                num_empty = num_empty + 1 if lacks else 0
                 if not any(gather_object([lacks])):
                     break
                 check_played(gather_object([(num_empty, nothing_played(played) if num_empty else "")]))
@@ -844,25 +821,23 @@ class NLACTrainer(AtomicSavingTrainer):
         return current_targets(self.roles, samples, self.replay.targets, version, args.target_max_age, args.bootstrap)
 
     def _refine(
-        self, transitions: list[Transition], targets: dict[int, Answer], criticise: Criticise = critiques
-    ) -> list[Refinement | None]:
-        """Refine fresh actions, and stored ones where they are drawn from those with `targets`; or only criticise."""
+        self, transitions: list[Transition], targets: list[Answer] | None = None, criticise: Criticise = critiques
+    ) -> list[Refinement | None] | None:
+        """
+        Refine fresh actions after their critiques; with `targets`, the stored actions after these. It is called
+        without them first, and again with them where it returned `None`.
+        """
         with self.records.timed("refine"):
-            fraction = self.args.replay_refinement_fraction
-            replayed = {i: target for i, target in targets.items() if torch.rand(()) < fraction}
             options = {"num_refinements": self.args.num_refinements, "keeps_best": not self.args.refine_best_actions}
 
             def refine(places: list[int]) -> list[Refinement | None]:
-                judged = {i: replayed[place] for i, place in enumerate(places) if place in replayed}
+                judged = {} if targets is None else {i: targets[place] for i, place in enumerate(places)}
                 chosen = [transitions[place] for place in places]
                 if self.args.policy_loss_type == "distill":
                     return question_actions(self.roles, chosen, judged, criticise)
                 return refine_actions(self.roles, chosen, targets=judged, criticise=criticise, **options)
 
-            refinements = answer_each(self.roles, "refine", transitions, refine)
-            if self.args.num_refinement_candidates == 1:
-                return refinements
-            return choose_refined(self.roles, transitions, refinements, self.args.num_refinement_candidates)
+            return answer_each(self.roles, "refine", transitions, refine)
 
     def _record_iteration(
         self,
@@ -953,7 +928,7 @@ class NLACTrainer(AtomicSavingTrainer):
         step_size = args.gradient_accumulation_steps * args.per_device_train_batch_size
         of_critic = of_policy = [None] * len(samples)
         if args.critic_loss_coef:
-            of_critic = critic_examples(self.roles, samples, targets, distills=args.critic_loss_type == "distill")
+            of_critic = critic_examples(self.roles, samples, targets)
         if args.policy_loss_coef:
             of_policy = policy_examples(
                 self.roles,
@@ -965,16 +940,11 @@ class NLACTrainer(AtomicSavingTrainer):
         self._leave_out_unanswerable(
             [sample for sample, *examples in zip(samples, of_critic, of_policy, strict=True) if not any(examples)]
         )
-        rehearsed = refinement_examples(self.roles, refinements) if args.rehearse_refinements else []
         return make_batches(
             samples * num_updates,
             of_critic * num_updates,
             of_policy * num_updates,
-            [
-                [*self.rehearsal.draw(step_size), *filter(None, rehearsed[start : start + step_size])]
-                for _ in range(num_updates)
-                for start in range(0, len(samples), step_size)
-            ],
+            [self.rehearsal.draw(step_size) for _ in range(num_updates * len(samples) // step_size)],
             args.gradient_accumulation_steps,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
@@ -983,7 +953,7 @@ class NLACTrainer(AtomicSavingTrainer):
     def _leave_out_unanswerable(self, unused: list[Sample]) -> None:
         """Draw those of the samples without an example no more that can never have one: their prompts are too long."""
         # Otherwise the policy can learn in a state about which the backup's question is too long.
-        needs_target = not self.args.policy_loss_coef or self.args.replay_refinement_fraction == 1
+        needs_target = not self.args.policy_loss_coef
         too_long = [s for s in unused if not is_answerable(self.roles, s.transition, needs_target)]
         self.replay.leave_out([sample.transition_id for sample in too_long])
 
@@ -1075,7 +1045,7 @@ class NLACTrainer(AtomicSavingTrainer):
         check_types(eval_dataset=dataset)
         check_tasks(None, dataset, self.environments.check_task)
         tasks = {i: dataset[i] for i in range(rank, len(dataset), args.world_size)}
-        numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_oracle_probes, args.seed)
+        numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_eval_critiques, args.seed)
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(args.seed + rank)
@@ -1125,7 +1095,7 @@ class NLACTrainer(AtomicSavingTrainer):
         args = self.args
         if args.metric_for_best_model is None:
             return True
-        reason = why_not_comparable(metrics, args.metric_for_best_model, args.max_environment_failure_rate)
+        reason = why_not_comparable(metrics, args.metric_for_best_model, MAX_FAILURE_RATE)
         if reason is not None:
             logger.warning(f"The evaluation at step {self.state.global_step} is not compared with others: {reason}.")
         return reason is None

@@ -242,11 +242,10 @@ class Transition:
 
 @dataclass(frozen=True)
 class Sample:
-    """A transition drawn from the replay buffer, with its stable id, its importance weight and its priority then."""
+    """A transition drawn from the replay buffer, with its stable id and its priority then."""
 
     transition: Transition
     transition_id: int
-    weight: float
     priority: float
 
 
@@ -329,8 +328,6 @@ class Refinement:
             a_t^r, the target of the policy loss.
         is_kept (`bool`, *optional*, defaults to `False`):
             Whether the critique calls the action the best, and it is its own refinement, without asking for one.
-        sampled_action ([`Answer`], *optional*):
-            The refined action as it was sampled, where its chain of thought may have been rewritten since.
     """
 
     action: str
@@ -338,7 +335,6 @@ class Refinement:
     critique: Critique
     refined_action: Answer
     is_kept: bool = False
-    sampled_action: Answer | None = None
 
     @property
     def complies(self) -> bool:
@@ -359,15 +355,12 @@ class TrainingExample:
             Context that is not trained on, with the prefill of the chat template.
         completion_ids (`tuple[int, ...]`):
             Trained tokens, as sampled.
-        weight (`float`):
-            Factor of its loss (importance weight of the replay sample).
+        weight (`float`, *optional*, defaults to `1.0`):
+            Factor of its loss. `0` fills up a batch.
         transition_id (`int`, *optional*):
             Its transition. The critic's loss sets the priority of that transition.
         teacher_prompt ([`Prompt`], *optional*):
             Context in which the target weights generated the completion, where their whole distribution is the target.
-        teacher_start (`int`, *optional*, defaults to `0`):
-            First token of the completion of which that is so. Those before it, a rewritten chain of thought, are
-            trained on as they are.
     """
 
     loss: str
@@ -376,7 +369,6 @@ class TrainingExample:
     weight: float = 1.0
     transition_id: int | None = None
     teacher_prompt: Prompt | None = None
-    teacher_start: int = 0
 
     @property
     def num_tokens(self) -> int:

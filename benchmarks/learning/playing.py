@@ -130,8 +130,8 @@ class Player:
                     rows,
                     self.roles,
                     num_episodes=self.args.num_eval_episodes,
-                    num_critiques=self.args.num_eval_critiques,
-                    num_probes=self.args.num_oracle_probes if sampling is None else 0,
+                    num_critiques=0,
+                    num_probes=self.args.num_eval_critiques if sampling is None else 0,
                     seed=self.args.seed,
                     act=act,
                 )

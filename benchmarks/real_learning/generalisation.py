@@ -50,10 +50,11 @@ ACTING = {
     "save_strategy": "no",
     "disable_tqdm": True,
     "overwrite_output_dir": True,
-    **{name: NLAC[name] for name in ("num_eval_episodes", "num_eval_critiques", "num_oracle_probes")},
+    **{name: NLAC[name] for name in ("num_eval_episodes", "num_eval_critiques")},
 }
 TRAINING = {name: value for name, value in NLAC.items() if name not in ACTING}
-NO_REFINED_ACTIONS = {"rehearse_refinements": False, "refine_best_actions": True}  # with a distilled policy
+TRAINING["trainer"] = "rehearsed_stored_actions"
+NO_REFINED_ACTIONS = {"trainer": "stored_actions", "refine_best_actions": True}  # with a distilled policy
 # The same learning rate, and about as many gradient steps, of as many samples. They have no roles to keep.
 ON_POLICY = dict(
     learning_rate=TRAINING["learning_rate"],
@@ -64,7 +65,7 @@ ON_POLICY = dict(
 )
 METHODS = {
     "nlac": (nlac.train, TRAINING),
-    "nlac_fresh_actions": (nlac.train, merge_settings(TRAINING, {"replay_refinement_fraction": 0.0})),
+    "nlac_fresh_actions": (nlac.train, merge_settings(TRAINING, {"trainer": "rehearsed_refinements"})),
     "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED, NO_REFINED_ACTIONS)),
     SELF_DISTILLATION: (
         nlac.train,

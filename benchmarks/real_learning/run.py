@@ -25,6 +25,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from benchmarks.chat_server import serving
+from benchmarks.learning.methods.extraction import RehearsedStoredActionsTrainer
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows, written
 from benchmarks.real_model import real_model_path
 from benchmarks.reporting import insert, setting, write
@@ -62,13 +63,10 @@ NLAC = dict(
     replay_buffer_size=64,
     target_update_rate=0.05,
     target_max_age=40,
-    replay_refinement_fraction=1.0,
     refine_best_actions=False,
     rehearsal_ratio=0.5,
-    rehearse_refinements=True,
     num_eval_episodes=1,
-    num_eval_critiques=0,
-    num_oracle_probes=16,
+    num_eval_critiques=16,
 )
 LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 # Means of these, over the steps since the evaluation before, are written down with each evaluation.
@@ -270,7 +268,7 @@ def train(
         **NLAC,
     )
     report = ReportCallback(save)
-    trainer = NLACTrainer(
+    trainer = RehearsedStoredActionsTrainer(
         model=load(model, adapter),
         args=args,
         processing_class=AutoTokenizer.from_pretrained(model),

@@ -177,7 +177,7 @@ def make_trainer(
     task: LearningTask, method: str, seed: int, output_dir: Path, max_steps: int
 ) -> tuple[Trainer, Player]:
     """Make the trainer of a method that learns from the logs of `task` alone, and its player."""
-    acting = acting_config(task, str(output_dir), seed, num_oracle_probes=0)
+    acting = acting_config(task, str(output_dir), seed, num_eval_critiques=0)
     offline = replace(task, environment_factory=None, rows=None)
     if method == "sft":
         successes = task.logs.filter(lambda row: row["reward"] == 1)
@@ -186,13 +186,14 @@ def make_trainer(
     decay = {"num_decay_steps": max_steps // 5, "min_lr_ratio": 0.0}
     settings = settings_of(method)
     settings |= {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": decay}
+    trainer_class = nlac.TRAINERS[settings.pop("trainer", "nlac")]
     args = replace(acting, max_steps=max_steps, logging_steps=100, **settings)
     if method in BASELINES:
         trainer = ScalarActorCriticTrainer(
             offline, args, num_candidates=4, entropy_temperature=0.1, initial_value=0.02
         )
     else:
-        trainer = NLACTrainer(model=task.model, args=args, **offline.trainer_arguments)
+        trainer = trainer_class(model=task.model, args=args, **offline.trainer_arguments)
     return trainer, Player(task, args, trainer.model, trainer.roles)
 
 
@@ -226,7 +227,7 @@ def play_on(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Train one method that plays from the highest floor, with the logs in its replay buffer."""
     task = relay(seed, args.floors)
     task = replace(task, instances={**task.instances, "held_out": task.instances[f"floor_{args.floors}"]})
-    acting = acting_config(task, str(args.runs / f"play_{method}_{seed}"), seed, num_oracle_probes=0)
+    acting = acting_config(task, str(args.runs / f"play_{method}_{seed}"), seed, num_eval_critiques=0)
     interval = max(1, args.budget // NUM_EVALUATIONS)
     curve = nlac.train(task, acting, args.budget, interval, **merge_settings(SETTINGS, ARMS[method]))
     return {

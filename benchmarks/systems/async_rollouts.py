@@ -226,10 +226,12 @@ def measure_tails(args, url: str, directory: str) -> dict[str, Any]:
     }
 
 
-def measure_training(args, url: str, directory: str, **options) -> dict[str, Any]:
+def measure_training(args, url: str, directory: str, max_staleness: int | None = None, **options) -> dict[str, Any]:
     """Measure the iterations after the first ones, which fill the buffer and begin to play ahead."""
     clock = Clock()
     trainer = make_trainer(args, url, directory, args.first_iterations + args.iterations, **options)
+    if max_staleness is not None:
+        trainer.rollouts.max_staleness = options["max_staleness"] = max_staleness
     trainer.add_callback(clock)
     trainer.train()
     updates = trainer.args.updates_per_iteration
@@ -258,7 +260,7 @@ def measure_training(args, url: str, directory: str, **options) -> dict[str, Any
 def table(report: dict) -> str:
     """Format the figures as a table."""
     lines = [
-        "| playing | `max_staleness` | seconds of an iteration | trainer waits | mean staleness | as fast |",
+        "| playing | largest staleness | seconds of an iteration | trainer waits | mean staleness | as fast |",
         "|---|---|---|---|---|---|",
     ]
     for row in report["training"]:
@@ -310,8 +312,8 @@ def main():
         rows = [measure_training(args, url, f"{folder}/first")]
         print(json.dumps(rows[-1]), flush=True)
         for max_staleness in args.max_staleness:
-            options = {"async_rollouts": True, "max_staleness": max_staleness}
-            rows.append(measure_training(args, url, f"{folder}/{max_staleness}", **options))
+            folder_of = f"{folder}/{max_staleness}"
+            rows.append(measure_training(args, url, folder_of, max_staleness, async_rollouts=True))
             ratios = [rows[0][name] / rows[-1][name] for name in SECONDS]
             rows[-1]["speedup"] = round(min(ratios), 2)
             print(json.dumps(rows[-1]), flush=True)

@@ -166,7 +166,6 @@ def run_cell(args) -> dict[str, float]:
                 vllm_gpu_memory_utilization=args.gpu_memory_utilization,
                 vllm_max_model_length=args.max_length,
                 max_generation_batch_size=args.batch_size,
-                prefix_cache_memory=NLACConfig.prefix_cache_memory if reuses_prefixes == "True" else 0.0,
                 max_completion_length=args.completion_tokens,
                 target_update_rate=0.5,
                 min_p=None,
@@ -182,6 +181,8 @@ def run_cell(args) -> dict[str, float]:
             environment_factory=lambda: make_environment(desk),
             peft_config=peft_config,
         )
+        if backend == "transformers" and reuses_prefixes == "False":
+            trainer.roles.generator.prefix_cache_memory = 0.0
         roles = FixedLengthRoles(trainer.roles.generator, trainer.roles.chat, trainer.roles.prompts, trainer.args)
         words = [word for word in trainer.roles.chat.tokenizer.get_vocab() if word.isalpha()][:500]
         episodes = episodes_from_logs(make_logs(args, words), roles.actions, roles.prompts)

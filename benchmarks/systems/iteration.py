@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Where the time of an iteration goes, with and without what computes each token once (`share_prefixes`,
-`prefix_cache_memory`). Three runs, all on a CPU:
+Where the time of an iteration goes, with and without what computes each token once (prefix trees and the prefix
+cache). Three runs, all on a CPU:
 
 - `quickstart`: the iterations of examples/scripts/nlac_quickstart.py, without evaluation
-- `8_turns`: the tiny model in episodes of 8 turns, of which 4 transitions of each drawn episode are trained on
+- `8_turns`: the tiny model in episodes of 8 turns, of which 64 transitions are trained on
 - `smollm2`: SmolLM2-135M-Instruct with LoRA and the default prompts (`make real-model`)
 
 Every run is a process of its own: once as it is, for its seconds, and once under a profiler, for the shares of the
@@ -43,7 +43,7 @@ from trl_nlac.environments.embedded import (
 )
 
 
-ARMS = {"before": dict(share_prefixes=False, prefix_cache_memory=0.0), "after": {}}
+ARMS = ("before", "after")
 # A phase is the function that contains it, as the profiler names it.
 PHASES = {
     "act": ("rollout.py", "play_episodes"),
@@ -112,11 +112,9 @@ def turns_8(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
             gradient_accumulation_steps=2,
             samples_per_iteration=64,
             episodes_per_iteration=8,
-            transitions_per_episode=4,
             max_generation_batch_size=512,
             max_completion_length=40,
             max_turns=8,
-            max_idle_iterations=100,
         ),
         train_dataset=Dataset.from_dict({"number": list(range(64))}),
         environment_factory=Words,
@@ -136,7 +134,6 @@ def smollm2(make_args: Callable[..., NLACConfig]) -> NLACTrainer:
             max_completion_length=48,
             max_turns=2,
             model_init_kwargs={"dtype": "float32"},
-            max_idle_iterations=100,
         ),
         train_dataset=tasks,
         environment_factory=lambda: make_environment(desk),
@@ -162,10 +159,12 @@ def measure(run: str, arm: str, is_profiled: bool) -> dict:
                 report_to="none",
                 action_format="text",
                 disable_tqdm=True,
-                **{**settings, **ARMS[arm]},
+                **settings,
             )
 
         trainer = RUNS[run](make_args)
+        if arm == "before":
+            trainer.shares_prefixes, trainer.roles.generator.prefix_cache_memory = False, 0.0
         profile = cProfile.Profile()
         start = time.perf_counter()
         if is_profiled:
@@ -190,7 +189,7 @@ def page(cells: list[dict]) -> str:
     lines = []
     for run in RUNS:
         of = {cell["arm"]: cell for cell in cells if cell["run"] == run}
-        if of.keys() != ARMS.keys():
+        if of.keys() != set(ARMS):
             continue
         before, after = (of[arm] for arm in ARMS)
         lines += [

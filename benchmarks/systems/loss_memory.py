@@ -2,7 +2,7 @@
 
 """
 Peak memory of the loss: bytes for each token of a micro-batch and each word of the vocabulary, for samples of which 94
-% are prompt. `distill` learns from the backup's distributions (`critic_loss_type="distill"`). `all_logits` is the loss
+% are prompt. `distill` learns from a teacher's distributions (`policy_loss_type="distill"`). `all_logits` is the loss
 of the logits of all tokens, as a model returns them by default.
 
 Each side runs in a process of its own, once with a large vocabulary and once with a tiny one; what both need is not
@@ -63,7 +63,7 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
         logits = model(**batch.tokens.inputs, use_cache=False).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
     else:
-        loss = batch_losses(model, batch, nullcontext if side == "distill" else None)[0].sum()
+        loss = batch_losses(model, batch, nullcontext if side == "distill" else None).sum()
     loss.backward()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 

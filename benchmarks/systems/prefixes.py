@@ -29,6 +29,7 @@ from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_env
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.refinement import refine_actions
+from trl_nlac.options.generation_options import PREFIX_CACHE_MEMORY
 from trl_nlac.types import Transition
 
 
@@ -143,7 +144,7 @@ def measure(name: str, repetitions: int) -> dict:
     """Run the same batches with and without the cache, in turns; seconds are medians."""
     with tempfile.TemporaryDirectory() as directory:
         shape = SHAPES[name](directory)
-        generator, limit = shape.trainer.roles.generator, shape.trainer.args.prefix_cache_memory
+        generator, limit = shape.trainer.roles.generator, PREFIX_CACHE_MEMORY
         measured: dict[float, list[tuple[float, float, float]]] = {0.0: [], limit: []}
         pairs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         for number in range(1 + repetitions):

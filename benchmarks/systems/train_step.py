@@ -4,8 +4,8 @@
 One gradient step on the samples of a long episode: supervised tokens a second, and memory. All sides train the same
 model on the same samples: two for each turn, as of critic and policy, that share the episode up to there.
 
-- `tree`: the samples of the step as one prefix tree (`share_prefixes=True`)
-- `separate`: one by one, padded in pairs (`share_prefixes=False`)
+- `tree`: the samples of the step as one prefix tree
+- `separate`: one by one, padded in pairs
 - `sft`: TRL's `SFTTrainer` with packing
 
 A process of its own runs the longest pass of a step for its peak memory. In the one that is timed the allocator keeps
@@ -105,13 +105,13 @@ def seconds_of_ours(model: LlamaForCausalLM, examples: list[TrainingExample], sh
         raise RuntimeError("The model cannot read trees.")
     collate = NLACCollator(0, shares, keeps_logits=False, device=model.device)
     passes = [examples] if shares else split(examples, len(examples) // 2)
-    batch_losses(model, collate(passes[-1]))[0].sum().backward()
+    batch_losses(model, collate(passes[-1])).sum().backward()
     times = []
     for _ in range(runs):
         model.zero_grad()
         start = time.perf_counter()
         for examples_of_pass in reversed(passes):  # none needs more memory than those before
-            batch_losses(model, collate(examples_of_pass))[0].sum().backward()
+            batch_losses(model, collate(examples_of_pass)).sum().backward()
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
         times.append(time.perf_counter() - start)

@@ -66,7 +66,6 @@ def as_trained(method: str, plan: Plan) -> Plan:
     return replace(with_one_loss, rates=replace(plan.rates, prompt_tokens=whole)).with_options(
         samples_per_iteration=plan.args.episodes_per_iteration,
         num_updates_per_generation=CellArguments.num_grpo_updates,
-        share_prefixes=False,
     )
 
 

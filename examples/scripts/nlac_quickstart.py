@@ -76,7 +76,6 @@ SETTINGS = dict(
     action_format="text",
     max_prompt_length=448,  # of the 512 tokens that the model can read, 64 are for the answer
     max_completion_length=64,
-    health_warning_ratio=0.5,  # on the way, the tiny model keeps many actions that it should change
     role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
     target_update_rate=0.05,
 )

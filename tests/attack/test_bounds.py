@@ -105,8 +105,8 @@ def ask_every_role(roles, transitions, targets_of=("implicit", "explicit", "mont
     for bootstrap in targets_of:
         targets = bellman_targets(roles, transitions, bootstrap)
     refinements = refine_actions(roles, transitions, 2)
-    samples = [Sample(transition, i, 1.0, 1.0) for i, transition in enumerate(transitions)]
-    return critic_examples(roles, samples, targets, distills=True), policy_examples(roles, samples, refinements)
+    samples = [Sample(transition, i, 1.0) for i, transition in enumerate(transitions)]
+    return critic_examples(roles, samples, targets), policy_examples(roles, samples, refinements)
 
 
 @pytest.mark.parametrize("environment, door", [*DOORS, (Texts, "observation")])
@@ -303,7 +303,7 @@ def test_what_cannot_be_trained_on_is_not_drawn_again(tmp_path):
     assert len(before & is_long) == len(is_long) - counts[-1]
     trainer = make_trainer(
         tmp_path / "long",
-        config | {"max_idle_iterations": 2},
+        config | {"max_steps": 12},
         **arguments | {"train_dataset": dataset.select([1] * 8)},
     )
     with pytest.raises(TrainingStopped, match="of all roles are longer than `max_prompt_length`"):

@@ -26,7 +26,7 @@ def test_killed_runs_end_like_one_that_was_not(tmp_path):
 @pytest.mark.slow
 def test_killed_runs_that_play_beside_training_end_like_one_that_was_not(tmp_path):
     """With kept targets. Nothing that was under way is lost, and every episode is counted once."""
-    options = {"max_staleness": 2, "target_max_age": 4, **SHORT}
+    options = {"target_max_age": 4, **SHORT}
     found = kill_runs(tmp_path, 2, random.Random(2), longest=1.5, train=train_beside, **options)
     assert found["kills"] == 2 and found["differences"] == []
 

@@ -229,7 +229,7 @@ def test_a_run_of_wild_answers(tmp_path):
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = Qwen3Config(**shape, vocab_size=len(tokenizer) + 50, num_key_value_heads=1, head_dim=16)
     options = {
-        **{"action_format": "tool_call", "max_completion_length": 4096, "max_turns": 2, "max_idle_iterations": None},
+        **{"action_format": "tool_call", "max_completion_length": 4096, "max_turns": 2},
         **{"log_completions": True, "num_completions_to_print": 0, "audit_samples": 4, "logging_steps": 1},
         **{"per_device_train_batch_size": 8, "save_strategy": "steps", "save_steps": 2},
     }

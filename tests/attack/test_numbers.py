@@ -83,7 +83,7 @@ NUMBERS = {
     "top_p": (np.float32(0.5), 0.5),
     "max_turns": (np.int64(2), 2),
     "success_threshold": (np.float64(0.5), 0.5),
-    "log_unique_prompts": (np.bool_(True), True),
+    "log_completions": (np.bool_(True), True),
     "reward_weights": ([1, np.float32(2)], [1.0, 2.0]),
     "generation_kwargs": ({"no_repeat_ngram_size": np.int64(3)}, {"no_repeat_ngram_size": 3}),
     "role_sampling": ({"evaluation": {"temperature": 1}}, {"evaluation": {"temperature": 1.0}}),

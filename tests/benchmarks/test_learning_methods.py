@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import RecordingTrainer, make_roles, make_trainer
 from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillation_loss
 
 from benchmarks import reporting
@@ -31,7 +31,7 @@ from benchmarks.learning.methods.settings import (
 )
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
-from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac import NLACConfig
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
@@ -374,16 +374,18 @@ class TestExtraction:
     def test_policy_learns_by_the_divergence_of_its_trainer(self, tmp_path):
         task = make_task("service_desk_told", seed=100)
         settings = default_settings(task, "self_distillation_reverse")
-        assert settings.pop("trainer") == "reverse" and settings == default_settings(task, "self_distillation")
+        forward = default_settings(task, "self_distillation")
+        classes = [nlac.TRAINERS[of.pop("trainer")] for of in (settings, forward)]
+        assert settings == forward
         args = acting_config(task, str(tmp_path), 0, max_steps=1, logging_steps=1, **settings)
         args.learning_rate = 0.0
         logs = {}
-        for trainer in (NLACTrainer, extraction.ReverseTrainer):
+        for trainer in classes:
             trained = trainer(model=task.model, args=args, **task.trainer_arguments)
             trained.train()
             logs[trainer] = trained.state.log_history[0]["policy/loss"]
-        assert logs[NLACTrainer] > 0 and logs[extraction.ReverseTrainer] > 0
-        assert logs[NLACTrainer] != pytest.approx(logs[extraction.ReverseTrainer], rel=0.01)
+        reverse, forward = logs.values()
+        assert reverse > 0 and forward > 0 and reverse != pytest.approx(forward, rel=0.01)
 
 
 class TestPlayer:
@@ -401,3 +403,25 @@ class TestPlayer:
         own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
         assert own != mended and mended.startswith("route ")
         assert refined.roles.tally.num_generated_tokens > plain.roles.tally.num_generated_tokens
+
+
+class Rehearsed(RecordingTrainer, extraction.RehearsedRefinementsTrainer):
+    """Notes its micro-batches."""
+
+
+class TestRehearsedRefinements:
+    def test_every_step_trains_on_its_own(self, tmp_path):
+        """On those that obey, after the question to the refinement policy, in every update of a generated batch."""
+        config = {"num_updates_per_generation": 2, "max_steps": 4}
+        config |= {"samples_per_iteration": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+        trainer = make_trainer(tmp_path, config, Rehearsed)
+        trainer.train()
+        chat = trainer.roles.chat
+        steps = [[e for e in batch.examples if e.loss == "rehearsal"] for batch in trainer.micro_batches]
+        found = [example for step in steps for example in step]
+        assert found and all(chat.decode(example.prompt.ids).endswith("Revise?") for example in found)
+        asked = sum(example.loss == "policy" for batch in trainer.micro_batches for example in batch.examples)
+        assert len(found) <= asked
+        half = len(steps) // 2
+        first, second = ({e.completion_ids for step in of for e in step} for of in (steps[:half], steps[half:]))
+        assert first == second

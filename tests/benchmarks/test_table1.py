@@ -182,7 +182,7 @@ class TestRows:
 
 class TestRFT:
     def test_it_learns_from_its_successes(self, tmp_path):
-        trainer = make_rft_trainer(tmp_path, max_steps=48, num_eval_critiques=0, num_oracle_probes=0)
+        trainer = make_rft_trainer(tmp_path, max_steps=48, num_eval_critiques=0)
         before = trainer.evaluate()["eval_episode/success_rate"]
         trainer.train()
         after = trainer.evaluate()["eval_episode/success_rate"]

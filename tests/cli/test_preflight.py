@@ -55,7 +55,7 @@ def test_a_run_that_cannot_learn(folder, capsys):
     "options",
     [
         {"logging_strategy": "no"},
-        {"log_completions": True, "log_completions_hub_repo": "me/episodes"},
+        {"log_completions": True},
         {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 5},
     ],
     ids=str,

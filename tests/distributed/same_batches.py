@@ -150,26 +150,23 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, max_tok
 
 train("sampled", save_strategy="steps", save_steps=2)
 train("resumed", resume_from=str(output_dir / "sampled" / "checkpoint-2"))
-# Each layer is gathered for each token, and nothing is kept gathered; swaps and a second model within the loss.
+# Each layer is gathered for each token, and nothing is kept gathered; swaps within the loss.
 train(
     "distill",
-    critic_loss_type="distill",
-    beta=0.1,
+    policy_loss_type="distill",
     ds3_gather_for_generation=False,
     persistence_threshold=0,
     max_steps=2,
 )
-train("taught", policy_loss_type="distill", ds3_gather_for_generation=False, max_steps=2)
 # Passes add in another order. Adam would make that large where a gradient is almost zero.
 train(
     "passes",
-    critic_loss_type="distill",
-    beta=0.1,
+    policy_loss_type="distill",
     max_tokens=60,
     optim="sgd",
     learning_rate=0.1,
     max_steps=2,
 )
-train("lora", lora=True, beta=0.1, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)
+train("lora", lora=True, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()  # else a process that ends first can abort the other, or itself

@@ -67,12 +67,10 @@ def make_examples(distills: bool) -> list[TrainingExample]:
     history, examples = tokens(9), []
     for turn in range(3):
         action, hint = tokens(5), tokens(4)
-        teaching = (Prompt.of([*history, *hint]), 2) if distills and turn == 0 else (None, 0)
+        hinted = Prompt.of([*history, *hint]) if distills and turn == 0 else None
         examples += [
             TrainingExample("policy", Prompt.of(history), tokens(rng.randint(2, 30)), 0.5, turn),
-            TrainingExample(
-                "critic", Prompt.of([*history, *action]), tokens(rng.randint(3, 30)), 1.0, turn, *teaching
-            ),
+            TrainingExample("critic", Prompt.of([*history, *action]), tokens(rng.randint(3, 30)), 1.0, turn, hinted),
         ]
         history = (*history, *action, *tokens(7))
     return examples
@@ -108,7 +106,7 @@ def losses_of(model: nn.Module, wrapped: nn.Module, collate: NLACCollator, examp
     for average in target.state_dict().values():
         average.mul_(1.2)
     teacher = (lambda: target.swapped_into(model)) if distills else None
-    losses, _ = batch_losses(wrapped, collate(examples), teacher)
+    losses = batch_losses(wrapped, collate(examples), teacher)
     return losses, (losses * torch.tensor([1.0 + example.transition_id for example in examples])).sum()
 
 

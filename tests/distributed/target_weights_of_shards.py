@@ -84,10 +84,10 @@ def with_weights(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> nn.Mod
     return model.to(dtype)
 
 
-def check(directory: Path, model: nn.Module, step, whole, offload: bool = False) -> None:
+def check(directory: Path, model: nn.Module, step, whole) -> None:
     dtype = next(model.parameters()).dtype
     rank = dist.get_rank()
-    target = TargetWeights(model, UPDATE_RATE, offload)
+    target = TargetWeights(model, UPDATE_RATE)
     average = whole_weights(model, whole)
     torch.manual_seed(rank)
     inputs = torch.randn(4, 7, dtype=dtype)
@@ -149,7 +149,7 @@ output_dir = Path(sys.argv[1])
 deepspeed.init_distributed("gloo")
 check(output_dir / "zero1", *deepspeed_engine(1))
 check(output_dir / "zero2", *deepspeed_engine(2))
-check(output_dir / "zero3", *deepspeed_engine(3), offload=True)
+check(output_dir / "zero3", *deepspeed_engine(3))
 check(output_dir / "zero3_kept_whole", *deepspeed_engine(3, persistence_threshold=100))
 check(output_dir / "fsdp2", *fsdp2_model((2,)))
 check(output_dir / "replicated", *fsdp2_model((2, 1)))

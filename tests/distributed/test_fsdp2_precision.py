@@ -50,7 +50,7 @@ for i in range(len(lengths)):
     for model in (whole, sharded):
         model.train()
         model.zero_grad()
-        losses, _ = batch_losses(model, batch)
+        losses = batch_losses(model, batch)
         assert losses.dtype == torch.float32
         losses[i].backward()
         gradient = model.model.norm.weight.grad

@@ -140,7 +140,7 @@ def test_configs_are_what_their_names_say():
 @pytest.mark.parametrize("config", sorted(CONFIGS.keys() - {named_config(recipe) for recipe in RECIPES}))
 def test_config_starts(config, tmp_path):
     arguments = ["--world", "rooms", "--max_steps", "2", "--eval_steps", "2", "--num_eval_episodes", "1"]
-    arguments += ["--num_oracle_probes", "4", "--output_dir", str(tmp_path)]
+    arguments += ["--num_eval_critiques", "4", "--output_dir", str(tmp_path)]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS[config])]
     assert "What was learned" in start(launcher, config, [str(QUICKSTART)], arguments, tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_size > 1e6

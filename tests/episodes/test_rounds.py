@@ -94,7 +94,7 @@ def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
     numbers = list(range(40))
     fails_at = [0 if number == 5 else -1 for number in numbers]
     tasks = Dataset.from_dict({"number": numbers, "start": [2] * 40, "fails_at": fails_at})
-    config = {"max_steps": 5, "shuffle_dataset": False, "max_staleness": max_staleness, "log_completions": False}
+    config = {"max_steps": 5, "shuffle_dataset": False, "log_completions": False}
     config |= {
         "save_strategy": "steps",
         "save_steps": 2,
@@ -104,7 +104,13 @@ def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
     }
     evaluated = Dataset.from_dict({"number": [99], "start": [2], "fails_at": [-1]})
     trainer = make_async_trainer(
-        monkeypatch, tmp_path, config, train_dataset=tasks, eval_dataset=evaluated, environment_factory=Played
+        monkeypatch,
+        tmp_path,
+        config,
+        max_staleness,
+        train_dataset=tasks,
+        eval_dataset=evaluated,
+        environment_factory=Played,
     )
     trainer.train()
     stored = [int(episode.task["number"]) for episode in trainer.replay.episodes]
@@ -131,19 +137,19 @@ def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path)
     To the last bit, from checkpoints with episodes under way, which end before they are saved. With the smallest
     staleness it does not matter how fast anything is.
     """
-    config = {"max_steps": 4, "max_staleness": 1, "save_strategy": "steps", "save_steps": 2}
-    whole = make_async_trainer(monkeypatch, tmp_path / "whole", config)
+    config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = make_async_trainer(monkeypatch, tmp_path / "whole", config, max_staleness=1)
     whole.train()
     killed = tmp_path / "killed"
     shutil.copytree(tmp_path / "whole", killed)  # as it was after two steps
     shutil.rmtree(killed / "checkpoint-4")
-    stopped = make_async_trainer(monkeypatch, tmp_path / "stopped", config, trainer_class=Stopped)
+    stopped = make_async_trainer(monkeypatch, tmp_path / "stopped", config, max_staleness=1, trainer_class=Stopped)
     with pytest.raises(SystemExit):
         stopped.train()
     assert {path.name for path in (tmp_path / "stopped").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
     for folder in ("killed", "stopped"):
-        resumed = make_async_trainer(monkeypatch, tmp_path / folder, config)
+        resumed = make_async_trainer(monkeypatch, tmp_path / folder, config, max_staleness=1)
         resumed.train(resume_from_checkpoint=True)
         assert_same(weights(whole.model), weights(resumed.model))
         played = [[episode.token_ids.tolist() for episode in one.replay.episodes] for one in (whole, resumed)]
@@ -165,7 +171,7 @@ def test_a_callback_can_generate_while_episodes_are_under_way(monkeypatch, tmp_p
             return super().step(action)
 
     arguments = {"train_dataset": starts(8), "environment_factory": Slow, "callbacks": [Generates()]}
-    trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 3, "max_staleness": 1}, **arguments)
+    trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 3}, max_staleness=1, **arguments)
     trainer.train()
     assert len(trainer.replay.episodes) == 2 * 4
 
@@ -185,7 +191,8 @@ def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):
     trainer = make_async_trainer(
         monkeypatch,
         tmp_path,
-        {"max_steps": 4, "max_staleness": 1},
+        {"max_steps": 4},
+        max_staleness=1,
         trainer_class=Losing,
         train_dataset=starts(8),
         environment_factory=Slow,
@@ -379,14 +386,9 @@ def test_what_cannot_work_is_refused(monkeypatch, tmp_path):
     for options, message in (
         ({"async_rollouts": True}, "`async_rollouts=True` .*`use_vllm=False`.*Start a server"),
         ({"async_rollouts": True, "use_vllm": True}, "`vllm_mode='colocate'`"),
-        ({"max_staleness": 4}, "`max_staleness` must be None without `async_rollouts=True`, got 4"),
     ):
         with pytest.raises(ValueError, match=message):
             make_config(tmp_path, **options)
-    server = {"async_rollouts": True, "use_vllm": True, "vllm_mode": "server"}
-    with pytest.raises(ValueError, match="`max_staleness` must be at least 3.*got 2"):
-        make_config(tmp_path, **server, max_staleness=2, samples_per_iteration=12)
-    assert make_config(tmp_path, **server, samples_per_iteration=12).max_staleness == 6
     logs = make_logs(tmp_path / "logs")
     offline = {"train_dataset": None, "environment_factory": None, "replay_dataset": logs}
     with pytest.raises(ValueError, match="`async_rollouts=True` plays, and there is no `environment_factory`"):

@@ -29,13 +29,13 @@ def test_async_rollouts(server, tmp_path, adapters):
         (tmp_path / name).mkdir()
         config = {
             "async_rollouts": True,
-            "max_staleness": 1,
             "max_steps": 5,
             "save_strategy": "steps",
             "save_steps": 3,
         }
         arguments = {"peft_config": lora, "trainer_class": RecordingTrainer}
         trainer = make_client(server, tmp_path / name, config, **arguments)
+        trainer.rollouts.max_staleness = 1
         trainer.train()
         assert len(list(trainer.replay.episodes)) == 4 * 8
         assert max(logged(trainer, "rollout/staleness")) == 1

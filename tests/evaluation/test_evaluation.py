@@ -14,7 +14,7 @@ from trl_nlac.evaluation.evaluation import evaluate_policy
 
 class TestEvaluation:
     def test_evaluate(self, tmp_path, monkeypatch):
-        config = {"num_eval_episodes": 5, "num_eval_critiques": 6, "num_oracle_probes": 7}
+        config = {"num_eval_episodes": 5, "num_eval_critiques": 6}
         trainer = make_trainer(tmp_path, config, eval_dataset=TASKS)
         numbers = []
 
@@ -25,7 +25,7 @@ class TestEvaluation:
         monkeypatch.setattr(nlac_trainer, "evaluate_policy", evaluate)
         state = torch.get_rng_state()
         metrics = trainer.evaluate()
-        assert numbers == [(5, 6, 7, trainer.args.seed)]
+        assert numbers == [(5, 6, 6, trainer.args.seed)]
         assert torch.equal(torch.get_rng_state(), state)
         assert len(trainer.replay) == 0
         assert metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]

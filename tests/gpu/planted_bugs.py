@@ -65,8 +65,8 @@ BUGS = [
     Bug(
         "target weights go to the default device, not to the model's",
         "method/target_weights.py",
-        'master.to("cpu" if self.offload else master.device',
-        'master.to("cpu" if self.offload else torch.accelerator.current_accelerator()',
+        "shard.master.to(torch.float32",
+        "shard.master.to(torch.accelerator.current_accelerator(), torch.float32",
         "training_is_that and sampled",
     ),
     Bug(

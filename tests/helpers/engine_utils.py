@@ -74,10 +74,18 @@ def load_tiny_engine(model, options, accelerator, tokenizer, eos_token_ids, **ot
     return SyncedGenerator(TinyEngine(model, tokenizer), scorer, eos_token_ids)
 
 
-def make_async_trainer(monkeypatch, output_dir, config: dict | None = None, **kwargs) -> NLACTrainer:
-    """Make a trainer that plays beside training, with an engine in place of a vLLM server."""
+def make_async_trainer(
+    monkeypatch, output_dir, config: dict | None = None, max_staleness: int | None = None, **kwargs
+) -> NLACTrainer:
+    """
+    Make a trainer that plays beside training, with an engine in place of a vLLM server, and with episodes that are at
+    most `max_staleness` optimizer steps old.
+    """
     monkeypatch.setattr(nlac_trainer, "load_generator", load_tiny_engine)
-    return make_trainer(output_dir, {**BESIDE, "logging_steps": 1, **(config or {})}, **kwargs)
+    trainer = make_trainer(output_dir, {**BESIDE, "logging_steps": 1, **(config or {})}, **kwargs)
+    if max_staleness is not None:
+        trainer.rollouts.max_staleness = max_staleness
+    return trainer
 
 
 def train_beside(output_dir: Path, kill: tuple[str, float] | None = None, **changes) -> None:

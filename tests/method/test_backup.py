@@ -206,19 +206,19 @@ class TestBellmanTargets:
 
 class TestCriticExamples:
     def test_they_answer_the_question_to_the_critic(self):
-        """After what the template begins an answer with, and with the weights of the samples."""
+        """After what the template begins an answer with."""
         chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})
         roles = make_roles_of(chat, [])
         transitions = make_transitions(roles)
-        samples = [Sample(t, i, weight, 1.0) for t, i, weight in zip(transitions, (3, 7), (0.25, 1.0), strict=True)]
+        samples = [Sample(t, i, 1.0) for t, i in zip(transitions, (3, 7), strict=True)]
         targets = [Answer(t.state, (5, i), "", Critique("", True)) for i, t in enumerate(transitions)]
-        examples = critic_examples(roles, samples, targets, distills=True)
+        examples = critic_examples(roles, samples, targets)
         assert chat.prefill
         for example, transition in zip(examples, transitions, strict=True):
             assert example.prompt.ids == [*critic_prompt(roles, transition.state_action).ids, *chat.prefill]
-            assert example.teacher_prompt.ids == [*transition.state.ids, *chat.prefill]
+            assert example.teacher_prompt is None
         values = [(example.completion_ids, example.transition_id, example.weight) for example in examples]
-        assert values == [((5, 0), 3, 0.25), ((5, 1), 7, 1.0)]
+        assert values == [((5, 0), 3, 1.0), ((5, 1), 7, 1.0)]
 
 
 class TestRepetition:

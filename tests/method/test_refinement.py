@@ -10,14 +10,12 @@ from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.method.candidates import choose_refined
 from trl_nlac.method.critic import critiques
 from trl_nlac.method.refinement import (
     Attempt,
     policy_examples,
     question_actions,
     refine_actions,
-    refinement_examples,
     refinement_rounds,
 )
 from trl_nlac.prompts import parse_critique
@@ -77,7 +75,7 @@ class TestRefineActions:
         assert stored.refined_action.parsed == stored.refined_action.text == stored.action == WRONG[0]
         assert (fresh.attempt, fresh.refined_action.text) == ("b1", "b2")
         assert kept.refined_action.token_ids == tuple(roles.chat.completion("c1"))
-        samples = [Sample(transition, 0, 1.0, 1.0) for transition in transitions[:1]]
+        samples = [Sample(transition, 0, 1.0) for transition in transitions[:1]]
         (example,) = policy_examples(roles, samples, [stored])
         assert (example.prompt.ids, example.completion_ids) == (transitions[0].state.ids, transitions[0].action_ids)
 
@@ -147,11 +145,11 @@ class TestQuestionActions:
 class TestPolicyExamples:
     @pytest.mark.parametrize("distills", [False, True])
     def test_they_answer_in_the_state(self, distills):
-        """After what the template begins an answer with, and with the weights of the samples."""
+        """After what the template begins an answer with."""
         chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})
         roles = make_roles_of(chat, [])
         transitions = make_transitions(roles)
-        samples = [Sample(t, i, weight, 1.0) for t, i, weight in zip(transitions, (3, 7), (0.25, 1.0), strict=True)]
+        samples = [Sample(t, i, 1.0) for t, i in zip(transitions, (3, 7), strict=True)]
         answers = [Answer(t.state_action, (5, i), "b", "b") for i, t in enumerate(transitions)]
         refinements = [Refinement("a", "a", Critique("", False), answer) for answer in answers]
         examples = policy_examples(roles, samples, refinements, distills)
@@ -161,7 +159,7 @@ class TestPolicyExamples:
             taught = [*transition.state_action.ids, *chat.prefill] if distills else None
             assert (example.teacher_prompt and example.teacher_prompt.ids) == taught
         values = [(example.completion_ids, example.transition_id, example.weight) for example in examples]
-        assert values == [((5, 0), 3, 0.25), ((5, 1), 7, 1.0)]
+        assert values == [((5, 0), 3, 1.0), ((5, 1), 7, 1.0)]
 
     def test_those_that_do_other_than_their_critiques_say_can_be_left_out(self):
         roles = make_roles([])
@@ -171,52 +169,11 @@ class TestPolicyExamples:
             Refinement("a", "a", Critique("", verdict), Answer(transition.state_action, (5,), action, action))
             for verdict, action in judged
         ]
-        samples = [Sample(transition, 0, 1.0, 1.0)] * 4
+        samples = [Sample(transition, 0, 1.0)] * 4
         examples = policy_examples(roles, samples, refinements, masks_noncompliant=True)
         kept = [of for of, example in zip(judged, examples, strict=True) if example is not None]
         assert kept == [(False, "b"), (True, "a")]
         assert None not in policy_examples(roles, samples, refinements)
-
-
-class TestRefinementExamples:
-    def test_those_that_do_as_their_critiques_say(self):
-        no = "Future: bad\nOptimality: No"
-        roles = make_roles(["a", "b", "c", no, no, CRITIQUE, "better", "b", "c"])
-        transition = make_transitions(roles)[0]
-        refinements = refine_actions(roles, [transition] * 3)
-        changed, repeated, kept = refinement_examples(roles, refinements)
-        assert repeated is None  # it was told to change
-        for example, refinement in ((changed, refinements[0]), (kept, refinements[2])):
-            assert example.loss == "rehearsal" and example.completion_ids == refinement.refined_action.token_ids
-            assert roles.chat.decode(example.prompt.ids).endswith("Revise?")
-
-    @pytest.mark.parametrize("num_candidates", [1, 2])
-    def test_thoughts_are_those_that_were_sampled(self, num_candidates):
-        """After the question that shows the critique; the policy's are rewritten as if there were none."""
-        no, chat = "Future: bad\nOptimality: No", ChatEncoder(make_tokenizer("qwen3"))
-        answers = ["a", no]
-        for i in range(num_candidates):
-            thought = chat.template.encode(f"<think>\nJudged {i}.\n</think>\n\nb{i}")
-            answers += [[*thought, chat.stop_ids[0]], f"<corrected_think>Hoped {i}.</corrected_think>"]
-        roles = make_roles_of(chat, [*answers, no, no])
-        score = roles.generator.score
-        roles.generator.score = lambda prompts, completions: [  # the last is the best
-            value * chat.tokenizer.decode(prompt).count("b1")
-            for prompt, value in zip(prompts, score(prompts, completions), strict=True)
-        ]
-        transitions = make_transitions(roles)[:1]
-        refinements = choose_refined(roles, transitions, refine_actions(roles, transitions), num_candidates)
-        examples = refinement_examples(roles, refinements)
-        examples += policy_examples(roles, [Sample(transitions[0], 0, 1.0, 1.0)], refinements)
-        own, learned = (chat.tokenizer.decode(example.completion_ids) for example in examples)
-        last = num_candidates - 1
-        assert own == f"<think>\nJudged {last}.\n</think>\n\nb{last}<|im_end|>"
-        assert learned == own.replace("Judged", "Hoped")
-
-    def test_none_where_nothing_was_asked(self):
-        roles = make_roles(["a", CRITIQUE])
-        refinements = refine_actions(roles, make_transitions(roles)[:1], keeps_best=True)
-        assert refinement_examples(roles, [*refinements, None]) == [None, None]
 
 
 class TestRefinementRounds:

@@ -7,12 +7,11 @@ from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.generation.generator import Completion, Sampling
-from trl_nlac.method.backup import bellman_targets, critic_examples
+from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques
 from trl_nlac.method.refinement import refine_actions
 from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import parse_critique
-from trl_nlac.types import Sample
 
 
 class TestCheckGeneration:
@@ -159,26 +158,6 @@ class TestReasoning:
         roles = self.make_roles([f"<corrected_think>{thought}</corrected_think>"] * 2, **limits)
         targets = bellman_targets(roles, make_transitions(roles), "implicit")
         assert [target.parsed is not None for target in targets] == [is_trained] * 2
-
-    def test_rewritten_thoughts_are_not_distilled(self):
-        """The backup has read what they leave out: only what follows them has its distribution as the target."""
-        roles = self.make_roles(["<corrected_think>I expect a refusal.</corrected_think>"] * 2)
-        transitions = make_transitions(roles)
-        samples = [Sample(transition, i, 1.0, 1.0) for i, transition in enumerate(transitions)]
-        targets = bellman_targets(roles, transitions, "implicit")
-        for example in critic_examples(roles, samples, targets, distills=True):
-            whole, taught = (
-                roles.chat.tokenizer.decode(example.completion_ids[start:]) for start in (0, example.teacher_start)
-            )
-            assert whole == f"<think>\nI expect a refusal.\n</think>\n\n{CRITIQUE}<|im_end|>"
-            assert taught == f"{CRITIQUE}<|im_end|>"
-
-    def test_thoughts_that_stay_as_they_are_are_distilled(self):
-        roles = self.make_roles([], reasoning=False)
-        transitions = make_transitions(roles)
-        samples = [Sample(transition, i, 1.0, 1.0) for i, transition in enumerate(transitions)]
-        examples = critic_examples(roles, samples, bellman_targets(roles, transitions, "implicit"), distills=True)
-        assert [example.teacher_start for example in examples] == [0, 0]
 
     def test_it_can_be_switched_off(self):
         roles = self.make_roles([], reasoning=False)

@@ -93,7 +93,7 @@ class TestTargetWeights:
 
     def test_starts_at_a_model_and_continues(self):
         model = make_model()
-        target = TargetWeights(update_rate=0.1, offload=True)
+        target = TargetWeights(update_rate=0.1)
         assert target.state_dict() == {}
         target.start(model)
         with torch.no_grad():

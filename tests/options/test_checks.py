@@ -18,20 +18,17 @@ class TestChecks:
             ("target_update_rate", 1.5),
             ("max_turns", 0),
             ("num_refinements", 0),
-            ("num_refinement_candidates", 0),
             ("replay_buffer_size", 0),
             ("replay_buffer_memory", 0.0),
             ("priority_exponent", -1.0),
             ("temperature", -0.5),
             ("rehearsal_ratio", -1.0),
-            ("learning_starts", 200_000),
-            ("critic_loss_type", "mse"),
+            ("policy_loss_type", "mse"),
             ("policy_loss_type", "mse"),
             ("bootstrap", "none"),
             ("turn_limit", "fail"),
             ("target_update_unit", "token"),
             ("target_max_age", -1),
-            ("replay_refinement_fraction", 1.5),
             ("num_futures", 0),
             ("max_prompt_length", -1),
             ("top_p", 0.0),
@@ -61,9 +58,7 @@ class TestChecks:
         assert make_config(tmp_path, max_prompt_length=None).max_prompt_length is None
 
 
-@pytest.mark.parametrize("option", [{"audit_samples": -1}, {"audit_total_limit": 0}, {"num_completions_to_print": -1}])
+@pytest.mark.parametrize("option", [{"audit_samples": -1}, {"num_completions_to_print": -1}])
 def test_options_out_of_range(tmp_path, option):
     with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be"):
         make_config(tmp_path, **option)
-    with pytest.raises(ValueError, match="None without `log_completions=True`"):
-        make_config(tmp_path, log_completions_hub_repo="me/episodes")

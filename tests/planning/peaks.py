@@ -126,7 +126,7 @@ def measure(
         batch.tokens.inputs["attention_mask"] = torch.ones(1, 1, 1, 1)
 
     def step() -> None:
-        batch_losses(model, batch)[0].sum().backward()
+        batch_losses(model, batch).sum().backward()
 
     with make():
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

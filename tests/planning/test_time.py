@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from trl_nlac.planning.memory import Sharing
 from trl_nlac.planning.run_plan import Machines, Plan
 from trl_nlac.planning.shape import model_shape
-from trl_nlac.planning.time import Lengths, Phase, Rates, answers, phases, trunk_share, written_share
+from trl_nlac.planning.time import Lengths, Phase, Rates, answers, phases, written_share
 
 
 SHAPE = model_shape(AutoConfig.for_model(**json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text())))
@@ -35,30 +35,12 @@ def test_updates_repeat_the_training_alone(tmp_path):
     assert one == three
 
 
-def test_transitions_of_an_episode_share_their_beginnings(tmp_path):
-    one, four = plan(tmp_path), plan(tmp_path, transitions_per_episode=4)
-    assert one["target"].read == 64 * 1000 and four["target"].read == pytest.approx(64 * 400)
-    assert one["train"].trained == 64 * 1200 and four["train"].trained == pytest.approx(64 * (400 + 200))
-    assert four["rollout"] == one["rollout"]
-    separate = plan(tmp_path, transitions_per_episode=4, share_prefixes=False)
-    assert separate["train"].trained == 64 * 2 * 1100
-
-
 @pytest.mark.parametrize("turns", [1, 2, 5])
 def test_vllm_reads_an_episode_once(tmp_path, turns):
     """Prompts grow by the same number of tokens in each turn; the last one has all."""
     prompts = [100 * turn for turn in range(1, turns + 1)]
     lengths = Lengths(sum(prompts) / turns, 10, turns)
     assert plan(tmp_path, lengths)["rollout"].read == pytest.approx(4 * prompts[-1])
-
-
-@pytest.mark.parametrize("together", [1, 2, 4])
-def test_share_of_the_trunk(together):
-    """Of prompts that grow by the same number of tokens in each turn."""
-    rng, turns = random.Random(0), 100
-    drawn = [[rng.randint(1, turns) for _ in range(together)] for _ in range(20000)]
-    share = sum(map(max, drawn)) / sum(map(sum, drawn))
-    assert share * together == pytest.approx(trunk_share(together) * together, rel=0.02)
 
 
 @pytest.mark.parametrize("age", [0, 4, 16, 1000])
@@ -117,13 +99,10 @@ def test_the_limit_of_a_pass_is_planned(tmp_path):
 
 
 def test_all_that_is_generated_at_once_is_planned(tmp_path):
-    """By processes: candidates of refined actions, and the episodes that are played together."""
+    """By processes: the futures of critiques, and the episodes that are played together."""
     samples = {"samples_per_iteration": 64, "max_generation_batch_size": 500, "episodes_per_iteration": 8}
-    sequences = [
-        make_plan(tmp_path, **samples, **changes).sequences
-        for changes in ({}, {"num_refinement_candidates": 4}, {"num_futures": 2})
-    ]
-    assert sequences == [8, 24, 16]
+    sequences = [make_plan(tmp_path, **samples, **changes).sequences for changes in ({}, {"num_futures": 2})]
+    assert sequences == [8, 16]
     assert make_plan(tmp_path, **{**samples, "episodes_per_iteration": 800}).sequences == 100
     assert make_plan(tmp_path, **{**samples, "episodes_per_iteration": 8000}).sequences == 500
 

@@ -11,6 +11,7 @@ from helpers.records_utils import CONFIG, read
 from helpers.testing_utils import assert_same, make_episode, make_trainer, priorities_of, weights
 from pyarrow.parquet import ParquetFile
 
+from trl_nlac.records import audit
 from trl_nlac.records.audit import AuditTrail
 from trl_nlac.types import Answer, Critique, Prompt, Refinement, Sample, TrainingExample, Transition
 
@@ -51,13 +52,14 @@ class TestAudit:
         costs = {name for name in log if "time" in name or "tokens" in name}
         assert differing <= {*costs, "generation/prefix_hit_rate"}  # it reads and writes more
 
-    def test_limit(self, tmp_path):
-        trail = AuditTrail(tmp_path, process=1, total_limit=5)
+    def test_limit(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(audit, "MAX_ROWS", 5)
+        trail = AuditTrail(tmp_path, process=1)
         episode = make_episode(num_turns=2)
         target = Answer(Prompt.of([1]), (2,), "Future: seen 1", Critique("seen 1", True))
         other = tmp_path / "_audit" / "audit_00001_process0.parquet"
         for step in (1, 2, 100_000):
-            samples = [Sample(Transition(episode, i), 6 + i, 1.0, 0.5) for i in range(2)]
+            samples = [Sample(Transition(episode, i), 6 + i, 0.5) for i in range(2)]
             trail.open(samples, [None, None], [target, target], [None, None], step, 10 * step)
             trail.add_losses(*losses([6, 6, None], ["critic", "policy", "rehearsal"], [1.0, 0.0, 1.0]))
             trail.close()
@@ -79,7 +81,7 @@ class TestAudit:
         refinements = [
             Refinement("a", "a", critique, Answer(Prompt.of([1]), completion, "b", "b")) for completion in completions
         ]
-        sample = Sample(Transition(make_episode(num_turns=1), 0), 6, 1.0, 0.5)
+        sample = Sample(Transition(make_episode(num_turns=1), 0), 6, 0.5)
         trail.open([sample] * 2, [None], [target] * 2, refinements, 1, 1)
         resumed = AuditTrail(tmp_path, process=0)
         resumed.load_state_dict(json.loads(json.dumps(trail.state_dict())))
@@ -95,7 +97,7 @@ class TestAudit:
         episode = replace(make_episode(num_turns=1), task={"note": note})
         trail = AuditTrail(tmp_path, process=0)
         target = Answer(Prompt.of([1]), (9,), "Future: seen 1", Critique("seen 1", True))
-        trail.open([Sample(Transition(episode, 0), 6, 1.0, 0.5)], [None], [target], [None], 1, 1)
+        trail.open([Sample(Transition(episode, 0), 6, 0.5)], [None], [target], [None], 1, 1)
         trail.close()
         trail.write(1)
         (row,) = read(tmp_path / "_audit" / "audit_00001_process0.parquet").to_dict("records")
@@ -103,12 +105,13 @@ class TestAudit:
 
     def test_a_write_costs_the_same_after_many(self, tmp_path, monkeypatch):
         """Sizes of files are read once, where a run is resumed."""
-        first = write_one(AuditTrail(tmp_path, process=0, total_limit=50), range(1, 40))
+        monkeypatch.setattr(audit, "MAX_ROWS", 50)
+        first = write_one(AuditTrail(tmp_path, process=0), range(1, 40))
         assert len(first) == 39
         reads = []
         monkeypatch.setattr(pq, "read_metadata", lambda path: reads.append(path) or ParquetFile(path).metadata)
         (tmp_path / "_audit" / "audit_00003_process0.parquet").write_bytes(b"damaged")
-        names = write_one(AuditTrail(tmp_path, process=0, total_limit=50), range(40, 80))
+        names = write_one(AuditTrail(tmp_path, process=0), range(40, 80))
         assert len(reads) == 39
         assert names == [f"audit_{step:05d}_process0.parquet" for step in range(30, 80)]
 
@@ -130,7 +133,7 @@ def write_one(trail: AuditTrail, steps: range) -> list[str]:
     """Write a row at each of the steps; returns the names of all files."""
     target = Answer(Prompt.of([1]), (), "Future: seen 1", Critique("seen 1", True))
     for step in steps:
-        samples = [Sample(Transition(make_episode(num_turns=1), 0), 6, 1.0, 0.5)]
+        samples = [Sample(Transition(make_episode(num_turns=1), 0), 6, 0.5)]
         trail.open(samples, [None], [target], [None], step, step)
         trail.close()
         trail.write(step)

@@ -154,7 +154,7 @@ class TestEpisodes:
         """In a separate process, as trackio serves its dashboard from threads that stay."""
         script = f"""
 from helpers.testing_utils import TASKS, make_trainer
-config = dict({CONFIG}, log_completions=True, log_unique_prompts=True, report_to="trackio")
+config = dict({CONFIG}, log_completions=True, report_to="trackio")
 trainer = make_trainer({str(tmp_path / "run")!r}, config)
 trainer.train_dataset = TASKS.select([0, 0, 1, 1])
 trainer.train()
@@ -165,7 +165,7 @@ trainer.train()
         with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
             found = database.execute("SELECT messages, metadata FROM traces WHERE key = 'episodes'").fetchall()
         conversations, metadata = ([json.loads(text) for text in column] for column in zip(*found, strict=True))
-        assert [row["step"] for row in metadata] == [2, 2, 4, 4]
+        assert [row["step"] for row in metadata] == [2] * 4 + [4] * 4
         assert {row["task"] for row in metadata} == {json.dumps(TASKS[i]) for i in (0, 1)}
         for messages, row in zip(conversations, metadata, strict=True):
             assert [message["role"] for message in messages[:2]] == ["user", "assistant"]

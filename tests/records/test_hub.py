@@ -39,7 +39,7 @@ def hub(tmp_path_factory):
     with HubServer() as server:
         script = f"""
 from helpers.testing_utils import TASKS, make_trainer
-config = dict(max_steps=2, max_turns=2, logging_steps=1, log_completions=True, log_completions_hub_repo="me/episodes")
+config = dict(max_steps=2, max_turns=2, logging_steps=1, log_completions=True)
 config |= dict(hub_model_id="me/agent", push_to_hub=True, save_strategy="steps", save_steps=2, audit_samples=2)
 config |= dict(eval_strategy="steps", eval_steps=1, hub_private_repo=True, num_eval_episodes=2)
 trainer = make_trainer({str(home / "run")!r}, config, eval_dataset=TASKS)
@@ -65,7 +65,7 @@ class TestPush:
             files
         )
         assert not any(name.startswith(("_", "checkpoint")) for name in files), sorted(files)
-        assert hub.private["models/me/agent"] and hub.private["datasets/me/episodes"]
+        assert hub.private["models/me/agent"]
         assert hub.unknown == []
 
     def test_what_a_run_uploads_while_it_trains(self, hub):

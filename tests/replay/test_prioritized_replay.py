@@ -23,57 +23,12 @@ class TestPrioritizedReplay:
         expected = priorities**alpha / (priorities**alpha).sum() * 20_000
         assert ((counts - expected) ** 2 / expected).sum() < 21.67  # 1 % point of chi-square, 9 degrees of freedom
 
-    @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
-    def test_transitions_drawn_together_follow_priorities(self, alpha):
-        """Each draw of a group does, although they depend on each other. The buffer has wrapped around."""
-        replay = PrioritizedReplay(13, priority_exponent=alpha, transitions_per_episode=4, seed=2)
-        replay.add([make_episode(num_turns=turns) for turns in (4, 2, 6, 4)])  # of which the first leaves
-        priorities = np.array([3, 0.5, 0.1, 0.5, 1, 2, 5, 0.3, 0.2, 4, 1, 1])
-        replay.update_priorities(range(4, 16), priorities)
-        groups = np.array([sample.transition_id for sample in replay.sample(80_000)]).reshape(-1, 4) - 4
-        expected = priorities**alpha / (priorities**alpha).sum() * 20_000
-        for draws in groups.T:
-            counts = np.bincount(draws, minlength=12)
-            assert ((counts - expected) ** 2 / expected).sum() < 31.26  # 0.1 % point, 11 degrees of freedom
-        assert (np.repeat([0, 1, 2], [2, 6, 4])[groups].std(axis=1) == 0).all()  # one episode
-        if alpha < 1:  # no transition of the episode of six has more than a quarter of it
-            assert all(len(set(group)) == 4 for group in groups[(2 <= groups[:, 0]) & (groups[:, 0] < 8)].tolist())
-        counts = np.array([np.bincount(group, minlength=12) for group in groups])
-        shares = [priorities[of] ** alpha / (priorities[of] ** alpha).sum() for of in np.split(range(12), [2, 8])]
-        for i, share in enumerate(np.concatenate(shares)):  # as often as its share asks for, up to rounding
-            assert set(counts[counts[:, i] > 0, i]) <= {np.floor(4 * share), np.ceil(4 * share)}
-
-    def test_importance_weights_of_transitions_drawn_together(self):
-        """The weighted frequencies are uniform."""
-        replay = PrioritizedReplay(
-            8, priority_exponent=1.0, importance_sampling_exponent=1.0, transitions_per_episode=3
-        )
-        replay.add([make_episode(num_turns=5), make_episode(num_turns=3)])
-        replay.update_priorities(range(8), np.array([1, 2, 3, 4, 5, 1, 1, 6]))
-        samples = replay.sample(30_000)
-        ids, weights = ([getattr(sample, name) for sample in samples] for name in ("transition_id", "weight"))
-        frequencies = np.bincount(ids, weights, minlength=8)
-        assert frequencies == pytest.approx(np.full(8, frequencies.mean()), rel=0.06)
-
-    def test_one_transition_of_an_episode_is_drawn_as_without_the_option(self):
+    def test_draws_do_not_change(self):
         """The draws are those of version 8618d21."""
         replay = PrioritizedReplay(20, seed=7)
         replay.add([make_episode(num_turns=5) for _ in range(5)])
         replay.update_priorities([6, 7, 12], [0.5, 2.0, 3.0])
         assert [sample.transition_id for sample in replay.sample(10)] == [12, 17, 15, 24, 6, 17, 20, 16, 15, 9]
-
-    def test_groups_are_cut_to_the_number(self):
-        replay = PrioritizedReplay(20, transitions_per_episode=4)
-        replay.add([make_episode(num_turns=5) for _ in range(4)])
-        ids = [sample.transition_id for sample in replay.sample(10)]
-        assert [len({i // 5 for i in ids[of]}) for of in (slice(0, 4), slice(4, 8), slice(8, 10))] == [1, 1, 1]
-        assert len(ids) == 10
-
-    def test_transitions_drawn_together_can_be_left_out(self):
-        replay = PrioritizedReplay(20, transitions_per_episode=4)
-        replay.add([make_episode(num_turns=5)])
-        replay.leave_out([0, 2, 4])
-        assert {sample.transition_id for sample in replay.sample(1000)} == {1, 3}
 
     def test_new_transitions_get_the_largest_priority_seen(self):
         replay = PrioritizedReplay(capacity=100, priority_exponent=1.0)
@@ -139,21 +94,13 @@ class TestPrioritizedReplay:
         replay.update_priorities([0, 1], [0.0, 0.0])
         assert {sample.transition_id for sample in replay.sample(100)} == {0, 1}
 
-    def test_importance_weights(self):
-        replay = PrioritizedReplay(capacity=4, priority_exponent=1.0, importance_sampling_exponent=1.0)
-        replay.add([make_episode()])
-        replay.update_priorities([0, 1], [1.0, 4.0])
-        weights = {sample.transition_id: sample.weight for sample in replay.sample(100)}
-        assert weights == {0: pytest.approx(1.0), 1: pytest.approx(0.25)}
-
-    @pytest.mark.parametrize("together", [1, 3])
-    def test_saved_buffer_continues_exactly(self, together, tmp_path):
-        replay = PrioritizedReplay(capacity=9, transitions_per_episode=together, seed=3)
+    def test_saved_buffer_continues_exactly(self, tmp_path):
+        replay = PrioritizedReplay(capacity=9, seed=3)
         replay.add([make_episode(num_turns=4, text=str(i), terminated=bool(i % 2)) for i in range(5)])
         replay.update_priorities([12, 13, 17], [0.5, 2.0, 3.0])
         replay.sample(10)
         replay.save(tmp_path)
-        loaded = PrioritizedReplay(capacity=9, transitions_per_episode=together, seed=99)
+        loaded = PrioritizedReplay(capacity=9, seed=99)
         loaded.load(tmp_path)
         for _ in range(3):
             ours, theirs = replay.sample(50), loaded.sample(50)

@@ -15,22 +15,17 @@ class TestSumTree:
             indices = rng.integers(size, size=5)
             weights[indices] = rng.integers(0, 4, size=5) * 0.25  # sums are exact
             tree.set(indices, weights[indices])
-            assert tree.total == weights.sum()
-            if tree.total:
+            if weights.any():
                 fractions = rng.random(50)
-                drawn, offsets = tree.draw(fractions)
                 expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
-                assert drawn.tolist() == expected.tolist()
-                before = weights.cumsum()[drawn] - weights[drawn]
-                assert offsets == pytest.approx(fractions * weights.sum() - before)
-            assert tree.weights(np.arange(size)).tolist() == weights.tolist()
+                assert tree.draw(fractions).tolist() == expected.tolist()
 
     def test_rounding_never_draws_what_has_no_weight(self):
         tree = SumTree()
         tree.set(np.array([0, 2]), np.array([0.3, 0.7]))
         largest = np.nextafter(1, 0)
         assert largest * 1.0 - 0.3 >= 0.7  # as if it were past the third index
-        assert tree.draw(np.array([0.0, 0.5, largest]))[0].tolist() == [0, 2, 2]
+        assert tree.draw(np.array([0.0, 0.5, largest])).tolist() == [0, 2, 2]
 
     def test_grows(self):
         rng = np.random.default_rng(0)
@@ -39,7 +34,6 @@ class TestSumTree:
             indices = rng.integers(largest, size=3)
             weights[indices] = rng.integers(1, 4, size=3) * 0.25
             tree.set(indices, weights[indices])
-            assert tree.total == weights.sum()
             fractions = rng.random(20)
             expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
-            assert tree.draw(fractions)[0].tolist() == expected.tolist()
+            assert tree.draw(fractions).tolist() == expected.tolist()

@@ -144,7 +144,7 @@ class TestCheckpoint:
     def test_what_other_options_made_is_dropped(self, tmp_path, caplog):
         """Micro-batches of the iteration under way, and targets where these are no longer written so."""
         config = {"max_steps": 3, "samples_per_iteration": 8, "save_strategy": "steps", "save_steps": 1}
-        config |= {"critic_loss_type": "distill", "target_max_age": 9}
+        config |= {"policy_loss_type": "distill", "target_max_age": 9}
         make_trainer(tmp_path / "run", config).train()
         found = []
 
@@ -152,7 +152,7 @@ class TestCheckpoint:
             def on_train_begin(self, args, state, control, **kwargs):
                 found.append((len(resumed._batches), bool(len(resumed.replay.targets))))
 
-        for i, changes in enumerate([{}, {"critic_loss_type": "sampled"}, {"bootstrap": "monte_carlo"}]):
+        for i, changes in enumerate([{}, {"policy_loss_type": "sampled"}, {"bootstrap": "monte_carlo"}]):
             caplog.clear()
             resumed = make_trainer(tmp_path / str(i), {**config, **changes})
             resumed.add_callback(Note())
@@ -203,7 +203,7 @@ class TestCheckpoint:
 
     def test_pending_examples(self, tmp_path):
         target = TargetWeights(nn.Linear(2, 2))
-        taught = TrainingExample("critic", Prompt.of([1]), (3, 4), 0.5, 7, Prompt.of([2]), teacher_start=1)
+        taught = TrainingExample("policy", Prompt.of([1]), (3, 4), 0.5, 7, Prompt.of([2]))
         batches = [[taught], [TrainingExample("policy", Prompt.of([5, 6]), (7,))]]
         save_state(tmp_path, 0, PrioritizedReplay(1), target, batches, {"world_size": 1}, True)
         loaded, _ = load_state(tmp_path, 0, 1, PrioritizedReplay(1), target)

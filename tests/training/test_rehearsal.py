@@ -4,7 +4,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import RecordingTrainer, assert_same, make_roles, make_trainer, weights
+from helpers.testing_utils import assert_same, make_roles, make_trainer, weights
 
 from trl_nlac import nlac_trainer
 from trl_nlac.chat.encoder import ChatEncoder
@@ -103,24 +103,6 @@ class TestOwnAnswers:
         assert rehearsal.draw(4) == []
         assert not rehearsal.is_due  # the next weights are not the initial ones
         assert "no sound answer as policy, critique, backup, refine" in caplog.text
-
-
-class TestRefinements:
-    def test_every_step_trains_on_its_own(self, tmp_path):
-        """On those that obey, after the question to the refinement policy, in every update of a generated batch."""
-        config = {"rehearse_refinements": True, "num_updates_per_generation": 2, "max_steps": 4}
-        config |= {"samples_per_iteration": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
-        trainer = make_trainer(tmp_path, config, RecordingTrainer)
-        trainer.train()
-        chat = trainer.roles.chat
-        steps = [[e for e in batch.examples if e.loss == "rehearsal"] for batch in trainer.micro_batches]
-        found = [example for step in steps for example in step]
-        assert found and all(chat.decode(example.prompt.ids).endswith("Revise?") for example in found)
-        asked = sum(example.loss == "policy" for batch in trainer.micro_batches for example in batch.examples)
-        assert len(found) <= asked
-        half = len(steps) // 2
-        first, second = ({e.completion_ids for step in of for e in step} for of in (steps[:half], steps[half:]))
-        assert first == second
 
 
 class TestDataset:

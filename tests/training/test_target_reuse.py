@@ -14,7 +14,7 @@ from trl_nlac.types import Sample
 def make_samples(roles) -> list[Sample]:
     """Make samples of a step that continues the task, of the same again, and of one that ends it."""
     first, last = make_transitions(roles)
-    return [Sample(first, 0, 1.0, 1.0), Sample(first, 0, 1.0, 1.0), Sample(last, 1, 1.0, 1.0)]
+    return [Sample(first, 0, 1.0), Sample(first, 0, 1.0), Sample(last, 1, 1.0)]
 
 
 class Backups:

@@ -77,7 +77,7 @@ def episode_examples(seed: int = 0) -> list[TrainingExample]:
 
 def losses_and_gradients(model, examples: list[TrainingExample], shares: bool) -> tuple[torch.Tensor, torch.Tensor]:
     model.zero_grad()
-    losses, _ = batch_losses(model, NLACCollator(0, shares)(examples))
+    losses = batch_losses(model, NLACCollator(0, shares)(examples))
     (losses * torch.arange(1, len(losses) + 1)).sum().backward()
     return losses.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
 
@@ -197,7 +197,7 @@ def test_other_models_are_told_by_name(tmp_path, caplog, kind):
     model = AutoModelForCausalLM.from_config(config)
     model.config._attn_implementation = attention
     assert not start_sharing(model, model.config, make_args(tmp_path))
-    (record,) = [r for r in caplog.records if "share_prefixes" in r.message]
+    (record,) = [r for r in caplog.records if "Prefixes that training samples share" in r.message]
     assert re.search(reason, record.message)
     assert model.config._attn_implementation == attention
 
@@ -227,13 +227,14 @@ def test_masks_of_flex_attention(window):
 
 @pytest.mark.parametrize("kind", ["full", "lora", "checkpointing"])
 def test_training_is_the_same_with_and_without(tmp_path, kind):
-    """Also where the critic is taught by the backup, and the policy stays near the initial weights."""
+    """Also where the policy is taught by the refinement policy."""
     trained = []
     for shares in (True, False):
-        options = {"share_prefixes": shares, "max_steps": 1, "logging_steps": 1, "optim": "sgd", "temperature": 0.0}
-        options |= {"critic_loss_type": "distill", "beta": 0.1, "gradient_checkpointing": kind == "checkpointing"}
+        options = {"max_steps": 1, "logging_steps": 1, "optim": "sgd", "temperature": 0.0}
+        options |= {"policy_loss_type": "distill", "gradient_checkpointing": kind == "checkpointing"}
         lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if kind == "lora" else None
         trainer = make_trainer(tmp_path / str(shares), options, peft_config=lora)
+        trainer.shares_prefixes = shares
         trainer.train()
         assert trainer._collate.shares_prefixes == shares
         trained.append((weights(trainer.model), trainer.state.log_history[0]["grad_norm"]))

@@ -83,7 +83,6 @@ def _trial(folder: str, of_run: NLACConfig) -> list[str]:
     options |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     options |= {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
     options |= {"on_forgetting": "warn", "push_to_hub": False, "log_completions": False}
-    options["log_completions_hub_repo"] = ""
     if of_run.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # which follow evaluations
         options["lr_scheduler_type"] = "constant"
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -16,6 +16,7 @@ from .metrics import wilson_interval
 logger = get_logger(__name__)
 
 _WEIGHT_OF_NEWEST = 0.2  # in smoothed metrics
+WARNING_RATIO = 0.7
 _WARM_UP = 5  # values before the first warning of a role
 _NUM_EPISODES = 40  # the last ones, whose success is watched
 
@@ -68,22 +69,16 @@ def _smooth(levels: dict[str, float], name: str, value: float) -> float:
 @dataclass
 class HealthMonitor:
     """
-    Warn by name when a role decays.
+    Warn by name when a role decays: once its smoothed metric is below `WARNING_RATIO` of its best value.
 
     Args:
-        warning_ratio (`float`):
-            A role is reported once its smoothed metric is below this share of its best value.
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
-            That of the run, for the advice.
-        beta (`float`, *optional*, defaults to `0.0`):
             That of the run, for the advice.
         masks_noncompliant (`bool`, *optional*, defaults to `False`):
             `mask_noncompliant_refinements` of the run, for the advice.
     """
 
-    warning_ratio: float
     rehearsal_ratio: float = 0.0
-    beta: float = 0.0
     masks_noncompliant: bool = False
     _count: Counter = field(default_factory=Counter)
     _level: dict[str, float] = field(default_factory=dict)
@@ -106,7 +101,7 @@ class HealthMonitor:
             if self._count[name] < _WARM_UP:
                 continue
             self._best[name] = max(self._best.get(name, level), level)
-            if level >= self.warning_ratio * self._best[name]:
+            if level >= WARNING_RATIO * self._best[name]:
                 self._warned.discard(name)
             elif name not in self._warned:
                 self._warned.add(name)
@@ -124,8 +119,7 @@ class HealthMonitor:
         rehearse = "pass a `rehearsal_dataset` of this role and set `rehearsal_ratio`"
         if self.rehearsal_ratio:
             rehearse = f"raise `rehearsal_ratio` ({self.rehearsal_ratio:g})"
-        near = f"raise `beta` ({self.beta:g})" if self.beta else "keep the policy near the initial weights with `beta`"
-        remedies = f"Lower `learning_rate`, {rehearse}, or {near}."
+        remedies = f"Lower `learning_rate`, or {rehearse}."
         if name == "health/refine_compliance" and not self.masks_noncompliant:
             remedies += (
                 " With `mask_noncompliant_refinements=True` the policy does not learn what does other than told."
@@ -235,18 +229,15 @@ class FormatMonitor:
 @dataclass
 class SuccessMonitor:
     """
-    Warn when success falls for good. Roles can stay healthy then: for the trainer, an action that no environment can
-    read is text like any other.
+    Warn when success falls for good: once that of the last episodes is below `WARNING_RATIO` of the best, by more than
+    chance explains over a long run: their 99.9 % intervals do not touch. Roles can stay healthy then: for the trainer,
+    an action that no environment can read is text like any other.
 
     Args:
-        warning_ratio (`float`):
-            A fall is reported once the success of the last episodes is below this share of the best, by more than
-            chance explains over a long run: their 99.9 % intervals do not touch.
         keeps_best (`bool`, *optional*, defaults to `False`):
             Whether the run loads its best checkpoint at its end, for the advice.
     """
 
-    warning_ratio: float
     keeps_best: bool = False
     _outcomes: list[bool] = field(default_factory=list)
     _best: int = 0
@@ -266,7 +257,7 @@ class SuccessMonitor:
         self._best = max(self._best, now)
         _, high = wilson_interval(now, _NUM_EPISODES, confidence=0.999)
         low, _ = wilson_interval(self._best, _NUM_EPISODES, confidence=0.999)
-        has_fallen = now < self.warning_ratio * self._best and high < low
+        has_fallen = now < WARNING_RATIO * self._best and high < low
         is_news = has_fallen and not self._warned
         self._warned = has_fallen
         if is_news:

@@ -74,7 +74,6 @@ def load_generator(
         batch_size=options.max_generation_batch_size,
         gradient_checkpointing_kwargs=gradient_checkpointing_kwargs,
         gathers=gathers,
-        prefix_cache_memory=options.prefix_cache_memory,
     )
     if not gathers:
         generator = JointGenerator(generator)

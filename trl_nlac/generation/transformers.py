@@ -31,6 +31,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMode
 
+from ..options.generation_options import PREFIX_CACHE_MEMORY
 from ..shards import is_zero3, kept_gathered, uncounted_passes
 from .generator import Completion, Sampling
 from .prefix_cache import PrefixCache, Reading, can_be_continued
@@ -79,7 +80,7 @@ class TransformersGenerator:
         batch_size: int,
         gradient_checkpointing_kwargs: dict[str, Any] | None = None,
         gathers: bool = True,
-        prefix_cache_memory: float = 4.0,
+        prefix_cache_memory: float = PREFIX_CACHE_MEMORY,
         keeps_prefixes: bool = False,
     ):
         if accelerator is not None:

@@ -72,9 +72,7 @@ def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> b
     return all(roles.builder.fits(question) for question in questions)
 
 
-def critic_examples(
-    roles: Roles, samples: list[Sample], targets: list[Answer], distills: bool = False
-) -> list[TrainingExample | None]:
+def critic_examples(roles: Roles, samples: list[Sample], targets: list[Answer]) -> list[TrainingExample | None]:
     """
     Make the examples of the critic loss (equation 5).
 
@@ -85,9 +83,6 @@ def critic_examples(
             Samples of the replay buffer.
         targets (`list[Answer]`):
             The Bellman target of each.
-        distills (`bool`, *optional*, defaults to `False`):
-            Whether the backup's whole distribution is the target, so that the example keeps the backup's prompt. It is
-            not the target of thoughts that were rewritten to leave out what that prompt shows.
 
     Returns:
         `list[TrainingExample | None]`: `None` where there is no target, or the critic's question is too long.
@@ -98,17 +93,8 @@ def critic_examples(
         if target.parsed is None or not roles.builder.fits(prompt):
             examples.append(None)
             continue
-        example = TrainingExample(
-            "critic",
-            roles.builder.opened(prompt),
-            target.token_ids,
-            sample.weight,
-            sample.transition_id,
-        )
-        if distills:
-            start = roles.chat.content_start(list(target.token_ids)) if roles.corrects_reasoning else 0
-            example = replace(example, teacher_prompt=roles.builder.opened(target.prompt), teacher_start=start)
-        examples.append(example)
+        prompt = roles.builder.opened(prompt)
+        examples.append(TrainingExample("critic", prompt, target.token_ids, transition_id=sample.transition_id))
     return examples
 
 

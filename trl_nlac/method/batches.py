@@ -200,8 +200,6 @@ class MicroBatch:
             Whether a token has the distribution of a teacher as its target.
         teacher ([`TokenBatch`], *optional*):
             The same tokens after the teacher's prompts.
-        anchored ([`TokenBatch`], *optional*):
-            The policy's examples alone, which stay near the initial weights; the first example where there are none.
     """
 
     examples: list[TrainingExample]
@@ -211,12 +209,6 @@ class MicroBatch:
     transition_ids: torch.Tensor
     is_taught: torch.Tensor
     teacher: TokenBatch | None
-    anchored: TokenBatch | None
-
-    @property
-    def is_anchored(self) -> torch.Tensor:
-        """The policy's examples, `(B,)`, boolean."""
-        return (self.loss_ids == LOSSES.index("policy")) & (self.weights > 0)
 
 
 @dataclass(frozen=True)
@@ -233,8 +225,6 @@ class NLACCollator:
         keeps_logits (`bool`, *optional*, defaults to `True`):
             Whether the model is to compute the logits of the completions, all at once. Otherwise its output layer is
             called in chunks, see [`~method.head.answer_values`].
-        anchors (`bool`, *optional*, defaults to `False`):
-            Whether the policy's examples are also needed alone (`beta`).
         device (`torch.device`, *optional*, defaults to the CPU):
             Where to put the tensors.
     """
@@ -242,30 +232,26 @@ class NLACCollator:
     pad_token_id: int
     shares_prefixes: bool = False
     keeps_logits: bool = True
-    anchors: bool = False
     device: torch.device = torch.device("cpu")
 
     def __call__(self, examples: list[TrainingExample]) -> MicroBatch:
         taught = [example for example in examples if example.teacher_prompt is not None]
-        policy = [example for example in examples if example.loss == "policy" and example.weight > 0]
         is_taught = [
-            example.teacher_prompt is not None and i >= example.teacher_start
-            for example in examples
-            for i in range(len(example.completion_ids))
+            example.teacher_prompt is not None for example in examples for _ in range(len(example.completion_ids))
         ]
         transition_ids = [-1 if example.transition_id is None else example.transition_id for example in examples]
         return MicroBatch(
             examples,
-            self._tokens([_own(example) for example in examples]),
+            self._tokens([(example.prompt, example.completion_ids) for example in examples]),
             torch.tensor([example.weight for example in examples], device=self.device),
             torch.tensor([LOSSES.index(example.loss) for example in examples], device=self.device),
             torch.tensor(transition_ids, device=self.device),
             torch.tensor(is_taught, dtype=torch.bool, device=self.device),
-            self._tokens([_of_teacher(example) for example in taught]) if taught else None,
-            self._tokens([_own(example) for example in policy or examples[:1]]) if self.anchors else None,
+            self._tokens([(example.teacher_prompt, example.completion_ids) for example in taught]) if taught else None,
         )
 
-    def _tokens(self, sequences: list[TokenIds]) -> TokenBatch:
+    def _tokens(self, parts: list[tuple[Prompt, Sequence[int]]]) -> TokenBatch:
+        sequences = [(prompt.ids, completion) for prompt, completion in parts]
         inputs, columns = self._fold(sequences) if self.shares_prefixes else self._pad(sequences)
         lengths = torch.tensor([len(completion) for _, completion in sequences])
         labels = torch.tensor([token for _, completion in sequences for token in completion], dtype=torch.long)
@@ -299,14 +285,3 @@ class NLACCollator:
         }
         before = [path[len(prompt) - 1 : -1] for path, (prompt, _) in zip(tree.paths, sequences, strict=True)]
         return inputs, torch.from_numpy(np.concatenate(before))
-
-
-def _own(example: TrainingExample) -> TokenIds:
-    return example.prompt.ids, example.completion_ids
-
-
-def _of_teacher(example: TrainingExample) -> TokenIds:
-    """Return the teacher's prompt, and the tokens whose distribution under the teacher is the target."""
-    prompt: Prompt = example.teacher_prompt
-    start = example.teacher_start
-    return [*prompt.ids, *example.completion_ids[:start]], example.completion_ids[start:]

@@ -38,8 +38,7 @@ def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> tor
     Compute the Kullback-Leibler divergence of the model from a teacher at every token, exact over the vocabulary, in
     nats.
 
-    With the Bellman backup as the teacher, which has read the next observation, this is equation 5 along a sampled
-    target. The negative log-likelihood estimates its cross-entropy part from the sampled tokens alone.
+    With the refinement policy as the teacher, which has read a critique, this is what a distilled policy learns by.
 
     Args:
         logits (`torch.Tensor` of shape `(M, V)`):
@@ -80,10 +79,9 @@ def batch_losses(
     model: nn.Module,
     batch: MicroBatch,
     teacher: Callable[[], AbstractContextManager] | None = None,
-    reference_logps: torch.Tensor | None = None,
     aux_losses: list[torch.Tensor] | None = None,
     divergence: Divergence = token_divergences,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """
     Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
     tokens, in nats. Both losses of the method are of this form: L1 on the sampled Bellman target (the cross-entropy
@@ -97,17 +95,13 @@ def batch_losses(
             The batch.
         teacher (`Callable`, *optional*):
             Makes a context in which the model has the teacher's weights.
-        reference_logps (`torch.Tensor`, *optional*):
-            Log-probabilities of the tokens of `batch.anchored` under the initial weights.
         aux_losses (`list[torch.Tensor]`, *optional*):
             Gets the loss that balances the experts of a model with a mixture of them.
         divergence (`Callable`, *optional*, defaults to [`token_divergences`]):
             Divergence of the model from the teacher at every token, of the output of both.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: the losses, `(B,)`; and with `reference_logps` an estimate of the
-        divergence of the policy's examples from the initial weights, averaged over the tokens of a completion, `(B,)`,
-        otherwise 0.
+        `torch.Tensor` of shape `(B,)`.
     """
     rows, number = batch.tokens.rows, len(batch.examples)
     if teacher is not None:
@@ -129,11 +123,4 @@ def batch_losses(
 
     values = answer_values(model, batch.tokens, value, aux_losses)  # (M,)
     losses = row_means(values, rows, number)
-    if batch.teacher is not None:
-        losses = losses.clamp(min=0)  # a divergence of 0 can be rounded to less
-    if reference_logps is None:
-        return losses, torch.zeros_like(losses)
-    is_anchored = batch.is_anchored[rows]  # none of them is taught
-    # As in GRPO: never negative, and right on average over tokens that the model samples.
-    differences = (-values.detach()).masked_scatter(is_anchored, reference_logps[: is_anchored.sum()]) + values
-    return losses, row_means(differences.exp() - differences - 1, rows, number)
+    return losses if batch.teacher is None else losses.clamp(min=0)  # a divergence of 0 can be rounded to less

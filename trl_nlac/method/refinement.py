@@ -96,7 +96,7 @@ def refine_actions(
             Rounds m, see [`refinement_rounds`].
         targets (`dict[int, Answer]`, *optional*):
             Bellman targets of some of the transitions, by index. There the stored action is refined in place of a
-            fresh one, with its target as the first critique (`replay_refinement_fraction`).
+            fresh one, with its target as the first critique.
         criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
             Samples critiques of conversations that end with an action.
         keeps_best (`bool`, *optional*, defaults to `False`):
@@ -146,31 +146,21 @@ def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[li
     return targets, refine_actions(roles, transitions, targets=dict(enumerate(targets)))
 
 
-def check_distillation(roles: Roles, replay_refinement_fraction: float) -> None:
+def check_distillation(roles: Roles) -> None:
     """
     Check that the policy can learn by what [`question_actions`] asks.
 
     Args:
         roles ([`~method.roles.Roles`]):
             The roles.
-        replay_refinement_fraction (`float`):
-            Share of the samples whose stored action is taken.
 
     Raises:
-        ValueError: If chains of thought would be taught by thoughts about a critique, or if stored actions lack
-            tokens, along which nothing can be learned.
+        ValueError: If chains of thought would be taught by thoughts about a critique.
     """
     if roles.corrects_reasoning:
         raise ValueError(
             "`policy_loss_type='distill'` would teach chains of thought by the thoughts of one that has read the "
             "critique. Use `policy_loss_type='sampled'` with this model, or `reasoning=False` if it has none."
-        )
-    if replay_refinement_fraction and not roles.chat.keeps_sampled_tokens:
-        raise ValueError(
-            "`policy_loss_type='distill'` learns along the tokens of the policy's action, and with the chat template "
-            "of this model a conversation may have lost those before a stored action: the share "
-            f"`replay_refinement_fraction={replay_refinement_fraction}` would teach the policy nothing. Set "
-            "`replay_refinement_fraction=0`, which learns along fresh actions, or `policy_loss_type='sampled'`."
         )
 
 
@@ -331,41 +321,17 @@ def policy_examples(
             "policy",
             roles.builder.opened(sample.transition.state),
             refinement.refined_action.token_ids,
-            sample.weight,
-            sample.transition_id,
-            roles.builder.opened(refinement.refined_action.prompt) if distills else None,
+            transition_id=sample.transition_id,
+            teacher_prompt=roles.builder.opened(refinement.refined_action.prompt) if distills else None,
         )
         for sample, refinement in zip(samples, refinements, strict=True)
     ]
-
-
-def refinement_examples(roles: Roles, refinements: list[Refinement | None]) -> list[TrainingExample | None]:
-    """
-    Make examples that keep the refinement policy to its role (`rehearse_refinements`): its own refined actions, of
-    those that do as their critiques say, with the thoughts that it sampled. The paper has no such loss.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        refinements (`list[Refinement | None]`):
-            The refinements.
-
-    Returns:
-        `list[TrainingExample | None]`: `None` where there is no such action, or none was asked for.
-    """
-    examples: list[TrainingExample | None] = [None] * len(refinements)
-    for i, refinement in enumerate(refinements):
-        if refinement is not None and refinement.complies and not refinement.is_kept:
-            answer = refinement.sampled_action or refinement.refined_action
-            examples[i] = TrainingExample("rehearsal", roles.builder.opened(answer.prompt), answer.token_ids)
-    return examples
 
 
 def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:
     """Rewrite the chains of thought, which may refer to the critique."""
     found = [i for i, refinement in enumerate(refinements) if refinement is not None and not refinement.is_kept]
     sampled = [refinements[i].refined_action for i in found]
-    for i, own, answer in zip(found, sampled, roles.correct_reasoning(sampled, "correct_refine"), strict=True):
-        corrected = replace(refinements[i], refined_action=answer, sampled_action=own)
-        refinements[i] = None if answer.parsed is None else corrected
+    for i, answer in zip(found, roles.correct_reasoning(sampled, "correct_refine"), strict=True):
+        refinements[i] = None if answer.parsed is None else replace(refinements[i], refined_action=answer)
     return refinements

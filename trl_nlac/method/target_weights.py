@@ -26,8 +26,6 @@ class TargetWeights:
             Model whose trainable parameters are averaged. If `None`, the average begins with [`~TargetWeights.start`].
         update_rate (`float`, *optional*, defaults to `0.005`):
             Tau, the weight of the model in each update.
-        offload (`bool`, *optional*, defaults to `False`):
-            Whether the average is kept in CPU memory. Otherwise it is beside the weights that the optimizer updates.
 
     Attributes:
         places (`dict[str, Place]`):
@@ -36,9 +34,8 @@ class TargetWeights:
             Number of updates so far, which is the version of theta_bar.
     """
 
-    def __init__(self, model: nn.Module | None = None, update_rate: float = 0.005, offload: bool = False):
+    def __init__(self, model: nn.Module | None = None, update_rate: float = 0.005):
         self.update_rate = update_rate
-        self.offload = offload
         self.places: dict[str, Place] = {}
         self.num_updates = 0
         self._averages: dict[str, torch.Tensor] = {}
@@ -57,9 +54,9 @@ class TargetWeights:
             return
         self.places = places
         self._averages = {
-            # Beside the masters, which DeepSpeed can keep in CPU memory.
-            name: master.to("cpu" if self.offload else master.device, torch.float32, copy=True)
-            for name, master in ((name, shard.master) for name, shard in shards.items())
+            # Beside the masters, which DeepSpeed and FSDP2 can keep in CPU memory.
+            name: shard.master.to(torch.float32, copy=True)
+            for name, shard in shards.items()
         }
 
     @torch.no_grad()

@@ -2,11 +2,13 @@
 
 """What a run writes down in addition to its metrics, and into which folder."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from .checks import check, check_at_least, check_types
+from .checks import check_at_least, check_types
+from .documented import documented
 
 
+@documented
 @dataclass
 class RecordOptions:
     r"""
@@ -14,6 +16,8 @@ class RecordOptions:
     report` shows it.
 
     Parameters:
+        > Parameters that control records
+
         overwrite_output_dir (`bool`, *optional*, defaults to `False`):
             Whether a new run in a folder that has a run or a model already moves its files into a folder of
             `_superseded`, checkpoints and model included, in place of being refused. Nothing is deleted. No effect on
@@ -23,52 +27,20 @@ class RecordOptions:
             `output_dir` with each log, and those of training are printed and sent to `wandb` and `trackio`.
         num_completions_to_print (`int`, *optional*):
             Number of episodes to print with each log; `0` for none. If `None`, all.
-        log_unique_prompts (`bool`, *optional*, defaults to `False`):
-            Whether only one episode of each first observation is sent to `wandb` and `trackio`.
-        log_completions_hub_repo (`str`, *optional*):
-            Dataset on the Hub to which the folder `completions` is uploaded during training. Needs
-            `log_completions=True`.
         audit_samples (`int`, *optional*, defaults to `0`):
             Number of training samples of each iteration, on each process, that get a row in the audit trail: the
             transition, its critique now, Bellman target, refined action, losses and priority. Each costs one more
             critique and changes nothing in training.
-        audit_total_limit (`int`, *optional*, defaults to `100000`):
-            Number of rows of each process's audit trail. Beyond it, the oldest files are deleted. If `None`, no limit.
 
     Raises:
         ValueError: If a value is out of range; the message names the option.
     """
 
-    overwrite_output_dir: bool = field(
-        default=False,
-        metadata={"help": "Whether a new run moves what `output_dir` has aside, in place of being refused."},
-    )
-    log_completions: bool = field(
-        default=False,
-        metadata={"help": "Whether episodes are written to parquet files, printed, and sent to wandb and trackio."},
-    )
-    num_completions_to_print: int | None = field(
-        default=None, metadata={"help": "Number of episodes to print with each log; 0 for none. If None, all."}
-    )
-    log_unique_prompts: bool = field(
-        default=False,
-        metadata={"help": "Whether only one episode of each first observation is sent to wandb and trackio."},
-    )
-    log_completions_hub_repo: str | None = field(
-        default=None, metadata={"help": "Dataset on the Hub to which the episodes are uploaded during training."}
-    )
-    audit_samples: int = field(
-        default=0,
-        metadata={"help": "Number of training samples of each iteration and process in the audit trail."},
-    )
-    audit_total_limit: int | None = field(
-        default=100_000, metadata={"help": "Number of rows of each process's audit trail. If None, no limit."}
-    )
+    overwrite_output_dir: bool = False
+    log_completions: bool = False
+    num_completions_to_print: int | None = None
+    audit_samples: int = 0
 
     def __post_init__(self):
         check_types(self)
         check_at_least(self, 0, "num_completions_to_print", "audit_samples")
-        check_at_least(self, 1, "audit_total_limit")
-        if not self.log_completions:
-            repo = self.log_completions_hub_repo
-            check(self, "log_completions_hub_repo", not repo, "None without `log_completions=True`")

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..nlac_config import NLACConfig
+from ..options.generation_options import PREFIX_CACHE_MEMORY
 from .memory import (
     ASLEEP,
     DEEPSPEED,
@@ -99,13 +100,12 @@ class Plan:
 
     @property
     def shares_prefixes(self) -> bool:
-        return self.args.share_prefixes and self.attention in (None, "sdpa")
+        return self.attention in (None, "sdpa")
 
     @property
     def num_losses(self) -> int:
         """Examples of a transition."""
-        args = self.args
-        return max(1, bool(args.critic_loss_coef) + bool(args.policy_loss_coef) + args.rehearse_refinements)
+        return max(1, bool(self.args.critic_loss_coef) + bool(self.args.policy_loss_coef))
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class Plan:
         held = {name: size for name, size in self._states.items() if name not in self._on_host}
         asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}
         answer_tokens = args.per_device_train_batch_size * (self.num_losses + args.rehearsal_ratio) * self.longest[1]
-        taught = args.per_device_train_batch_size * args.num_distilled_losses * self.longest[1]
+        taught = args.per_device_train_batch_size * (args.policy_loss_type == "distill") * self.longest[1]
         answer_tokens, taught = min(answer_tokens, self.batch_tokens), min(taught, self.batch_tokens)
         passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
         peaks = passing.peaks(*loss_bytes(shape, precision, int(answer_tokens), taught))
@@ -179,16 +179,12 @@ class Plan:
 
     @cached_property
     def _states(self) -> dict[str, float]:
-        found = states(self.shape, self.sharing, self.precision, self.args.optim, self.frozen_bytes)
-        if self.args.beta and not self.shape.has_adapters:
-            found["reference"] = found["weights"]
-        return found
+        return states(self.shape, self.sharing, self.precision, self.args.optim, self.frozen_bytes)
 
     @property
     def _on_host(self) -> set[str]:
-        names = {"optimizer", "gradients"} if self.sharing.offloads_optimizer else set()
-        names |= {"weights"} if self.sharing.offloads_weights else set()
-        return names | ({"target weights"} if self.args.target_weights_offload else set())
+        names = {"optimizer", "gradients", "target weights"} if self.sharing.offloads_optimizer else set()
+        return names | ({"weights"} if self.sharing.offloads_weights else set())
 
     @property
     def _engine(self) -> float:
@@ -203,7 +199,7 @@ class Plan:
             return {**gathered, **({"engine": self._engine} if self._engine else {})}
         whole = self.sharing.kind in SHARDED and self.args.ds3_gather_for_generation or self.precision.casts
         gathered = {"gathered weights": 2 * self.shape.parameters} if whole else {}
-        kept = {"prefix cache": self.args.prefix_cache_memory * 2**30}
+        kept = {"prefix cache": PREFIX_CACHE_MEMORY * 2**30}
         return {**gathered, **kept, **generation_bytes(self.shape, self.sequences, *self.longest)}
 
     # Generation
@@ -212,7 +208,7 @@ class Plan:
     def sequences(self) -> int:
         """Most sequences that a process generates at once in training: for its samples, or to play its episodes."""
         args, processes = self.args, self.sharing.processes
-        answers = max(args.num_futures, args.num_refinement_candidates - 1) * (args.samples_per_iteration // processes)
+        answers = args.num_futures * (args.samples_per_iteration // processes)
         return min(args.max_generation_batch_size, max(answers, args.episodes_per_iteration // processes))
 
     @property
@@ -248,8 +244,8 @@ class Plan:
     @property
     def iteration(self) -> list[Phase]:
         used = self.tensor_parallel if self.args.use_vllm and self.args.vllm_mode == "server" else 0
-        args = self.with_options(share_prefixes=self.shares_prefixes).args
-        return phases(self.shape, self.sharing, args, self.rates, self.lengths, used, self.num_losses)
+        sizes = (self.lengths, used, self.num_losses, self.shares_prefixes)
+        return phases(self.shape, self.sharing, self.args, self.rates, *sizes)
 
     @property
     def problems(self) -> list[str]:
@@ -358,8 +354,6 @@ class Plan:
             options.append({"per_device_train_batch_size": 1, "gradient_accumulation_steps": steps})
             if args.max_tokens_per_batch is None:
                 options.append({"max_tokens_per_batch": sum(self.longest)})
-        if not args.share_prefixes:
-            options.append({"share_prefixes": True})
         if self._engine:
             sleeps = {} if args.vllm_enable_sleep_mode else {"vllm_enable_sleep_mode": True}
             options += [sleeps] if sleeps else []
@@ -369,8 +363,6 @@ class Plan:
             options += [{**shared, "vllm_gpu_memory_utilization": share / 10} for share in range(4, 8)]
             sizes = (2**n for n in range(6, -1, -1) if 2**n < self.sequences)
             options += [{"max_generation_batch_size": size} for size in sizes]
-        if not args.target_weights_offload:
-            options.append({"target_weights_offload": True})
         plans = [self._changed(self._started(changes)) for changes in options]
         if self.sharing.kind in ("ddp", "zero2"):
             plans.append(("--accelerate_config zero3", replace(self, sharing=replace(self.sharing, kind="zero3"))))

@@ -79,33 +79,26 @@ def answers(args: NLACConfig) -> tuple[float, float]:
     critique = 1 if args.num_futures == 1 else args.num_futures + 1
     bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
-    refine = 1 + args.num_refinements * (critique + 1) - args.replay_refinement_fraction * (1 + critique)
+    refine = 1 + args.num_refinements * (critique + 1)
     if args.policy_loss_type == "distill":
         refine -= 1
-    if args.num_refinement_candidates > 1:
-        refine += args.num_refinement_candidates * (critique + 1) - 1
     if args.reasoning:
         target += 1
-        refine += 0 if args.policy_loss_type == "distill" else args.num_refinement_candidates
+        refine += args.policy_loss_type != "distill"
     return target, refine
 
 
-def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool, together: int = 1) -> float:
-    """
-    Tokens read to train on a transition: a trunk and a branch for each loss, or as many sequences. The trunk is shared
-    with those drawn `together` from an episode, see [`trunk_share`].
-    """
-    return prompt * trunk_share(together) + losses * answer if shares else losses * (prompt + answer)
+def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool) -> float:
+    """Tokens read to train on a transition: a trunk and a branch for each loss, or as many sequences."""
+    return prompt + losses * answer if shares else losses * (prompt + answer)
 
 
-def trunk_share(together: float) -> float:
+def trunk_share(turns: float) -> float:
     """
-    Tokens of the prompts that transitions drawn `together` from one episode have, each token counted once, for each
-    token of theirs counted one by one. Prompts grow from turn to turn, up to about twice their mean; the longest of t
-    drawn at random has t / (t + 1) of that, and contains the others. The same holds for all
-    t turns of an episode, whose last prompt contains those before.
+    Tokens of the prompts of an episode, each token counted once, for each token of theirs counted one by one. Prompts
+    grow from turn to turn, up to about twice their mean, and the last one contains those before.
     """
-    return 2 / (together + 1)
+    return 2 / (turns + 1)
 
 
 def written_share(args: NLACConfig, processes: int, turns: float) -> float:
@@ -141,13 +134,19 @@ def training_flops(
 
 
 def phases(
-    shape: ModelShape, sharing: Sharing, args: NLACConfig, rates: Rates, lengths: Lengths, servers: int, losses: int
+    shape: ModelShape,
+    sharing: Sharing,
+    args: NLACConfig,
+    rates: Rates,
+    lengths: Lengths,
+    servers: int,
+    losses: int,
+    shares: bool,
 ) -> list[Phase]:
     """
     The phases of an iteration. Playing, targets and refinement take the time to read prompts and to generate; with
     vLLM the prompt of a transition is read once for each set of weights, and an episode once, otherwise for every
-    answer. `num_updates_per_generation` repeats the training, `transitions_per_episode` lets prompts share their
-    beginnings, `target_max_age` saves targets.
+    answer. `num_updates_per_generation` repeats the training, `target_max_age` saves targets.
 
     Args:
         shape ([`ModelShape`]), sharing ([`Sharing`]), args ([`NLACConfig`]), rates ([`Rates`]), lengths ([`Lengths`]):
@@ -156,6 +155,8 @@ def phases(
             Number of GPUs of a server that generates, if there is one.
         losses (`int`):
             Number of examples of a transition.
+        shares (`bool`):
+            Whether these share their prefixes.
     """
     samples, episodes, gpus = args.samples_per_iteration, args.episodes_per_iteration, sharing.processes
     flops = rates.tflops * 1e12
@@ -171,18 +172,16 @@ def phases(
     waiting = turns * rates.environment_seconds
     found = [generating("rollout", steps, steps * prompt * (trunk_share(turns) if args.use_vllm else 1), waiting)]
     written = samples * written_share(args, gpus, turns)
-    together = args.transitions_per_episode
     for name, asked, number in (("target", written, of_target), ("refine", samples, of_refine)):
-        read = trunk_share(together) if args.use_vllm else number
-        found.append(generating(name, asked * number, asked * prompt * read))
-    syncs = 0 if shape.has_adapters else 3 if args.replay_refinement_fraction else 2
+        found.append(generating(name, asked * number, asked * prompt * (1 if args.use_vllm else number)))
+    syncs = 0 if shape.has_adapters else 2
     moves = args.use_vllm or sharing.kind in SHARDED
     received = syncs * 2 * shape.parameters if moves else 0
     found.append(Phase("sync", 0, 0, 0, received / rates.bandwidth / 1e9))
     updates = args.num_updates_per_generation
-    trained = updates * samples * tokens_of_transition(prompt, answer, losses, args.share_prefixes, together)
-    teaching = args.num_distilled_losses
-    computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, teaching)
+    trained = updates * samples * tokens_of_transition(prompt, answer, losses, shares)
+    teaching = args.policy_loss_type == "distill"
+    computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, int(teaching))
     computing /= flops * rates.training_utilization * gpus
     passes = updates * samples / (args.per_device_train_batch_size * gpus)
     communicating = passes * _exchanged(shape, sharing, args.gradient_accumulation_steps) / rates.bandwidth / 1e9

@@ -45,24 +45,24 @@ SAMPLE = pa.schema(
     }
 )
 
+MAX_ROWS = 100_000  # of a process
+
 
 class AuditTrail:
     """
-    Keep a row for each audited sample of every iteration, and write them to parquet files.
+    Keep a row for each audited sample of every iteration, and write them to parquet files. With more than `MAX_ROWS`,
+    the oldest files are deleted.
 
     Args:
         output_dir (`str` or `Path`):
             Folder of the run.
         process (`int`):
             Rank of this process.
-        total_limit (`int`, *optional*):
-            Number of rows past which the oldest files are deleted.
     """
 
-    def __init__(self, output_dir: str | Path, process: int, total_limit: int | None = None):
+    def __init__(self, output_dir: str | Path, process: int):
         self.output_dir = Path(output_dir)
         self.process = process
-        self.total_limit = total_limit
         self._rows: list[dict[str, Any]] = []  # of finished iterations
         self._open: dict[int, list[dict[str, Any]]] = {}  # of the current iteration, by transition
         self._sizes: dict[Path, int] | None = None  # rows of this process's files, oldest first; read once
@@ -142,13 +142,12 @@ class AuditTrail:
         write_table(table, path)
         self._sizes[path] = len(table)
         self._rows = []
-        if self.total_limit is not None:
-            excess = sum(self._sizes.values()) - self.total_limit
-            for oldest in list(self._sizes)[:-1]:
-                if excess <= 0:
-                    break
-                oldest.unlink(missing_ok=True)
-                excess -= self._sizes.pop(oldest)
+        excess = sum(self._sizes.values()) - MAX_ROWS
+        for oldest in list(self._sizes)[:-1]:
+            if excess <= 0:
+                break
+            oldest.unlink(missing_ok=True)
+            excess -= self._sizes.pop(oldest)
 
     def _read_sizes(self, folder: Path) -> dict[Path, int]:
         """Count the rows of the files that this process wrote before the run was resumed."""

@@ -150,15 +150,10 @@ class EpisodeTables:
             notes = {name: [printable(str(value)) for value in values] for name, values in extra.items()}
             tasks = [printable(prompt) for prompt in prompts]
             print_prompt_completions_sample(tasks, shown, {"return": returns}, None, step, number, notes)
-        if self.args.log_unique_prompts:
-            firsts = dict(zip(reversed(prompts), reversed(range(len(rows))), strict=True))
-            chosen = sorted(firsts.values())
-        else:
-            chosen = range(len(rows))
         if "wandb" in self.args.report_to:
-            _log_to_wandb([rows[i] for i in chosen], [completions[i] for i in chosen], step)
+            _log_to_wandb(rows, completions, step)
         if "trackio" in self.args.report_to:
-            _log_to_trackio([rows[i] for i in chosen], [completions[i] for i in chosen], step)
+            _log_to_trackio(rows, completions, step)
 
 
 def _on_first_process(rows: list[dict[str, Any]], args: NLACConfig) -> list[dict[str, Any]]:

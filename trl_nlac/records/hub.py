@@ -13,7 +13,6 @@ from typing import Any
 import jinja2
 from datasets import Dataset
 from huggingface_hub import (
-    CommitScheduler,
     DatasetCard,
     EvalResult,
     ModelCard,
@@ -28,7 +27,6 @@ from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 from ..nlac_config import NLACConfig
 from ..options.record_options import RecordOptions
 from ..secrets import hide_in_text, hide_secrets
-from .folder import COMPLETIONS
 from .log import first_and_last
 
 
@@ -183,29 +181,6 @@ def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, t
     )
     DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
     return f"{ENDPOINT}/datasets/{repo_id}"
-
-
-def upload_completions(args: NLACConfig) -> CommitScheduler | None:
-    """
-    Upload the tables of episodes to `log_completions_hub_repo` every two minutes, if it is set.
-
-    Raises:
-        ValueError: If it is no name, or cannot be made on the Hub.
-    """
-    repo = args.log_completions_hub_repo
-    if not repo:
-        return None
-    try:
-        repo_id = create_repo(repo, private=args.hub_private_repo, repo_type="dataset", exist_ok=True).repo_id
-    except (OSError, ValueError) as error:
-        raise ValueError(f"`log_completions_hub_repo={repo!r}` cannot be made on the Hub: {error}") from error
-    return CommitScheduler(
-        repo_id=repo_id,
-        repo_type="dataset",
-        folder_path=Path(args.output_dir, COMPLETIONS),
-        every=2,  # minutes
-        allow_patterns=["*.parquet"],
-    )
 
 
 def _changed_options(args: NLACConfig) -> dict[str, Any]:

@@ -70,17 +70,15 @@ class Records:
         self._counted: Counter[str] = Counter()  # of this process's roles
         self.num_samples = 0
         rehearsal = args.rehearsal_ratio
-        self.health = HealthMonitor(
-            args.health_warning_ratio, rehearsal, args.beta, masks_noncompliant=args.mask_noncompliant_refinements
-        )
-        self.success = SuccessMonitor(args.health_warning_ratio, keeps_best=bool(args.load_best_model_at_end))
+        self.health = HealthMonitor(rehearsal, args.mask_noncompliant_refinements)
+        self.success = SuccessMonitor(keeps_best=bool(args.load_best_model_at_end))
         self.formats = FormatMonitor(args.max_completion_length, rehearsal_ratio=rehearsal)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self._recorded = 0  # step at which they were written down last
         self.audit = None
         if args.audit_samples:
-            self.audit = AuditTrail(args.output_dir, args.process_index, args.audit_total_limit)
+            self.audit = AuditTrail(args.output_dir, args.process_index)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -193,7 +191,6 @@ class Records:
         self,
         examples: list[TrainingExample],
         losses: torch.Tensor,
-        divergences: torch.Tensor,
         num_tokens: int,
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
@@ -205,8 +202,6 @@ class Records:
                 The examples of the pass.
             losses (`torch.Tensor` of shape `(B,)`):
                 Loss of each example.
-            divergences (`torch.Tensor` of shape `(B,)`):
-                Divergence of each of the policy's examples from the initial weights; logged with `beta`.
             num_tokens (`int`):
                 Number of tokens that the model computed for them, padding included.
             reduce (`Callable`):
@@ -216,14 +211,12 @@ class Records:
             self.audit.add_losses(examples, losses)
         kinds = [[example.loss == name and example.weight > 0 for example in examples] for name in LOSSES]
         chosen = torch.tensor(kinds, device=losses.device)  # (3, B)
-        sums = torch.stack([(chosen * values).sum(1) for values in (losses, divergences, 1)], dim=1)  # (3, 3)
+        sums = torch.stack([(chosen * values).sum(1) for values in (losses, 1)], dim=1)  # (3, 2)
         *sums, num_tokens = reduce(torch.cat([sums.flatten(), sums.new_tensor([num_tokens])])).tolist()
         self.tokens["trained"] += round(num_tokens)
         for i, name in enumerate(LOSSES):
-            loss, divergence, number = sums[3 * i : 3 * i + 3]
+            loss, number = sums[2 * i : 2 * i + 2]
             self.metrics[f"{name}/loss"] += round(number) * [loss / max(1, number)]
-            if name == "policy" and self.args.beta:
-                self.metrics["policy/kl"] += round(number) * [divergence / max(1, number)]
 
     def add_batch(self) -> None:
         """Count the transitions of a micro-batch."""

@@ -3,7 +3,6 @@
 """Prioritized replay: episodes stored once, transitions sampled in proportion to priority^alpha."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -32,10 +31,6 @@ class PrioritizedReplay:
             Number of transitions kept.
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha; `0` samples uniformly.
-        importance_sampling_exponent (`float`, *optional*, defaults to `0.0`):
-            Beta of the importance weights `(N P(i))^-beta`, scaled so that the largest of a sample is 1.
-        transitions_per_episode (`int`, *optional*, defaults to `1`):
-            Number of transitions that are drawn together from one episode, see [`PrioritizedReplay.sample`].
         seed (`int`, *optional*, defaults to `0`):
             Seed of the sampling.
         memory_limit (`int`, *optional*):
@@ -54,16 +49,12 @@ class PrioritizedReplay:
         self,
         capacity: int,
         priority_exponent: float = 0.1,
-        importance_sampling_exponent: float = 0.0,
-        transitions_per_episode: int = 1,
         seed: int = 0,
         memory_limit: int | None = None,
         spill_directory: str | Path | None = None,
     ):
         self.capacity = capacity
         self.priority_exponent = priority_exponent
-        self.importance_sampling_exponent = importance_sampling_exponent
-        self.transitions_per_episode = transitions_per_episode
         self._rng = np.random.default_rng(seed)
         self.targets = KeptTargets()
         self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
@@ -167,48 +158,23 @@ class PrioritizedReplay:
 
     def sample(self, number: int) -> list[Sample]:
         """
-        Draw transitions, `transitions_per_episode` at a time. Transitions of the same episode share it.
-
-        A transition i is drawn `number * P(i)` times on average, however many are drawn together, so the importance
-        weights are the same. Together they are drawn by systematic sampling: the first draw is by P, which draws an
-        episode in proportion to the sum of its weights priority^alpha, and a point in that sum; the others are at even
-        distances from this point, around the episode. A transition is in the group twice only if it must be to keep
-        its share: if it has more than `1 / transitions_per_episode` of the episode's weight, as every one has in an
-        episode with fewer turns. Groups are drawn with replacement.
+        Draw transitions with replacement. Those of the same episode share it.
 
         Raises:
             ValueError: If the buffer is empty.
         """
         if not len(self):
             raise ValueError("The replay buffer is empty: no episode with at least one turn was added.")
-        first_draws = self._tree.draw(self._rng.random(math.ceil(number / self.transitions_per_episode)))
-        episodes = {i: self._store[i] for i in self._episode_ids[first_draws[0]].tolist()}
-        groups = [
-            self._group(slot, offset, len(episodes[int(self._episode_ids[slot])].turns))
-            for slot, offset in zip(*first_draws, strict=True)
-        ]
-        slots = np.concatenate(groups)[:number]
-        weights = (len(self) * self._tree.weights(slots) / self._tree.total) ** -self.importance_sampling_exponent
-        weights /= weights.max()
+        slots = self._tree.draw(self._rng.random(number))
         episode_ids = self._episode_ids[slots]
         indices = (slots - episode_ids) % self.capacity
+        episodes = {i: self._store[i] for i in episode_ids.tolist()}
         return [
-            Sample(Transition(episodes[i], index), i + index, weight, priority)
-            for i, index, weight, priority in zip(
-                *(column.tolist() for column in (episode_ids, indices, weights, self._priorities[slots])), strict=True
+            Sample(Transition(episodes[i], index), i + index, priority)
+            for i, index, priority in zip(
+                episode_ids.tolist(), indices.tolist(), self._priorities[slots].tolist(), strict=True
             )
         ]
-
-    def _group(self, slot: int, offset: float, length: int) -> np.ndarray:
-        """Return a slot and those drawn with it from its episode of `length` turns."""
-        first = self._episode_ids[slot]
-        slots = np.arange(first, first + length) % self.capacity
-        weights = self._tree.weights(slots)
-        ends = weights.cumsum()
-        index = (slot - first) % self.capacity
-        distances = np.arange(1, self.transitions_per_episode) / self.transitions_per_episode
-        points = (ends[index] - weights[index] + offset + distances * ends[-1]) % ends[-1]
-        return np.append(slot, slots[ends.searchsorted(points, side="right")])
 
     def update_priorities(self, transition_ids: Sequence[int], priorities: Sequence[float]) -> None:
         """

@@ -13,11 +13,6 @@ class SumTree:
         self._num_leaves = 2
         self._sums = np.zeros(2 * self._num_leaves)
 
-    @property
-    def total(self) -> float:
-        """Sum of all weights."""
-        return float(self._sums[1])
-
     def set(self, indices: np.ndarray, weights: np.ndarray) -> None:
         """Set the weights of at least one index. If an index occurs twice, its last weight counts."""
         while indices.max() >= self._num_leaves:
@@ -39,21 +34,13 @@ class SumTree:
         self._num_leaves *= 2
         self._sums = sums
 
-    def weights(self, indices: np.ndarray) -> np.ndarray:
-        """Return the weights of indices."""
-        return self._sums[indices + self._num_leaves]
-
-    def draw(self, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, fractions: np.ndarray) -> np.ndarray:
         """
         Return the index at each fraction of the cumulative weights; never one with weight zero.
 
         Args:
             fractions (`np.ndarray` of shape `(number,)`):
                 At least 0, less than 1.
-
-        Returns:
-            `tuple[np.ndarray, np.ndarray]`: The indices, and how far into the weight of its index each fraction
-            lies, from 0 up to the weight.
         """
         remainder = fractions * self._sums[1]
         node = np.ones(len(fractions), dtype=np.int64)
@@ -63,4 +50,4 @@ class SumTree:
             right = (remainder >= left) & (self._sums[2 * node + 1] > 0) | (left == 0)
             remainder -= np.where(right, left, 0.0)
             node = 2 * node + right
-        return node - self._num_leaves, remainder.clip(0, self._sums[node])  # however the sums were rounded
+        return node - self._num_leaves

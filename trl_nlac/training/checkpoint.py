@@ -45,7 +45,6 @@ _EXAMPLE = pa.schema(
         "weight": pa.float64(),
         "transition_id": pa.int64(),
         "teacher_prompt_ids": pa.list_(pa.int32()),
-        "teacher_start": pa.int32(),
     }
 )
 
@@ -90,7 +89,6 @@ def save_state(
             "weight": example.weight,
             "transition_id": example.transition_id,
             "teacher_prompt_ids": None if example.teacher_prompt is None else example.teacher_prompt.ids,
-            "teacher_start": example.teacher_start,
         }
         for i, batch in enumerate(batches)
         for example in batch
@@ -288,7 +286,7 @@ def warn_of_base_model(checkpoint: Path, model: "PreTrainedModel | PeftModel") -
 
 # Options on which Bellman targets depend, and those on which micro-batches do, beside them.
 _OF_TARGETS = ("bootstrap", "num_futures", "single_step", "success_threshold", "reasoning")
-_OF_BATCHES = ("critic_loss_type", "policy_loss_type", "per_device_train_batch_size", "gradient_accumulation_steps")
+_OF_BATCHES = ("policy_loss_type", "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
@@ -392,7 +390,6 @@ def _load_batches(folder: Path) -> list[list[TrainingExample]]:
                 row["weight"],
                 row["transition_id"],
                 teacher_prompt=None if teacher_prompt is None else Prompt.of(teacher_prompt),
-                teacher_start=row["teacher_start"],
             )
         )
     return batches

@@ -29,19 +29,13 @@ class TrainingStopped(RuntimeError):
 
 
 NUM_WATCHED = 100  # last episodes, over all processes; with fewer, training continues
+MAX_FAILURE_RATE = 0.5  # of the environments in these, and of an evaluation that is compared with others
 
 
 class FailureMonitor:
-    """
-    Count failed environments among the last episodes.
+    """Count failed environments among the last episodes."""
 
-    Args:
-        max_rate (`float`):
-            Share of failures above which training stops.
-    """
-
-    def __init__(self, max_rate: float):
-        self.max_rate = max_rate
+    def __init__(self):
         self.failed: deque[bool] = deque(maxlen=NUM_WATCHED)
 
     def update(self, failures: list[bool]) -> None:
@@ -56,15 +50,17 @@ class FailureMonitor:
     @property
     def is_exceeded(self) -> bool:
         """Whether training must stop."""
-        return len(self.failed) == NUM_WATCHED and self.rate > self.max_rate
+        return len(self.failed) == NUM_WATCHED and self.rate > MAX_FAILURE_RATE
 
     def report(self, checkpoint: Path, traceback: str) -> str:
         """Explain, for an error, why training stops."""
         return (
-            f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes; "
-            f"`max_environment_failure_rate` is {self.max_rate}. Training stops, {checkpoint} is saved. The last "
-            f"failure on this process:\n{printable(traceback) or 'none'}"
+            f"The environment failed in {self.rate:.0%} of the last {len(self.failed)} episodes. Training stops, "
+            f"{checkpoint} is saved. The last failure on this process:\n{printable(traceback) or 'none'}"
         )
+
+
+MAX_IDLE_ITERATIONS = 10  # in a row, without an example of any loss
 
 
 class IdleMonitor:
@@ -72,17 +68,12 @@ class IdleMonitor:
     Count, for each loss that is trained, iterations in a row in which it was not, because no Bellman target or no
     refined action could be read.
 
-    Args:
-        max_iterations (`int`, *optional*):
-            Number of iterations without an example of any loss at which training stops. If `None`, never.
-
     Attributes:
         num_iterations (`dict[str, int]`):
             Iterations in a row without an example of each loss.
     """
 
-    def __init__(self, max_iterations: int | None):
-        self.max_iterations = max_iterations
+    def __init__(self):
         self.num_iterations: dict[str, int] = {}
 
     def update(self, num_examples: dict[str, float]) -> None:
@@ -93,19 +84,18 @@ class IdleMonitor:
     @property
     def is_exceeded(self) -> bool:
         """Whether training must stop: no loss had an example for too long."""
-        return self.max_iterations is not None and min(self.num_iterations.values(), default=-1) >= self.max_iterations
+        return min(self.num_iterations.values(), default=-1) >= MAX_IDLE_ITERATIONS
 
     @property
     def newly_idle(self) -> list[str]:
         """The losses that had none for so long as of this iteration."""
-        return [loss for loss, number in self.num_iterations.items() if number == self.max_iterations]
+        return [loss for loss, number in self.num_iterations.items() if number == MAX_IDLE_ITERATIONS]
 
     def report(self, checkpoint: Path, causes: list[str]) -> str:
         """Explain, for an error, why training stops."""
         return (
-            f"Not one example could be trained on in {min(self.num_iterations.values())} iterations in a row; "
-            f"`max_idle_iterations` is {self.max_iterations}. Training stops, {checkpoint} is saved. "
-            + (" ".join(causes) or _SEE_RATES)
+            f"Not one example could be trained on in {min(self.num_iterations.values())} iterations in a row. "
+            f"Training stops, {checkpoint} is saved. " + (" ".join(causes) or _SEE_RATES)
         )
 
     def warning(self, loss: str, causes: list[str]) -> str:
@@ -259,39 +249,37 @@ class LossGuard:
 
     def finite_losses(
         self,
-        compute: Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]],
+        compute: Callable[[MicroBatch], torch.Tensor],
         batch: MicroBatch,
         collate: NLACCollator,
-    ) -> tuple[MicroBatch, torch.Tensor, torch.Tensor]:
+    ) -> tuple[MicroBatch, torch.Tensor]:
         """
         Compute finite losses of a batch. If some are not finite on any process, the model runs again on all processes
         without those examples.
 
         Args:
             compute (`Callable`):
-                Computes the loss of each example of a batch, and its divergence from the initial weights, each `(B,)`.
+                Computes the loss of each example of a batch, `(B,)`.
             batch ([`~method.batches.MicroBatch`]):
                 The batch.
             collate ([`~method.batches.NLACCollator`]):
                 Makes a batch of the examples that are left.
 
         Returns:
-            `tuple[MicroBatch, torch.Tensor, torch.Tensor]`: the batch without dropped examples, its losses and its
-            divergences.
+            `tuple[MicroBatch, torch.Tensor]`: the batch without dropped examples, and its losses.
 
         Raises:
             TrainingStopped: If examples were dropped from too many micro-batches in a row.
             RuntimeError: If losses are not finite even without them.
         """
-        losses, divergences = compute(batch)
-        totals = (losses + divergences).detach()
-        dropped = ~totals.isfinite()
+        losses = compute(batch)
+        dropped = ~losses.detach().isfinite()
         number = _count(dropped)
         self.num_batches = self.num_batches + 1 if number else 0
         if not number:
-            return batch, losses, divergences
+            return batch, losses
         self.num_dropped += number
-        self._report(totals, batch, dropped)
+        self._report(losses, batch, dropped)
         if self.num_batches >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
@@ -301,13 +289,13 @@ class LossGuard:
         # An example of weight 0 takes its place: every process still has a batch.
         chosen = zip(batch.examples, dropped.tolist(), strict=True)
         batch = collate([NOTHING if is_dropped else example for example, is_dropped in chosen])
-        losses, divergences = compute(batch)
-        if _count(~(losses + divergences).detach().isfinite()):
+        losses = compute(batch)
+        if _count(~losses.detach().isfinite()):
             raise RuntimeError(
                 "All losses of the model are not finite: its weights are corrupted. Resume from an earlier "
                 "checkpoint, with a lower `learning_rate` or `max_grad_norm`, or in float32 or bfloat16."
             )
-        return batch, losses, divergences
+        return batch, losses
 
     @staticmethod
     def _report(losses: torch.Tensor, batch: MicroBatch, dropped: torch.Tensor) -> None:

@@ -2,7 +2,6 @@
 
 """Load the model to train."""
 
-from copy import copy
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-REFERENCE_ADAPTER = "ref"  # as TRL names it
 TYPES_OF_VIRTUAL_KEYS = ("PREFIX_TUNING", "CARTRIDGE")  # of adapters, whose virtual tokens are keys and values alone
 # Optimizers that DeepSpeed also has for states in CPU memory.
 OFFLOADED_OPTIMIZERS = {"adamw_torch", "adamw_torch_fused", "adagrad", "lion_32bit"}
@@ -77,8 +75,6 @@ def load_model(
         )
     if peft_config is not None:
         model = _add_adapter(model, peft_config, args)
-    if is_peft_model(model) and args.beta:
-        _keep_initial_adapter(model, args.beta, is_new=peft_config is not None)
     if is_peft_model(model):
         _check_virtual_tokens(model)
     if is_peft_model(model) and args.gradient_checkpointing:
@@ -283,39 +279,6 @@ def _add_adapter(model: PreTrainedModel, peft_config: "PeftConfig", args: NLACCo
             if weights.requires_grad and "lora_magnitude_vector" not in name:
                 weights.data = weights.data.to(torch.bfloat16)
     return model
-
-
-def _begins_as_base(config: "PeftConfig") -> bool:
-    """Whether a model with a new adapter is the model without it, as long as nothing was trained."""
-    return vars(config).get("init_lora_weights", True) in (True, "gaussian", "eva")
-
-
-def _keep_initial_adapter(model: "PeftModel", beta: float, is_new: bool) -> None:
-    """
-    Keep a frozen copy of the adapter to train, unless the initial model is the one without it.
-
-    Raises:
-        ValueError: If the adapter trains weights of the base model, or the model cannot have a second one.
-    """
-    bias = vars(model.active_peft_config).get("bias", "none")
-    if bias != "none":
-        raise ValueError(
-            f"`beta={beta}` needs the initial weights, and an adapter with `bias={bias!r}` trains biases of the base "
-            "model itself. Set `bias='none'`, or `beta=0`."
-        )
-    if REFERENCE_ADAPTER in model.peft_config or (is_new and _begins_as_base(model.active_peft_config)):
-        return
-    trained = model.active_adapter
-    config = copy(model.peft_config[trained])
-    if "init_lora_weights" in vars(config):
-        config.init_lora_weights = False  # other ways to begin can change the base weights
-    with named(f"`beta={beta}`, which keeps a copy of the adapter,"):
-        model.add_adapter(REFERENCE_ADAPTER, config)
-    for name, parameter in list(model.named_parameters()):
-        parts = name.split(".")
-        if trained in parts:
-            twin = ".".join(REFERENCE_ADAPTER if part == trained else part for part in parts)
-            model.get_parameter(twin).data.copy_(parameter.data)
 
 
 def _check_virtual_tokens(model: "PeftModel") -> None:

@@ -242,9 +242,7 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig"
         if reason:
             config._attn_implementation = "sdpa"
     if reason:
-        logger.warning(
-            f"Prefixes that training samples share are computed for each of them (`share_prefixes`): {reason}."
-        )
+        logger.warning(f"Prefixes that training samples share are computed for each of them: {reason}.")
     return not reason
 
 

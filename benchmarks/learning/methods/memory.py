@@ -98,7 +98,7 @@ def train(
         num_turns (`int`, *optional*, defaults to `4`):
             Number of turns that are remembered for each kind of task.
     """
-    acting = replace(acting, num_oracle_probes=0)
+    acting = replace(acting, num_eval_critiques=0)
     accelerator = Accelerator(cpu=acting.use_cpu)
     model = load_model(task.model, acting).to(accelerator.device)
     player = Player.of_model(remembering(task, num_turns), acting, model, accelerator)

@@ -5,7 +5,13 @@
 
 from dataclasses import replace
 
-from benchmarks.learning.methods.extraction import ReverseTrainer
+from benchmarks.learning.methods.extraction import (
+    RehearsedRefinementsTrainer,
+    RehearsedStoredActionsTrainer,
+    ReverseStoredActionsTrainer,
+    ReverseTrainer,
+    StoredActionsTrainer,
+)
 from benchmarks.learning.methods.roles import blind_critiques
 from benchmarks.learning.playing import LearningCurve, Player, train_until_spent
 from benchmarks.learning.tasks import LearningTask
@@ -15,7 +21,7 @@ from trl_nlac import NLACConfig, NLACTrainer
 class BlindTrainer(NLACTrainer):
     """NLAC whose refinement reads critiques of other requests. The critic is trained as usual."""
 
-    def _refine(self, transitions, targets, criticise=blind_critiques):
+    def _refine(self, transitions, targets=None, criticise=blind_critiques):
         return super()._refine(transitions, targets, criticise)
 
 
@@ -23,6 +29,10 @@ TRAINERS = {
     "nlac": NLACTrainer,
     "blind": BlindTrainer,
     "reverse": ReverseTrainer,
+    "stored_actions": StoredActionsTrainer,
+    "reverse_stored_actions": ReverseStoredActionsTrainer,
+    "rehearsed_refinements": RehearsedRefinementsTrainer,
+    "rehearsed_stored_actions": RehearsedStoredActionsTrainer,
 }
 
 

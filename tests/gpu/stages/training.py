@@ -27,7 +27,7 @@ def run(device: torch.device, small: bool) -> dict:
         collate = NLACCollator(0, shares, keeps_logits=False, device=device)
         losses = []
         for of_pass in [examples] if shares else split(examples, len(examples) // 2):
-            losses.append(batch_losses(model, collate(of_pass))[0])
+            losses.append(batch_losses(model, collate(of_pass)))
             losses[-1].sum().backward()
         return torch.cat(losses).detach().float().cpu()
 
