@@ -385,7 +385,7 @@ class Tables:
     def appendix(self) -> str:
         """Format every set of cells."""
         kinds = [kind for kind in SETS if any(run[0].split("/")[0] == kind for run in self.runs)]
-        return "\n\n".join(f"### {SETS[kind]}\n\n`{kind}`\n\n{self.of_set(kind)}" for kind in kinds)
+        return "\n\n".join(f"### {SETS[kind]}\n\nSet: {kind}\n\n{self.of_set(kind)}" for kind in kinds)
 
 
 def cached(cells: list[dict]) -> float:
