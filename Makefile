@@ -87,14 +87,11 @@ bench: $(VENV)/.dev
 		$(BIN)/python -m benchmarks.$$benchmark --json benchmarks/results/$${benchmark##*.}.json; \
 	done
 
-# Keeps existing cells; ARGS=--rerun starts from scratch. ARGS=--quick tells the story in minutes, outside git.
+# Runs the cells that the published table lacks. ARGS=--quick tells the story in minutes.
 bench-learning: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.learning.run --jobs 2 $(ARGS)
 ifneq (,$(findstring --quick,$(ARGS)))
 	$(BIN)/python -m benchmarks.relay.run --quick
-else
-	$(BIN)/python -m benchmarks.learning.figures.summary
-	$(BIN)/python -m benchmarks.learning.figures.report --readme README.md
 endif
 
 bench-vllm: $(VLLM_VENV)/.vllm
